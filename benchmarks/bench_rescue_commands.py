@@ -4,13 +4,15 @@ Each command runs twice on the same seeded weights and the same file of tile emb
 and in the rescue. Peak memory and CPU time are those of the whole process. The weights of TITAN are
 gated, so the hub's cache holds a stand-in with its published interface and sizes of a layer.
 
-THINSECTION_TEST_PEER_PYTHON names the interpreter of an environment with the peers and thinsection;
-THINSECTION_TEST_TRIDENT and THINSECTION_TEST_GIGAPATH name checkouts of mahmoodlab/TRIDENT and
-prov-gigapath/prov-gigapath. Commands with GigaPath run only if `--only` names them, and were not
-run: its authors' code evaluates the text of numbers, which NumPy 2 writes otherwise, so they
+THINSECTION_TEST_PEER_ENVIRONMENTS names a folder with one environment for each tool (slide2vec,
+mussel, trident, lazyslide, stamp), made as its users do: the tool with its own requirements, then
+thinsection without an extra. THINSECTION_TEST_TRIDENT and THINSECTION_TEST_GIGAPATH name checkouts
+of mahmoodlab/TRIDENT and prov-gigapath/prov-gigapath. Commands with GigaPath run only if `--only`
+names them: its authors' code evaluates the text of numbers, which NumPy 2 writes otherwise, so they
 need NumPy 1. The smoke size runs a program with transformers in this environment.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -24,10 +26,15 @@ from benchmarks.harness import arguments, finish
 from benchmarks.peer_commands import COMMANDS, PeerCommand, write_inputs
 from thinsection.types import GIB
 
-ROOT = Path(__file__).parents[1]
 NUM_TILES = 8_000
 SMOKE_TILES = 200
 ERROR_GROWTH = 1.5
+_VERSIONS = """
+import importlib.metadata, json, platform
+names = ("numpy", "torch", "transformers", "typer")
+found = {name: importlib.metadata.version(name) for name in names}
+print(json.dumps({"python": platform.python_version(), **found}))
+"""
 
 
 def main() -> None:
@@ -75,6 +82,7 @@ def compared(name: str, folder: Path) -> tuple[dict[str, Any], np.ndarray, np.nd
     else:
         ends = run(peer, [*peer.start(words), *words[1:]], place, folder)
     row["before"] = figures(ends)
+    row["versions"] = versions(peer)
     theirs = peer.read(place)
     ends = run(peer, rescue_words(peer, words), place, folder)
     row["rescued"] = figures(ends)
@@ -118,10 +126,9 @@ def run(
 ) -> dict[str, Any]:
     """Output, exit code, peak memory and CPU time of a command, whose last output is removed."""
     peer.output(place).unlink(missing_ok=True)
-    paths = [ROOT, ROOT / "src", *peer.search]
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "PYTHONPATH": os.pathsep.join(map(str, peer.search)),
         "HF_HOME": str(folder / "hf"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -145,6 +152,15 @@ def run(
         "peak_gib": usage.ru_maxrss * 1024 / GIB,
         "command": " ".join(line),
     }
+
+
+def versions(peer: PeerCommand) -> dict[str, str]:
+    """Versions of Python and of the packages that a rescue shares with a tool."""
+    answer = subprocess.run(
+        [peer.python, "-c", _VERSIONS], capture_output=True, text=True, check=True
+    )
+    found: dict[str, str] = json.loads(answer.stdout)
+    return found
 
 
 def figures(ends: dict[str, Any]) -> dict[str, float]:

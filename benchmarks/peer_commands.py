@@ -26,8 +26,15 @@ REVISION = "dac6773d9961cfc75503440676ff157a2c6e8d2e"
 TITAN = "MahmoodLab/TITAN"
 GIGAPATH = "prov-gigapath/prov-gigapath"
 TILE_PX = 512
-PROGRAMS = Path(__file__).parent / "peer_programs"
+ROOT = Path(__file__).parents[1]
+PROGRAMS = ROOT / "benchmarks" / "peer_programs"
 FLASH = "AssertionError"  # of prov-gigapath without FlashAttention
+
+
+def tool_python(tool: str) -> str:
+    """Interpreter of a tool's environment."""
+    environments = Path(os.environ["THINSECTION_TEST_PEER_ENVIRONMENTS"])
+    return str(environments / tool / "bin" / "python")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +42,7 @@ class PeerCommand:
     """A command of another tool."""
 
     rescue: str  # titan, gigapath or stamp
+    tool: str  # folder of its environment; '' runs in this one
     # (folder of all inputs, folder of this command) -> words of the command
     prepare: Callable[[Path, Path], list[str]]
     output_file: str
@@ -43,24 +51,22 @@ class PeerCommand:
     # largest difference, in units of the largest value, of a command in float32
     tolerance: float = 1e-5
     stops_with: str = ""  # with what the command stops as it is
-    needs_peers: bool = True  # or runs in this environment
 
     @property
     def python(self) -> str:
         """Interpreter of the environment."""
-        return (
-            os.environ["THINSECTION_TEST_PEER_PYTHON"]
-            if self.needs_peers
-            else sys.executable
-        )
+        return tool_python(self.tool) if self.tool else sys.executable
 
     @property
     def search(self) -> list[Path]:
         """Folders that Python searches for packages beside the installed ones."""
-        if self.rescue != "gigapath":
-            return []
-        source = Path(os.environ["THINSECTION_TEST_GIGAPATH"])
-        return [source, source / "gigapath"]
+        # the hub's stand-in and the peers' programs import `tests` and `benchmarks`; thinsection is
+        # the installed one, as its users have it
+        folders = [ROOT] if self.tool else [ROOT, ROOT / "src"]
+        if self.rescue == "gigapath":
+            source = Path(os.environ["THINSECTION_TEST_GIGAPATH"])
+            folders += [source, source / "gigapath"]
+        return folders
 
     def start(self, words: list[str]) -> list[str]:
         """The first word as the shell needs it."""
@@ -191,7 +197,7 @@ def stamp(folder: Path, place: Path) -> list[str]:
     """`stamp deploy` of a model that STAMP's `train` has made of small slides."""
     from benchmarks.stamp_inputs import write_stamp_job
 
-    write_stamp_job(folder, place, python=os.environ["THINSECTION_TEST_PEER_PYTHON"])
+    write_stamp_job(folder, place, python=tool_python("stamp"))
     return ["stamp", "--config", "config.yaml", "deploy"]
 
 
@@ -203,22 +209,25 @@ COMMANDS: dict[str, PeerCommand] = {
             "transformers_titan.py", "{FOLDER}/tiles_768.h5", "{PLACE}/out.npy"
         ),
         output_file="out.npy",
-        needs_peers=False,
+        tool="",
     ),
     "TRIDENT titan": PeerCommand(
         rescue="titan",
+        tool="trident",
         prepare=trident("titan", 768, "conch_v15"),
         output_file=TRIDENT_OUT.format("titan"),
         reference="transformers titan",
     ),
     "Mussel titan": PeerCommand(
         rescue="titan",
+        tool="mussel",
         prepare=mussel,
         output_file="out.h5",
         reference="transformers titan",
     ),
     "slide2vec titan": PeerCommand(
         rescue="titan",
+        tool="slide2vec",
         prepare=program(
             "slide2vec_slide.py", "titan", "{FOLDER}/tiles_768.h5", "{PLACE}/out.npy"
         ),
@@ -226,6 +235,7 @@ COMMANDS: dict[str, PeerCommand] = {
     ),
     "LazySlide titan": PeerCommand(
         rescue="titan",
+        tool="lazyslide",
         prepare=program(
             "lazyslide_titan.py",
             "{FOLDER}/s.svs",
@@ -236,11 +246,13 @@ COMMANDS: dict[str, PeerCommand] = {
     ),
     "STAMP deploy": PeerCommand(
         rescue="stamp",
+        tool="stamp",
         prepare=stamp,
         output_file="predictions/patient-preds.csv",
     ),
     "slide2vec gigapath": PeerCommand(
         rescue="gigapath",
+        tool="slide2vec",
         prepare=program(
             "slide2vec_slide.py",
             "gigapath-slide",
@@ -252,6 +264,7 @@ COMMANDS: dict[str, PeerCommand] = {
     ),
     "TRIDENT gigapath": PeerCommand(
         rescue="gigapath",
+        tool="trident",
         prepare=trident("gigapath", 1536, "gigapath"),
         output_file=TRIDENT_OUT.format("gigapath"),
         # bfloat16 by autocast, as `rescue.gigapath` allows it
