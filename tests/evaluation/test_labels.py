@@ -56,9 +56,14 @@ def test_strata_of_values_are_their_quarters() -> None:
     assert VALUE.strata(values).tolist() == [3, 3, 2, 2, 1, 1, 0, 0]
 
 
-def test_strata_of_several_labels_are_their_number() -> None:
-    values = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
-    assert SEVERAL.strata(values).tolist() == [0, 1, 1, 2]
+def test_strata_of_several_labels_are_the_rarest_value_of_one() -> None:
+    values = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
+    assert SEVERAL.strata(values).tolist() == [1, 0, 0, 0]
+    blank = np.nan
+    values = np.array([[0.0, 0.0], [0.0, blank], [1.0, blank], [0.0, 0.0], [blank, 1]])
+    assert SEVERAL.strata(values).tolist() == [0, 0, 1, 0, 0]
+    one_value = np.array([[0.0, 1.0], [1.0, 1.0], [1.0, blank]])
+    assert SEVERAL.strata(one_value).tolist() == [1, 0, 0]
 
 
 def test_strata_of_classes_and_survival_are_the_first_column() -> None:
@@ -396,13 +401,23 @@ def test_only_survival_has_a_time(tmp_path: Path) -> None:
 def test_labels_are_summed_up_by_their_counts(tmp_path: Path) -> None:
     cohort = joined(
         tmp_path,
-        ["a,1,0", "b,1,yes"],
+        ["ax,1,0", "bx,no,yes", "cx,NA,yes"],
         header="slide_id,msi,kras",
         target=("msi", "kras"),
     )
     assert cohort.account[-1] == (
-        "msi, kras: multilabel (by its values): msi 2, kras 1"
+        "msi, kras: multilabel (by its values): msi 1 of 2 (1 blank), kras 2 of 3"
     )
+
+
+def test_a_label_with_one_value_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="got one value for 'msi'"):
+        joined(
+            tmp_path,
+            ["ax,1,0", "bx,1,yes", "cx,,1"],
+            header="slide_id,msi,kras",
+            target=("msi", "kras"),
+        )
 
 
 def test_values_are_summed_up_by_their_range(tmp_path: Path) -> None:

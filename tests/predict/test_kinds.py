@@ -1,16 +1,23 @@
 """Targets of more kinds: ordered classes, several labels with blanks, values."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import cohen_kappa_score, mean_absolute_error
+from sklearn.metrics import (
+    brier_score_loss,
+    cohen_kappa_score,
+    mean_absolute_error,
+    roc_auc_score,
+)
 from tests.predict.planted import write_embeddings
 from tests.predict.test_training import config_for
 
 from thinsection.errors import ConfigError, DatasetError
+from thinsection.evaluation.labels import LabelsConfig, read_cohort
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_table
 from thinsection.predict.config import FitConfig
@@ -210,3 +217,169 @@ def test_classes_without_a_number_have_no_order(tmp_path: Path) -> None:
     config = replace(config, labels=replace(config.labels, read=numbered))
     document = train(root, out=tmp_path / "e", config=config)
     assert document["order_words"].startswith("1 low < 2 middle < 3 high")
+
+
+LABELS = ("er", "pr", "her2")
+
+
+def labelled(
+    root: Path, *, cases: int = 60, blank: float = 0.25, seed: int = 0
+) -> Path:
+    """Embeddings with a channel for each label; some cells of the table are blank."""
+    rng = np.random.default_rng(seed)
+    root.mkdir()
+    flags = rng.random((cases, len(LABELS))) < 0.45
+    hidden = rng.random(flags.shape) < blank
+    hidden[: cases // 3] = False
+    lines = [f"slide_id,case_id,patient_id,{','.join(LABELS)}"]
+    for i in range(cases):
+        x = rng.normal(size=(12, 5))
+        x[:, : len(LABELS)] += flags[i]
+        write_embeddings(root / f"s{i:03}.h5", x)
+        cells = [
+            ("NA", "")[i % 2] if blanked else str(int(flag))
+            for flag, blanked in zip(flags[i], hidden[i], strict=True)
+        ]
+        lines.append(f"s{i:03},c{i:03},p{i // 2:03},{','.join(cells)}")
+    (root / "labels.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_a_masked_loss_is_that_of_the_cases_of_each_label() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(30, 3, generator=generator)
+    y = (torch.rand(30, 3, generator=generator) < 0.4).float()
+    y[torch.rand(30, 3, generator=generator) < 0.3] = torch.nan
+    y[5] = torch.nan
+    target = Target(kind="multilabel", columns=LABELS, names=LABELS)
+    for weighted in (False, True):
+        criterion = criterion_of(target, y, weighted=weighted)
+        masked = sum(criterion(z, row) for z, row in zip(logits, y, strict=True))
+        parts = 0.0
+        for k, name in enumerate(LABELS):
+            known = ~y[:, k].isnan()
+            one = Target(kind="multilabel", columns=(name,), names=(name,))
+            alone = criterion_of(one, y[known][:, [k]], weighted=weighted)
+            parts += sum(
+                alone(z, row)
+                for z, row in zip(logits[known][:, [k]], y[known][:, [k]], strict=True)
+            )
+        assert float(masked) == pytest.approx(float(parts) / 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("head", ["clam_sb", "dsmil", "abmil"])
+def test_a_blank_label_moves_no_weight_of_its_output(head: str) -> None:
+    settings = HeadConfig(
+        head=head, hidden_dim=16, attention_dim=4, subtyping=True, dropout=0.0
+    )
+    target = Target(kind="multilabel", columns=LABELS, names=LABELS)
+    torch.manual_seed(0)
+    built = head_for(settings, 8, target).train()
+    x = torch.randn(20, 8)
+    y = torch.tensor([1.0, torch.nan, 0.0])
+    criterion = criterion_of(target, y[None], weighted=False)
+    built.loss(built(x), y, criterion).backward()
+    for name, weight in built.named_parameters():
+        if weight.grad is None:  # of an instance classifier that nothing asked
+            assert name.startswith("instance_classifiers.1")
+            continue
+        assert weight.grad.isfinite().all()
+        if name.startswith("classifier") and head != "dsmil":
+            assert not weight.grad[1].any()
+            assert weight.grad[0].any()
+
+
+def test_each_label_is_scored_on_the_cases_that_have_it(tmp_path: Path) -> None:
+    root = labelled(tmp_path / "f")
+    config = config_for(root, head=LINEAR, fit=QUICK, target=LABELS)
+    document = train(root, out=tmp_path / "e", config=config)
+    rows = read_table(tmp_path / "e" / "predictions.csv")
+    assert len(rows) == 60
+    means = []
+    for label in document["labels"]:
+        name = label["name"]
+        known = [row for row in rows if row[f"truth_{name}"] != ""]
+        assert 0 < len(known) < 60
+        assert label["cases"] == len(known)
+        truth = np.array([float(row[f"truth_{name}"]) for row in known])
+        p = np.array([float(row[f"p_{name}"]) for row in known])
+        assert label["positive"] == truth.sum()
+        # pairs of the same fold
+        right = 0.0
+        pairs = 0
+        for fold in {row["fold"] for row in known}:
+            of_fold = np.array([row["fold"] == fold for row in known])
+            weight = int((truth[of_fold] == 1).sum() * (truth[of_fold] == 0).sum())
+            if weight:
+                right += weight * roc_auc_score(truth[of_fold], p[of_fold])
+                pairs += weight
+        assert label["scores"]["auroc"]["value"] == pytest.approx(right / pairs)
+        assert label["scores"]["brier"]["value"] == pytest.approx(
+            brier_score_loss(truth, p)
+        )
+        means.append(label["scores"]["auroc"]["value"])
+    assert document["value"] == pytest.approx(np.mean(means))
+    assert document["value"] > 0.75
+    assert "30 patients" in document["interval_by"]
+    page = (tmp_path / "e" / "index.html").read_text()
+    assert "mean over 3 labels" in page
+    assert re.search(r"\bnan\b", re.sub(r"base64,[^\"]*", "", page)) is None
+    words = next(line for line in document["account"] if line.startswith("er, pr"))
+    assert "blank)" in words
+
+
+def test_blank_labels_test_a_model_on_new_cases(tmp_path: Path) -> None:
+    root = labelled(tmp_path / "f", cases=40)
+    config = config_for(root, head=LINEAR, fit=QUICK, target=LABELS)
+    train(root, out=tmp_path / "e", config=config)
+    new = labelled(tmp_path / "new", cases=40, seed=1)
+    for path in sorted(new.glob("s*.h5")):
+        path.rename(path.with_name(f"n{path.name[1:]}"))
+    table = new / "labels.csv"
+    lines = table.read_text().splitlines()
+    renamed = [f"n{line[1:5]}d{line[6:10]}q{line[11:]}" for line in lines[1:]]
+    table.write_text("\n".join([lines[0], *renamed]) + "\n")
+    answered = predict(
+        tmp_path / "e" / "model.safetensors",
+        new,
+        out=tmp_path / "p",
+        config=PredictRunConfig(validation=ValidationConfig(labels=table)),
+    )
+    found = answered.validation
+    assert found is not None
+    rows = read_table(next((tmp_path / "p").rglob("cases.csv")))
+    assert len(rows) == found["cases"]
+    for outcome in found["outcomes"]:
+        name = outcome["name"]
+        known = [row for row in rows if row[f"truth_{name}"] != ""]
+        truth = [float(row[f"truth_{name}"]) for row in known]
+        p = [float(row[f"p_{name}"]) for row in known]
+        assert outcome["cases"] == len(known) < len(rows)
+        auroc = outcome["scores"]["auroc"]["value"]
+        assert auroc == pytest.approx(roc_auc_score(truth, p))
+
+
+def test_rows_of_a_case_fill_each_others_blanks_and_may_not_differ(
+    tmp_path: Path,
+) -> None:
+    root = labelled(tmp_path / "f", cases=20, blank=0.0)
+    table = root / "labels.csv"
+    lines = [
+        "slide_id,case_id,er,pr",
+        "s000,a,1,",
+        "s001,a,NA,0",
+        "s002,b,,",
+        "s003,c,0,1",
+        "s004,d,,1",
+    ]
+    table.write_text("\n".join(lines) + "\n")
+    columns = LabelsConfig(labels=table, target=("er", "pr"))
+    cohort = read_cohort(root, columns)
+    assert cohort.cases == ("a", "c", "d")
+    assert cohort.values == ((1.0, 0.0), (0.0, 1.0), (None, 1.0))
+    assert cohort.unlabelled == 1
+    table.write_text("\n".join([*lines, "s005,a,0,0"]) + "\n")
+    with pytest.raises(
+        DatasetError, match="slides of a case must have the same er, pr"
+    ):
+        read_cohort(root, columns)

@@ -204,7 +204,7 @@ def _stratum_name(cohort: Cohort, stratum: int) -> str:
     if target.exclusive:
         return target.names[stratum]
     if target.kind == "multilabel":
-        return f"{stratum} labels"
+        return "rarest value of a label" if stratum else "other values"
     if target.kind == "regression":
         return f"quarter {stratum + 1}"
     return "event" if stratum else "censored"

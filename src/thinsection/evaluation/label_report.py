@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.class_order import ordered_classes
 from thinsection.evaluation.embeddings import feature_files
@@ -11,10 +13,16 @@ from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.label_table import LabelTable
 from thinsection.evaluation.label_values import (
     MANY_CLASSES,
+    LabelCell,
     LabelValues,
     read_values,
 )
-from thinsection.evaluation.labels import LabelsConfig, known_patients, read_labels_of
+from thinsection.evaluation.labels import (
+    LabelsConfig,
+    known_patients,
+    label_counts,
+    read_labels_of,
+)
 from thinsection.files.atomic import write_table
 from thinsection.types import counted
 
@@ -61,8 +69,12 @@ class LabelReport:
             names = order or sorted(counts)
             classes = sign.join(f"{name} {counts[name]}" for name in names)
             return f"{values.kind}: {of_rows}: {classes}"
+        if values.kind == "multilabel":
+            table = np.array(values.cells, dtype=np.float64)
+            table = table.reshape(-1, len(self.columns))
+            return f"multilabel: {of_rows}: {label_counts(self.columns, table)}"
         if values.kind == "regression" and values.cells:
-            numbers = [float(number) for (number,) in values.cells]
+            numbers = [float(number or 0) for (number,) in values.cells]
             return f"regression: {of_rows}: {min(numbers):g} to {max(numbers):g}"
         return f"{values.kind}: {of_rows}"
 
@@ -118,7 +130,7 @@ def write_clean_table(report: LabelReport, out: Path) -> Path:
     return log
 
 
-def _clean_cell(cell: str | float) -> object:
+def _clean_cell(cell: LabelCell) -> object:
     return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 

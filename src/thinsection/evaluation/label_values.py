@@ -36,6 +36,9 @@ _MOST_VALUES = 5  # that a message names
 _MOST_KNOWN = 40  # values among which the nearest is searched
 
 
+LabelCell = str | float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelColumns:
     """Columns that are learnt, and how their values are read: see `LabelsConfig`."""
@@ -54,8 +57,9 @@ class LabelValues:
     Attributes:
         kind: kind of the target.
         rows: rows with a label that can be used, of those that were asked for.
-        cells: of each of `rows` the class; or 0 or 1 a label, the number, event and time.
-        labelled: all rows of the table with a label.
+        cells: of each of `rows` the class; or 0 or 1 a label (None where its cell is blank), the
+            number, event and time.
+        labelled: all rows of the table with a label; of several labels with one of them.
         readings: how each value of the rows that were asked for is read.
         problems: what must be corrected before the labels are used.
         questions: what must be answered before a model is trained.
@@ -64,7 +68,7 @@ class LabelValues:
 
     kind: Kind
     rows: tuple[int, ...]
-    cells: tuple[tuple[str | float, ...], ...]
+    cells: tuple[tuple[LabelCell, ...], ...]
     labelled: frozenset[int]
     readings: tuple[ValueReading, ...]
     problems: tuple[str, ...] = ()
@@ -92,7 +96,11 @@ def read_values(
         [readers[name].value(row[name]) for name in columns.target]
         for row in table.rows
     ]
-    labelled = frozenset(i for i, row in enumerate(values) if None not in row)
+    # a blank cell masks one of several labels; else the row has no label
+    enough = any if len(columns.target) > 1 and not columns.times else all
+    labelled = frozenset(
+        i for i, row in enumerate(values) if enough(value is not None for value in row)
+    )
     used = [i for i in rows if i in labelled]
     first = [values[i][0] or "" for i in used]
     kind = _kind(first, columns) if columns.task == "auto" else columns.task
@@ -269,7 +277,7 @@ class _Reading:
     def of_flags(self, kind: Kind) -> LabelValues:
         readings: list[ValueReading] = []
         problems: list[str] = []
-        flags: dict[int, list[float]] = {i: [] for i in self._used}
+        flags: dict[int, list[float | None]] = {i: [] for i in self._used}
         for place, column in enumerate(self._columns.target):
             cells: list[Cell] = []
             unclear = []
@@ -285,7 +293,7 @@ class _Reading:
                 else:
                     cells.append((written, "number", str(int(flag))))
                 if i in flags:
-                    flags[i].append(float(bool(flag)))
+                    flags[i].append(None if value is None else float(bool(flag)))
             readings += shown_readings(column, cells)
             if unclear:
                 problems.append(

@@ -1,5 +1,6 @@
 """Labels joined to stored embeddings: which cases train, on what, and why the others do not."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from thinsection.evaluation.class_order import ordered_classes
 from thinsection.evaluation.embeddings import FeatureFiles, feature_files
 from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.label_table import LabelTable, read_label_table
-from thinsection.evaluation.label_values import LabelColumns, read_values
+from thinsection.evaluation.label_values import LabelCell, LabelColumns, read_values
 from thinsection.evaluation.readings import ValueReading, class_name, is_missing
 from thinsection.evaluation.tables import TextRow
 from thinsection.evaluation.target import (
@@ -138,8 +139,8 @@ class Cohort:
     cases: tuple[str, ...]
     slides: tuple[tuple[str, ...], ...]  # of each case, as `files`
     files: tuple[tuple[str, ...], ...]
-    # of each case: class; 0 or 1 a label; value; or event and time
-    values: tuple[tuple[float, ...], ...]
+    # of each case: class; 0 or 1 a label, None where it is blank; value; or event and time
+    values: tuple[tuple[float | None, ...], ...]
     patients: tuple[str, ...]  # of each case; one may have several cases
     unit: Unit  # what `patients` are, as far as anybody knows
     sites: tuple[str, ...] = ()  # of each case; () where nobody knows
@@ -154,7 +155,7 @@ class Cohort:
 
     @property
     def array(self) -> Floats:
-        """`values`, (n, T)."""
+        """`values`, (n, T), NaN for blank labels."""
         return np.array(self.values, dtype=np.float64)
 
     @property
@@ -296,7 +297,7 @@ def join_labels(
         cases=tuple(labels),
         slides=tuple(map(tuple, slides.values())),
         files=tuple(_absolute_files(names, files) for names in slides.values()),
-        values=tuple(tuple(row) for row in values.tolist()),
+        values=tuple(map(_or_none, values.tolist())),
         patients=tuple(patients.values()),
         unit=groups.unit,
         sites=sites,
@@ -315,6 +316,10 @@ def join_labels(
         reading=learnt.readings,
         questions=learnt.questions,
     )
+
+
+def _or_none(row: Sequence[float]) -> tuple[float | None, ...]:
+    return tuple(None if math.isnan(value) else value for value in row)
 
 
 def _absolute_files(
@@ -370,16 +375,24 @@ def _owners_of(
 
 
 def _one_per_case(
-    cells_of_rows: Sequence[Sequence[str | float]],
+    cells_of_rows: Sequence[Sequence[LabelCell]],
     cases: Sequence[str],
     columns: Sequence[str],
     where: str,
-) -> dict[str, list[str | float]]:
-    """Case -> its cells of some columns, which are the same in all of its rows."""
-    cells_by_case: dict[str, list[str | float]] = {}
+) -> dict[str, list[LabelCell]]:
+    """Case -> its cells of some columns, which are the same in all of its rows.
+
+    A blank label (None) is taken from another row of the case.
+    """
+    cells_by_case: dict[str, list[LabelCell]] = {}
     for row, case in zip(cells_of_rows, cases, strict=True):
         cells = list(row)
         first = cells_by_case.setdefault(case, cells)
+        for place, cell in enumerate(cells):
+            if first[place] is None:
+                first[place] = cell
+            elif cell is None:
+                cells[place] = first[place]
         if first != cells:
             raise DatasetError(
                 f"slides of a case must have the same {', '.join(columns)}, "
@@ -527,7 +540,7 @@ def _count_line(
 
 def _learnt(
     kind: Kind,
-    cells: Sequence[Sequence[str | float]],
+    cells: Sequence[Sequence[LabelCell]],
     config: LabelsConfig,
     where: str,
     trained: Target | None = None,
@@ -563,8 +576,13 @@ def _learnt(
     values = np.array(cells, dtype=np.float64)
     target = Target(kind=kind, columns=columns, names=columns)
     if kind == "multilabel":
-        sums = zip(columns, values.sum(axis=0), strict=True)
-        return target, values, ", ".join(f"{n} {count:.0f}" for n, count in sums)
+        for name, label in zip(columns, values.T, strict=True):
+            if trained is None and len(set(label[np.isfinite(label)])) < 2:
+                raise DatasetError(
+                    f"each label must have cases with 0 and with 1, got one value for {name!r} in "
+                    f"{where!r}; leave --target {name} out"
+                )
+        return target, values, label_counts(columns, values)
     if kind == "regression":
         middle = f"{values.min():g} to {values.max():g}, median {np.median(values):g}"
         return target, values, middle
@@ -580,6 +598,19 @@ def _learnt(
         values,
         f"{events.sum():.0f} events, median time {np.median(times):g}",
     )
+
+
+def label_counts(names: Sequence[str], values: Floats) -> str:
+    """Positive cases of each label among those that have it, and how many have it blank."""
+    known = np.isfinite(values)
+    shown = []
+    for name, positive, count in zip(
+        names, (values == 1).sum(axis=0), known.sum(axis=0), strict=True
+    ):
+        blank = len(values) - count
+        masked = f" ({blank} blank)" if blank else ""
+        shown.append(f"{name} {positive} of {count}{masked}")
+    return ", ".join(shown)
 
 
 def _class_target(

@@ -503,6 +503,23 @@ def fold_mean(scorers: Sequence[Scorer], parts: Sequence[IndexArray]) -> Scorer:
 
 
 @dataclass(frozen=True)
+class RowsScorer:
+    """A score of some of the rows: of a label those that have it."""
+
+    scorer: Scorer
+    rows: IndexArray
+
+    def __call__(self, weights: Weights) -> FloatVector:
+        """(B,) of weights (B, N)."""
+        return self.scorer(weights[:, self.rows])
+
+    def spread(self, weights: Weights) -> FloatVector:
+        """Spread (B,) of an error that has one (`CalibrationError.spread`)."""
+        spread = self.scorer.spread(weights[:, self.rows])  # type: ignore[attr-defined]
+        return np.asarray(spread)
+
+
+@dataclass(frozen=True)
 class MeanScorer:
     """The mean of several scores of the same rows; of labels, or of seeds."""
 

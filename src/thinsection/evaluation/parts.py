@@ -178,7 +178,7 @@ def _rarest(cohort: Cohort, rows: Sequence[int]) -> tuple[int, str]:
     if target.kind in ("cox", "discrete"):
         words = "with an event" if rarest else "without an event"
     elif target.kind == "multilabel":
-        words = f"with {counted(int(rarest), 'label')}"
+        words = "with the rarest value of a label" if rarest else "without it"
     elif target.kind == "regression":
         words = f"in quarter {rarest + 1} of the values"
     return int(counts.min()), words
@@ -283,8 +283,9 @@ def why_unscorable(cohort: Cohort, rows: IndexArray) -> str:
         labels = np.unique(values[:, 0]).astype(int)
         return "" if len(labels) > 1 else f"only class {target.names[labels[0]]!r}"
     if target.kind == "multilabel":
-        alike = values.min(axis=0) == values.max(axis=0)
-        constant = [n for n, same in zip(target.names, alike, strict=True) if same]
+        scored = (values == 0).any(axis=0) & (values == 1).any(axis=0)
+        pairs = zip(target.names, scored, strict=True)
+        constant = [name for name, is_scored in pairs if not is_scored]
         return f"one value of {', '.join(constant)}" if constant else ""
     if target.kind == "regression":
         return "" if len(np.unique(values)) > 1 else "one value"

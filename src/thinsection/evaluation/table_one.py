@@ -83,7 +83,7 @@ def _outcome_rows(cohort: Cohort, columns: dict[str, Flags]) -> list[tuple[str, 
     values = cohort.array
     if kind == "multilabel":
         return [
-            (name, _share(int((label == 1).sum()), len(label)))
+            (f"{name} (% of cases with this label)", _label_share(label))
             for name, label in zip(cohort.target.names, values.T, strict=True)
         ]
     if kind == "regression":
@@ -106,6 +106,13 @@ def _outcome_rows(cohort: Cohort, columns: dict[str, Flags]) -> list[tuple[str, 
             ("time, median (quartiles)", _quartiles(values[:, 1])),
         ]
     return []
+
+
+def _label_share(label: FloatVector) -> str:
+    """Positive cases of those that have a label."""
+    known = int(np.isfinite(label).sum())
+    positive = int((label == 1).sum())
+    return f"{_share(positive, known)} of {known}" if known else "0 of 0"
 
 
 def _share(count: int, total: int) -> str:

@@ -1,5 +1,6 @@
 """What a head learns: classes, labels, a value or a risk, and what its outputs mean."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -113,11 +114,17 @@ class Target:
         return self
 
     def strata(self, values: Floats) -> npt.NDArray[np.int64]:
-        """Strata of folds (n,): class, event, a value's quarter, number of labels."""
+        """Strata of folds and samples (n,): class, event, a value's quarter.
+
+        Of several labels: 1 for the cases with the one value of a label that the fewest have.
+        """
         if self.kind == "regression":
             return np.searchsorted(np.quantile(values, (0.25, 0.5, 0.75)), values[:, 0])
         if self.kind == "multilabel":
-            return np.asarray(values.sum(axis=1), dtype=np.int64)
+            counts = np.stack([(values == flag).sum(axis=0) for flag in (0, 1)])
+            counts[counts == 0] = len(values)
+            flag, label = np.unravel_index(counts.argmin(), counts.shape)
+            return np.asarray(values[:, label] == flag, dtype=np.int64)
         return np.asarray(values[:, 0], dtype=np.int64)
 
     def answers(self, logits: npt.NDArray[np.floating]) -> Floats:
@@ -145,12 +152,20 @@ class Target:
             return answers[:, 0]
         return np.asarray(-answers @ np.arange(len(self.names)))
 
-    def truth_cells(self, values: Sequence[float]) -> dict[str, str | float]:
-        """True values (T,) of a case as cells of a table: its class, else one a column."""
+    def truth_cells(
+        self, values: Sequence[float | None]
+    ) -> dict[str, str | float | None]:
+        """True values (T,) of a case as cells of a table: its class, else one a column.
+
+        Blank labels (NaN, None) are empty cells.
+        """
         if self.exclusive:
-            return {"truth": self.names[int(values[0])]}
+            return {"truth": self.names[int(values[0] or 0)]}
         pairs = zip(self.columns, values, strict=True)
-        return {f"truth_{column}": value for column, value in pairs}
+        return {
+            f"truth_{column}": None if value is None or math.isnan(value) else value
+            for column, value in pairs
+        }
 
     def cells(self, answers: Sequence[float]) -> dict[str, str | float | None]:
         """Answers (K,) as cells of a table, empty ones for (): the class or risk, then each."""

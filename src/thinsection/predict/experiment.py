@@ -314,6 +314,7 @@ def _document(
         "pooled_over": headline["pooled_over"],
         "date": datetime.now(UTC).date().isoformat(),
         "scores": scores,
+        "labels": _label_scores(scored, config.fit.seed),
         "folds": _fold_rows(trained, scored),
         "heads": [result.name for result in trained.results],
         "account": [*study.cohort.account, *notes],
@@ -324,6 +325,26 @@ def _document(
         "warnings": [*study.warnings],
         "review": review(study, trained.contents, scored, trained.results, config),
     }
+
+
+def _label_scores(scored: Tested, seed: int) -> list[dict[str, Json]]:
+    """Scores of each of several labels, over the cases that have it; [] of other targets."""
+    if scored.target.kind != "multilabel":
+        return []
+    tables = []
+    for k, name in enumerate(scored.target.names):
+        label = scored.label(k)
+        positive = label.truth[:, 0] == 1
+        cases = np.array(label.cases)
+        tables.append(
+            {
+                "name": name,
+                "cases": len(set(cases.tolist())),
+                "positive": len(set(cases[positive].tolist())),
+                "scores": tested.score_table(label.scorers, label.sampling, seed=seed),
+            }
+        )
+    return tables
 
 
 def _count_experiments(out: Path) -> int:

@@ -61,9 +61,10 @@ def experiment_page(
         **document,
         "facts": _facts(document),
         "metric": METRIC_WORDS.get(tested.metric, tested.metric),
-        "scores": [
-            (METRIC_WORDS.get(name, name), score)
-            for name, score in document["scores"].items()
+        "scores": _score_rows(document["scores"]),
+        "labels": [
+            label | {"scores": _score_rows(label["scores"])}
+            for label in document["labels"]
         ],
         "pictures": [picture.for_page() for picture in _pictures(document, tested)],
         "worst": list(_worst_cases(tested, slides)),
@@ -74,6 +75,11 @@ def experiment_page(
         "heatmap_layer": _heatmap_layer(document["heatmaps"]),
     }
     return render_page("thinsection.predict", "experiment.html.j2", **values)
+
+
+def _score_rows(scores: Mapping[str, Json]) -> list[tuple[str, Json]]:
+    """The words of each metric, and its score."""
+    return [(METRIC_WORDS.get(name, name), score) for name, score in scores.items()]
 
 
 def _facts(document: Mapping[str, Json]) -> list[tuple[str, str]]:
@@ -180,7 +186,10 @@ def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, object]]:
             truth = target.names[int(tested.truth[i, 0])]
         else:
             pairs = zip(target.columns, tested.truth[i], strict=True)
-            truth = ", ".join(f"{column} {value:g}" for column, value in pairs)
+            truth = ", ".join(
+                f"{column} {'blank' if np.isnan(value) else f'{value:g}'}"
+                for column, value in pairs
+            )
         answers = [f"{value:.3g}" for value in tested.answers[i]]
         predicted = None
         if target.exclusive:
@@ -206,7 +215,7 @@ def _errors(tested: Tested) -> Floats:
         right = answers[np.arange(len(truth)), truth[:, 0].astype(np.int64)]
         return np.asarray(1 - right)
     if target.kind in ("multilabel", "regression"):
-        return np.asarray(np.abs(answers - truth).mean(axis=1))
+        return np.asarray(np.nanmean(np.abs(answers - truth), axis=1))
     # only cases with the event: distance between the order by risk and the order by time
     late = rankdata(truth[:, 1]) - rankdata(-target.risk(answers))
     return np.where(truth[:, 0] == 1, np.abs(late), -1.0)

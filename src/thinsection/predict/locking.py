@@ -54,9 +54,15 @@ def _threshold_lock(
     for k, name in enumerate(target.names):
         if target.kind == "binary" and k != target.positive_index:
             continue
-        truth = values[rows, 0] == k if target.exclusive else values[rows, k] == 1
+        probability = predicted[:, k]
+        if target.exclusive:
+            truth = values[rows, 0] == k
+        else:
+            is_known = np.isfinite(values[rows, k])  # a label may be blank
+            truth = values[rows, k][is_known] == 1
+            probability = probability[is_known]
         if truth.any() and not truth.all():
-            thresholds[name] = youden_threshold(truth, predicted[:, k])
+            thresholds[name] = youden_threshold(truth, probability)
     return Lock(thresholds=thresholds, inner_cases=len(set(rows)))
 
 

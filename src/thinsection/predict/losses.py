@@ -12,6 +12,8 @@ from thinsection.predict.heads.head import Criterion
 def targets_of(target: Target, values: Floats) -> Tensor:
     """One row per case for the criterion: class; labels; scaled value; event and time.
 
+    A blank label is NaN.
+
     Logits of ordered classes are their log probabilities (`OrdinalHead`): the loss of classes is
     their negative log likelihood too.
     """
@@ -51,13 +53,27 @@ def _class_loss(num_classes: int, train: Tensor, *, weighted: bool) -> Criterion
 
 
 def _label_loss(train: Tensor, *, weighted: bool) -> Criterion:
-    positives = train.sum(0)
+    """Loss of the labels of a case that are not blank, over the number of all labels.
+
+    So each known label of each case weighs the same: the sum over cases is that of the losses of
+    the labels, each over the cases that have it.
+    """
+    positives = (train == 1).sum(0).float()
     weights = torch.ones_like(positives)
     if weighted:
-        weights = (len(train) - positives) / positives
-    return lambda z, y: F.binary_cross_entropy_with_logits(
-        z.float(), y, pos_weight=weights.to(z.device)
-    )
+        weights = (train == 0).sum(0) / positives
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        is_known = ~y.isnan()
+        losses = F.binary_cross_entropy_with_logits(
+            z.float(),
+            y.nan_to_num(),
+            pos_weight=weights.to(z.device),
+            reduction="none",
+        )
+        return torch.where(is_known, losses, 0).mean()
+
+    return loss
 
 
 def discrete_loss(logits: Tensor, y: Tensor) -> Tensor:

@@ -88,15 +88,56 @@ class Tested:
     @property
     def scorers(self) -> metrics.Scorers:
         """Every metric that is shown, over all cases; for several labels, the mean over labels."""
-        each = [rows.scorers for rows in self.rows()]
+        if self.target.kind == "multilabel":
+            return self._label_means()
+        (rows,) = self.rows()
+        scorers = rows.scorers
         if self.target.kind == "ordinal":
             truth = self.truth[:, 0].astype(np.int64)
-            each[0]["mae"] = metrics.class_distance(truth, self.answers.argmax(axis=1))
+            scorers["mae"] = metrics.class_distance(truth, self.answers.argmax(axis=1))
         shown = metrics.shown_metrics(self.target.kind, len(set(self.cases)))
+        return {name: scorers[name] for name in shown or scorers}
+
+    def _label_means(self) -> metrics.Scorers:
+        """Mean over labels of the scores of each, over the cases that have it.
+
+        Without a case, a label and so the mean have no value.
+        """
+        scorers = []
+        for k in range(len(self.target.names)):
+            rows = np.flatnonzero(np.isfinite(self.truth[:, k]))
+            if len(rows) == 0:
+                return {self.metric: _no_value}
+            scorers.append(
+                {
+                    name: metrics.RowsScorer(scorer, rows)
+                    for name, scorer in self.label(k).scorers.items()
+                }
+            )
+        shown = set.intersection(*(set(one) for one in scorers))
         return {
-            name: metrics.MeanScorer([scorers[name] for scorers in each])
-            for name in shown or each[0]
+            name: metrics.MeanScorer([one[name] for one in scorers])
+            for name in scorers[0]
+            if name in shown
         }
+
+    def label(self, k: int) -> "Tested":
+        """One of several labels as two classes, for the cases that have it."""
+        name = self.target.names[k]
+        known = self.take(np.flatnonzero(np.isfinite(self.truth[:, k])))
+        probability = known.answers[:, k]
+        target = Target(
+            kind="binary",
+            columns=(name,),
+            names=(f"without {name}", name),
+            positive=name,
+        )
+        return replace(
+            known,
+            target=target,
+            truth=known.truth[:, [k]],
+            answers=np.stack([1 - probability, probability], axis=1),
+        )
 
     def score(self) -> float:
         """Value of the metric that is printed first."""
@@ -123,16 +164,7 @@ class Tested:
                 )
             ]
         if target.kind == "multilabel":
-            return [
-                self._classes(
-                    (f"without {name}", name),
-                    (label == 1).astype(np.int64),
-                    np.stack([1 - probability, probability], axis=1),
-                )
-                for name, label, probability in zip(
-                    target.names, self.truth.T, self.answers.T, strict=True
-                )
-            ]
+            return [self.label(k).rows()[0] for k in range(len(target.names))]
         if target.kind == "regression":
             return [
                 Values(
@@ -172,6 +204,10 @@ class Tested:
         )
 
 
+def _no_value(weights: metrics.Weights) -> metrics.FloatVector:
+    return np.full(len(weights), np.nan)
+
+
 def score_table(
     scorers: metrics.Scorers, sampling: Sampling, *, seed: int
 ) -> dict[str, Score]:
@@ -204,8 +240,14 @@ def outcome_columns(target: Target, truth: Floats, answers: Floats) -> list[Colu
             if k > 0
         ]
     if target.kind == "multilabel":
-        truths = [label == 1 for label in truth.T]
-    elif target.exclusive:
+        columns = []
+        for name, label, probability in zip(
+            target.names, truth.T, answers.T, strict=True
+        ):
+            rows = np.flatnonzero(np.isfinite(label))
+            columns.append(Column(name, label[rows] == 1, probability[rows], rows))
+        return columns
+    if target.exclusive:
         truths = [truth[:, 0] == k for k in range(len(target.names))]
     else:
         return []
@@ -235,9 +277,7 @@ def case_sampling(
     if target.exclusive:
         classes = truth[:, 0]
     elif target.kind == "multilabel":
-        share = (truth == 1).mean(axis=0)
-        rarest = int(np.argmin(np.minimum(share, 1 - share)))
-        classes = truth[:, rarest] == 1
+        classes = target.strata(truth)
     elif target.kind != "regression":
         events = truth[:, 0] == 1
     return Sampling.of_rows(

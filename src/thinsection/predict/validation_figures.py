@@ -53,6 +53,15 @@ class Rows:
         """See `outcome_columns`."""
         return outcome_columns(self.target, self.truth, self.answers)
 
+    def take(self, rows: IndexArray) -> "Rows":
+        """Some of the rows."""
+        return replace(
+            self,
+            truth=self.truth[rows],
+            answers=self.answers[rows],
+            groups=self.groups.take(rows),
+        )
+
     def sampling(
         self, *, classes: IndexArray | None = None, events: Flags | None = None
     ) -> Sampling:
@@ -153,7 +162,12 @@ def _outcomes(rows: Rows, lock: Lock) -> list[dict[str, Json]]:
                 "threshold": threshold,
                 "threshold_cases": lock.inner_cases if threshold is not None else 0,
                 "called_by": by if called is not None else None,
-                **_outcome(rows, column.truth, column.probability, called),
+                **_outcome(
+                    rows if column.rows is None else rows.take(column.rows),
+                    column.truth,
+                    column.probability,
+                    called,
+                ),
             }
         )
     return outcomes
@@ -172,6 +186,7 @@ def _outcome(
     if called is not None:
         calls = external.threshold_metrics(truth, called, rows.groups)
     return {
+        "cases": len(truth),
         "positive": int(truth.sum()),
         "scores": score_table(_pick(scorers, OF_CASE), sampling, seed=SEED),
         "calls": calls,

@@ -20,7 +20,7 @@ from thinsection.evaluation.curves import (
 from thinsection.evaluation.external import decision_curve
 from thinsection.evaluation.hazard import hazard_ratio, survival_curve
 from thinsection.evaluation.intervals import Sampling
-from thinsection.evaluation.metrics import Flags, FloatVector
+from thinsection.evaluation.metrics import Flags, FloatVector, IndexArray
 from thinsection.probe.result import Predictions, Risks
 from thinsection.report.values import CLASS_COLORS
 
@@ -41,6 +41,7 @@ class Column(NamedTuple):
     name: str
     truth: Flags
     probability: FloatVector
+    rows: IndexArray | None = None  # (n,) of the sampling, where a label is blank
 
 
 class Columns(NamedTuple):
@@ -58,6 +59,8 @@ class Columns(NamedTuple):
                 continue
             sampling = self.sampling
             if sampling is not None:
+                if column.rows is not None:
+                    sampling = _of_rows(sampling, column.rows)
                 sampling = replace(sampling, classes=column.truth.astype(np.int64))
             drawable.append((column, sampling, color_of(i)))
         return drawable
@@ -74,6 +77,13 @@ class RiskGroup(TypedDict):
     low: list[float]
     high: list[float]
     at_risk: list[int]  # at the ticks of the axis
+
+
+def _of_rows(sampling: Sampling, rows: IndexArray) -> Sampling:
+    """Sampling of some of the rows, without their classes."""
+    codes = np.unique(sampling.codes[rows], return_inverse=True)[1]
+    fold = None if sampling.fold is None else sampling.fold[rows]
+    return replace(sampling, codes=codes, fold=fold, classes=None)
 
 
 def color_of(index: int) -> str:

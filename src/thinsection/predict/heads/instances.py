@@ -43,6 +43,8 @@ class ClamHead(AbmilHead):
         count = min(self.settings.instances, len(hidden))
         losses = []
         for k, classifier in enumerate(self.instance_classifiers):
+            if labels[k].isnan():
+                continue
             score = output.attention[:, k if self.branches else 0].detach()
             top = score.topk(count).indices
             if labels[k]:
@@ -57,18 +59,21 @@ class ClamHead(AbmilHead):
         return total / self.outputs if self.settings.subtyping else total
 
     def _labels(self, target: Tensor) -> Tensor:
-        """1 for a class of the case, else 0, (K,); ConfigError: targets are no classes."""
+        """1 for a class of the case, else 0, NaN for a blank label, (K,).
+
+        Raises ConfigError: targets are no classes.
+        """
         if target.ndim == 0 and not target.is_floating_point():
-            return F.one_hot(target, self.outputs)
-        labels = target.long()
-        if tuple(target.shape) != (self.outputs,) or not torch.equal(
-            labels.to(target.dtype), target
+            return F.one_hot(target, self.outputs).float()
+        known = target[~target.isnan()]
+        if tuple(target.shape) != (self.outputs,) or not bool(
+            ((known == 0) | (known == 1)).all()
         ):
             raise ConfigError(
                 f"targets of CLAM's instance loss must be classes, got {target}; use head "
                 "'abmil'"
             )
-        return labels
+        return target
 
 
 class ClamBranchesHead(ClamHead):
