@@ -125,6 +125,7 @@ def _structure() -> Structure:
         token_num_atoms=count.numpy(),
         token_chain=(kind == ATOM).int().numpy(),
         token_residue=torch.arange(200).int().numpy(),
+        token_insertion=torch.zeros(200).int().numpy(),
         token_residue_name=torch.zeros(200).int().numpy(),
         token_restype=torch.where(kind == ATOM, 31, 7).to(torch.int8).numpy(),
         names=("X",),

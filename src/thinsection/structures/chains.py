@@ -43,7 +43,7 @@ def chain_kinds(
         votes[residue.chain][types[residue.name]] += residue.num_atoms
     kinds = {}
     for chain, count in votes.items():
-        kind = max(sorted(count), key=lambda each, count=count: count[each])
+        kind = max(sorted(count), key=count.__getitem__)
         kinds[chain] = kind if num_residues[chain] > 1 else ATOM
     return kinds
 

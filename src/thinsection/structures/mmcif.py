@@ -28,7 +28,6 @@ _TERMINAL = {PROTEIN: "OXT", RNA: "OP3", DNA: "OP3"}
 class _Template(NamedTuple):
     """A standard residue: one token, whose slots begin with these atoms."""
 
-    kind: int
     restype: int
     atoms: tuple[str, ...]
 
@@ -41,11 +40,11 @@ _SUGAR = ("P", "OP1", "OP2", "O5'", "C5'", "C4'", "O4'", "C3'", "O3'", "C2'")
 def _standard_residues() -> dict[str, _Template]:
     templates = {}
     for number, name in enumerate(_AMINO_ACIDS.split()):
-        templates[name] = _Template(PROTEIN, number, _BACKBONE)
+        templates[name] = _Template(number, _BACKBONE)
     for number, name in enumerate(("A", "G", "C", "U", "N"), start=21):
-        templates[name] = _Template(RNA, number, (*_SUGAR, "O2'", "C1'"))
+        templates[name] = _Template(number, (*_SUGAR, "O2'", "C1'"))
     for number, name in enumerate(("DA", "DG", "DC", "DT", "DN"), start=26):
-        templates[name] = _Template(DNA, number, (*_SUGAR, "C1'"))
+        templates[name] = _Template(number, (*_SUGAR, "C1'"))
     return templates
 
 
@@ -122,7 +121,7 @@ def _tokenised(
     kind_of_chain = chain_kinds(block, residues)
     polymers = {chain for chain, kind in kind_of_chain.items() if kind != ATOM}
     bonded = bonded_residues(block, residues, polymers)
-    last_atoms = _without_terminal_atoms(residues, kind_of_chain)
+    atoms_of_ends = _without_terminal_atoms(residues, kind_of_chain)
     name_numbers = defaultdict[str, int](count().__next__)
     chain_numbers = defaultdict[str, int](count().__next__)
     positions: list[Position] = []
@@ -130,24 +129,23 @@ def _tokenised(
     tokens: list[_Token] = []
     for residue in residues:
         template = _template(residue.name)
-        kind = kind_of_chain[residue.chain]
-        slots = last_atoms.get(residue.key) or list(residue.atoms)
-        is_one_token = (
-            template is not None and kind != ATOM and residue.key not in bonded
-        )
-        if is_one_token:
-            others = [atom for atom in slots if atom not in template.atoms]
-            slots = [*template.atoms, *others]
+        chain_kind = kind_of_chain[residue.chain]
+        slots = atoms_of_ends.get(residue.key) or list(residue.atoms)
         token = _Token(
-            kind=kind if is_one_token else ATOM,
-            num_atoms=len(slots) if is_one_token else 1,
+            kind=ATOM,
+            num_atoms=1,
             chain=chain_numbers[residue.chain],
             residue=residue.number,
             insertion=name_numbers[residue.insertion],
             residue_name=name_numbers[residue.name],
             restype=_UNKNOWN if template is None else template.restype,
         )
-        tokens.extend([token] * (1 if is_one_token else len(slots)))
+        if template is None or chain_kind == ATOM or residue.key in bonded:
+            tokens.extend([token] * len(slots))
+        else:
+            others = [atom for atom in slots if atom not in template.atoms]
+            slots = [*template.atoms, *others]
+            tokens.append(token._replace(kind=chain_kind, num_atoms=len(slots)))
         for slot in slots:
             atom_names.append(name_numbers[slot])
             atom = residue.atoms.get(slot)
@@ -157,13 +155,13 @@ def _tokenised(
             f"structure must contain more than water, got none in {str(path)!r}"
         )
     table = np.array(tokens, dtype=np.int32)
-    kind, num_atoms, chain, residue_number, insertion, residue_name, restype = map(
+    kinds, num_atoms, chain, residue_number, insertion, residue_name, restype = map(
         np.ascontiguousarray, table.T
     )
     return Structure(
         atom_positions=np.array(positions, dtype=np.float32),
         atom_name=np.array(atom_names, dtype=np.int32),
-        token_kind=kind.astype(np.int8),
+        token_kind=kinds.astype(np.int8),
         token_num_atoms=num_atoms,
         token_chain=chain,
         token_residue=residue_number,
