@@ -464,3 +464,36 @@ def test_cobra_takes_what_it_was_trained_on_and_the_averaged_encoder_of_a_checkp
     assert (
         np.abs(turned - same.encode(tiles, coords, tile_px_l0=TILE_PX_L0)).max() > 1e-3
     )
+
+
+def test_cobra_takes_the_class_token_of_virchow2_and_its_authors_resolutions() -> None:
+    sizes = AUTHORS["cobra_1"].config
+    weights = CobraSlideEncoder.random_weights(sizes, seed=SEED)
+    first = CobraSlideEncoder.from_state_dict(weights)
+    tiles = seeded_tiles(60, 2560)
+    coords = np.stack([np.arange(60) % 10, np.arange(60) // 10], 1) * TILE_PX_L0
+    whole = first.encode(tiles, coords, tile_px_l0=TILE_PX_L0)
+    class_token = first.encode(tiles[:, :1280], coords, tile_px_l0=TILE_PX_L0)
+    np.testing.assert_array_equal(whole, class_token)
+    assert whole.shape == (1280,)
+    mean = first.encode(tiles[:, 1280:], coords, tile_px_l0=TILE_PX_L0)
+    assert np.abs(mean - whole).max() > 1e-2
+
+    second = load_slide_encoder("cobra", pretrained=False, device="cpu")
+    for mpp in (0.5, 1.0, 256 / 224):
+        assert check_fit(second, "virchow2", 224, mpp) == ()
+    with pytest.raises(InvalidInputError, match=r"must be 1 or 0\.5 or 1\.14 .* got 2"):
+        check_fit(second, "virchow2", 224, 2.0)
+    with pytest.raises(InvalidInputError, match=r"got 'virchow'"):
+        check_fit(second, "virchow", 224, 1.0)
+    # COBRA was trained on CTransPath, COBRA II on CONCH in its place
+    assert check_fit(first, "ctranspath", 224, 1.0) == ()
+    assert check_fit(second, "conch", 224, 1.0) == ()
+    for encoder, other in ((first, "conch"), (second, "ctranspath")):
+        with pytest.raises(InvalidInputError, match=f"got '{other}'"):
+            check_fit(encoder, other, 224, 1.0)
+    narrow = replace(sizes, tile_dims=(768, 1024))
+    weights = CobraSlideEncoder.random_weights(narrow, seed=SEED)
+    without = CobraSlideEncoder.from_state_dict(weights)
+    with pytest.raises(InvalidInputError, match=r"have 768, 1024 channels .* got 2560"):
+        without.encode(tiles, coords, tile_px_l0=TILE_PX_L0)

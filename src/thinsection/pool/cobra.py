@@ -10,9 +10,10 @@ Source: Lenz et al., "Unsupervised foundation model-agnostic slide-level represe
 the authors' file.
 """
 
+import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, cast
 
 import torch
@@ -42,6 +43,16 @@ CONV_TILES = 4  # tiles that a layer's convolution sees: this one and those befo
 TRAINED_NAMES = (
     "momentum_enc."  # stands before the names that a training checkpoint is asked for
 )
+# tile encoders that its authors trained on, by the channels that tell them apart
+ENCODERS = {
+    1280: ("virchow2", "virchow2_cls"),
+    512: ("conch", "conch_v1"),
+    768: ("ctranspath",),
+    1024: ("uni", "uni_v1"),
+    1536: ("h_optimus_0",),
+}
+# channels of class token and mean -> those of the class token, which come first: of Virchow2
+CLASS_TOKEN_DIMS = {2560: 1280}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,20 +208,20 @@ class CobraNet(nn.Module):
 
 
 class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
-    """COBRA II, or COBRA by its file: the weighted mean (D,) of the tile embeddings themselves."""
+    """COBRA II, or COBRA by its file: the weighted mean (D,) of the tile embeddings themselves.
+
+    Of Virchow2 its authors take the class token alone. It is the first half of an embedding of
+    'virchow2' (2560 channels: class token, then mean of the others), whose second half is not used.
+    """
 
     name = "cobra"
+    # its authors extract at 224 µm a tile and draw at 112; 256 is the default of STAMP, with which
+    # they make their tiles
     expects = Expects(
-        tile_encoders=(
-            "conch",
-            "conch_v1",
-            "uni",
-            "uni_v1",
-            "virchow2_cls",
-            "h_optimus_0",
-        ),
+        tile_encoders=tuple(itertools.chain(*ENCODERS.values())),
         tile_px=224,
         tile_mpp=1.0,
+        other_mpps=(0.5, 256 / 224),
     )
     repository = "KatherLab/COBRA"
     revision = None
@@ -218,6 +229,11 @@ class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
     unused = ("mamba_enc.norm.",)
 
     net: CobraNet
+
+    def __init__(self, net: CobraNet, *, options: LoadOptions) -> None:
+        super().__init__(net, options=options)
+        names = [name for dim in net.sizes.tile_dims for name in ENCODERS.get(dim, ())]
+        self.expects = replace(self.expects, tile_encoders=tuple(names) or None)
 
     @classmethod
     def build(cls, config: CobraSizes | None = None) -> CobraNet:
@@ -281,11 +297,16 @@ class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
     ) -> SlideEmbedding:
         """Slide embedding (D,) float32; it depends on the order of the tiles.
 
+        Of 2560 channels the first 1280 are taken, Virchow2's class token.
+
         Memory: 50 MiB, whatever the number of tiles.
         Raises InvalidInputError: D is of none of the encoders that it was trained on.
         """
         tiles, _, _ = checked_slide(tile_embeddings, coords_l0, tile_px_l0)
         known = self.net.sizes.tile_dims
+        class_token_dim = CLASS_TOKEN_DIMS.get(tiles.shape[1])
+        if class_token_dim in known:
+            tiles = tiles[:, :class_token_dim]
         if tiles.shape[1] not in known:
             raise InvalidInputError(
                 f"tile_embeddings must have {', '.join(map(str, known))} channels for slide "

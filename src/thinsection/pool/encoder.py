@@ -98,6 +98,7 @@ class Expects:
     tile_dim: int | None = None  # channels D of a tile embedding
     tile_px: int | None = None  # edge of a tile, px at `tile_mpp`
     tile_mpp: float | None = None  # µm/px
+    other_mpps: tuple[float, ...] = ()  # µm/px that its authors use besides
 
 
 # tile embeddings, coordinates and layout of a slide
@@ -280,14 +281,18 @@ def check_fit(
                 f"{expects.tile_px}), or choose another slide encoder"
             )
     if expects.tile_mpp is not None:
+        accepted = (expects.tile_mpp, *expects.other_mpps)
+        words = " or ".join(f"{mpp:.3g}" for mpp in accepted)
         if tile_mpp is None:
             warnings.append(
-                f"slide encoder {name!r} expects tiles at {expects.tile_mpp:g} µm/px; the "
+                f"slide encoder {name!r} expects tiles at {words} µm/px; the "
                 "resolution of these tiles is unknown"
             )
-        elif not math.isclose(tile_mpp, expects.tile_mpp, rel_tol=MPP_TOLERANCE):
+        elif not any(
+            math.isclose(tile_mpp, mpp, rel_tol=MPP_TOLERANCE) for mpp in accepted
+        ):
             raise InvalidInputError(
-                f"tile_mpp must be {expects.tile_mpp:g} for slide encoder {name!r}, got "
+                f"tile_mpp must be {words} for slide encoder {name!r}, got "
                 f"{tile_mpp:g}{place}; embed tiles at {expects.tile_mpp:g} µm/px (--tile-mpp "
                 f"{expects.tile_mpp:g}), or choose another slide encoder"
             )
@@ -361,7 +366,10 @@ _BUILT_IN = (
     ),
     Entry(
         name="cobra",
-        help="COBRA II, a weighted mean, on tiles of uni, h_optimus_0 or CONCH; GPL-3.0.",
+        help=(
+            "COBRA II, a weighted mean, on tiles of virchow2 (class token), uni, h_optimus_0 or "
+            "CONCH; GPL-3.0."
+        ),
         target="thinsection.pool.cobra:CobraSlideEncoder",
         extra="hub",
     ),
