@@ -3,14 +3,17 @@
 Cohorts are drawn from populations that are known. `test`: one fixed score on n cases
 (`predict --labels`, `probe`). `train`: cross-validation, where each fold has a linear head of its
 own in closed form, fitted to the other folds; patients are kept whole. `sites`: the same, each fold
-one site with a shift of its own. Cases are of one patient each, or of patients with 1 to 5 cases.
-Each cell has the share of cohorts whose interval holds the truth with its exact binomial interval,
-the median width, and beside both a published method on the same cohorts. Equal models are compared
-the same way: the share that is called different is the type I error.
+one site with a shift of its own, which is the same in all cohorts: the interval is about other
+patients of these sites. Cases are of one patient each, or of patients with 1 to 5 cases. Each cell
+has the share of cohorts whose interval holds the truth with its exact binomial interval, the median
+width, and beside both a published method on the same cohorts. Every p value that the package prints
+is computed on cohorts where there is nothing to find: the share of p <= .05 is the type I error.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +21,10 @@ from scipy.stats import binomtest, norm
 
 from benchmarks.harness import arguments, finish
 from thinsection.evaluation import comparison
+from thinsection.evaluation.audit import association
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.external import calibration_line
+from thinsection.evaluation.hazard import hazard_ratio
 from thinsection.evaluation.intervals import Sampling, interval
 from thinsection.evaluation.metrics import (
     Scorers,
@@ -27,20 +32,33 @@ from thinsection.evaluation.metrics import (
     class_scorers,
     value_scorers,
 )
+from thinsection.evaluation.permuted import permuted_labels, site_probe
 from thinsection.evaluation.survival import concordance
+from thinsection.probe.result import Predictions, label_permutation_p
 
 DIM = 6
 FOLDS = 5
 SIZES = (20, 60, 200)  # cases
 MOST_CASES = (1, 5)  # of a patient
 OWN = 0.6  # share of a patient in the variance of its cases
-POPULATION = 10_000
+POPULATION = 6000
 PAIRED = 1500  # of them, where pairs are compared
-TRUTHS = 40  # cohorts whose heads score everybody
+TRUTHS = 30  # cohorts whose heads score everybody
 PENALTY = 1.0
-BOOTSTRAP = 150  # resamples of the published bootstrap
+BOOTSTRAP = 100  # resamples of the published bootstrap
+SHIFT = 0.5  # standard deviation of the shifts of sites
+# of tests by permutation: with 19 p <= .05 for the best of 20 orders
+PERMUTATIONS = 39
+SITE_PERMUTATIONS = 19
 CENSORED = 0.7
-SHOWN = ("auroc", "auprc", "balanced_accuracy", "macro_f1", "brier")
+SHOWN = (
+    "auroc",
+    "auprc",
+    "balanced_accuracy",
+    "macro_f1",
+    "weighted_kappa",
+    "brier",
+)
 Array = np.ndarray
 
 
@@ -145,10 +163,15 @@ def scorers_of(kind: Kind, truth: Array, answer: Array, fold: Array | None) -> S
     return {name: scorers[name] for name in SHOWN}
 
 
+def groups_of(drawn: Drawn) -> Groups:
+    """The patients of cases."""
+    return Groups("patients", tuple(f"{p:06d}" for p in drawn.patient))
+
+
 def sampling_of(kind: Kind, drawn: Drawn, fold: Array | None) -> Sampling:
     """Patients, with classes or events."""
     return Sampling.of_rows(
-        Groups("patients", tuple(f"{p:06d}" for p in drawn.patient)),
+        groups_of(drawn),
         classes=drawn.truth if kind.name == "classes" else None,
         events=drawn.truth[:, 0] if kind.name == "times" else None,
         fold=fold,
@@ -180,6 +203,13 @@ class Scored(NamedTuple):
     heads: list[tuple[Array, float]]
 
 
+def shifts_of(mode: str) -> Array:
+    """Shift (FOLDS, DIM) of the embeddings of each fold: its site's, the same in all cohorts."""
+    if mode != "sites":
+        return np.zeros((FOLDS, DIM))
+    return SHIFT * np.random.default_rng(77).normal(size=(FOLDS, DIM))
+
+
 def cohort(
     kind: Kind, rng: np.random.Generator, n: int, most: int, mode: str
 ) -> Scored | None:
@@ -189,8 +219,7 @@ def cohort(
         weights, offset = fixed_head(kind)
         return Scored(drawn, drawn.x @ weights + offset, None, [(weights, offset)])
     fold = folds_of_patients(kind, rng, drawn)
-    if mode == "sites":
-        drawn.x[:] += rng.normal(size=(FOLDS, DIM))[fold] * 0.5
+    drawn.x[:] += shifts_of(mode)[fold]
     answer = np.empty(n)
     heads = []
     for f in range(FOLDS):
@@ -204,22 +233,28 @@ def cohort(
     return Scored(drawn, answer, fold, heads)
 
 
-def true_scores(kind: Kind, heads: list[tuple[Array, float]]) -> dict[str, float]:
-    """Scores of heads on everybody, each head scoring everybody."""
+def true_scores(
+    kind: Kind, heads: list[tuple[Array, float]], mode: str = "train"
+) -> dict[str, float]:
+    """Scores of heads on everybody, each head scoring everybody of its own site."""
     count = PAIRED if kind.name == "times" else POPULATION
     everybody = draw(kind, np.random.default_rng(99), count, 1)
-    x = np.concatenate([everybody.x @ weights + offset for weights, offset in heads])
-    truth = np.concatenate([everybody.truth] * len(heads))
-    fold = np.repeat(np.arange(len(heads)), count)
+    shifts = shifts_of(mode)[: len(heads)]
+    parts = [
+        (everybody.x + shift) @ weights + offset
+        for shift, (weights, offset) in zip(shifts, heads, strict=True)
+    ]
     if kind.name == "times":
-        parts = np.split(x, len(heads))
         values = []
         for answer in parts:
             scorer = scorers_of(kind, everybody.truth, answer, None)["c_index"]
             values.append(float(scorer(np.ones((1, count)))[0]))
         return {"c_index": float(np.mean(values))}
-    every = np.ones((1, len(x)))
-    scorers = scorers_of(kind, truth, x, fold)
+    truth = np.concatenate([everybody.truth] * len(heads))
+    fold = np.repeat(np.arange(len(heads)), count)
+    answer = np.concatenate(parts)
+    scorers = scorers_of(kind, truth, answer, fold)
+    every = np.ones((1, len(answer)))
     return {name: float(score(every)[0]) for name, score in scorers.items()}
 
 
@@ -289,17 +324,15 @@ def cover(
     if len(whole) < sets / 2:
         return {"refused": sets - len(whole)}
     heads = [
-        true_scores(kind, one.heads) for one in whole[: 1 if mode == "test" else TRUTHS]
+        true_scores(kind, one.heads, mode)
+        for one in whole[: 1 if mode == "test" else TRUTHS]
     ]
     truths = {
         name: float(np.nanmean([head[name] for head in heads])) for name in heads[0]
     }
-    if mode == "sites":  # the other metrics depend on the shifts of the sites
-        truths = {
-            k: v for k, v in truths.items() if k in ("auroc", "c_index", "pearson")
-        }
     tallies = {name: {"ours": Tally(truth)} for name, truth in truths.items()}
     without = 0
+    reasons = set[str]()
     for number, one in enumerate(whole):
         sampling = sampling_of(kind, one.drawn, one.fold)
         try:
@@ -311,8 +344,10 @@ def cover(
         bounds = {
             name: interval(sampling, score, name) for name, score in scorers.items()
         }
-        if any(found.missing for found in bounds.values()):
+        missing = {found.missing for found in bounds.values()} - {""}
+        if missing:
             without += 1
+            reasons |= {" ".join(text.split(", got")[0].split()) for text in missing}
             continue
         for name, found in bounds.items():
             tallies[name]["ours"].add(found.low, found.high)
@@ -323,7 +358,12 @@ def cover(
         | {method: tally.cell() for method, tally in methods.items() if tally.held}
         for name, methods in tallies.items()
     }
-    return {"metrics": cells, "refused": sets - len(whole), "without_interval": without}
+    return {
+        "metrics": cells,
+        "refused": sets - len(whole),
+        "without_interval": without,
+        "reasons": sorted(reasons),
+    }
 
 
 def cover_calibration(n: int, most: int, share: float, sets: int) -> dict[str, Any]:
@@ -382,6 +422,11 @@ def called_different(
         called.append(found.p_value < 0.05)
     if len(called) < sets / 2:
         return None
+    return error_of(called)
+
+
+def error_of(called: list[bool]) -> dict[str, Any]:
+    """Share of cohorts in which something was found, with its exact binomial interval."""
     ends = binomtest(sum(called), len(called)).proportion_ci(0.95)
     return {
         "type_1_error": round(float(np.mean(called)), 3),
@@ -390,32 +435,198 @@ def called_different(
     }
 
 
-def main() -> None:
+def labels_p(drawn: Drawn, rng: np.random.Generator, seed: int) -> float:
+    """`train`: a head on permuted labels (`probe` of slides: the same)."""
+    classes = drawn.truth.ndim == 1 and len(np.unique(drawn.truth)) <= 2
+    kind = Kind("classes" if classes else "values", 0.5, 0.0)
+    fold = folds_of_patients(kind, rng, drawn)
+    parts = [
+        (np.flatnonzero(fold != f), np.flatnonzero(fold == f)) for f in range(FOLDS)
+    ]
+    return permuted_labels(
+        drawn.x,
+        drawn.truth.astype(float),
+        2 if classes else 0,
+        parts,
+        drawn.patient,
+        seed=seed,
+        permutations=PERMUTATIONS,
+    ).p_value
+
+
+def split_p(drawn: Drawn, _: np.random.Generator, seed: int) -> float:
+    """`probe` on a test split: labels permuted under fixed answers."""
+    share = 1 / (1 + np.exp(-drawn.x[:, 0]))
+    rows = Predictions(
+        ids=tuple(f"c{i:04d}" for i in range(len(share))),
+        groups=groups_of(drawn),
+        fold=None,
+        class_names=("a", "b"),
+        truth=drawn.truth,
+        prediction=(share > 0.5).astype(int),
+        probability=np.stack([1 - share, share], axis=1),
+    )
+    p = label_permutation_p(rows, "auroc", seed=seed, permutations=PERMUTATIONS)
+    return np.nan if p is None else p
+
+
+def sites_p(drawn: Drawn, rng: np.random.Generator, seed: int) -> float:
+    """`train`: the site of a case by its embeddings, which know nothing of it."""
+    site = rng.integers(0, 3, int(drawn.patient[-1]) + 1)[drawn.patient]
+    found = site_probe(
+        drawn.x,
+        [f"s{one}" for one in site],
+        groups_of(drawn),
+        seed=seed,
+        permutations=SITE_PERMUTATIONS,
+    )
+    return np.nan if found is None else found.permuted.p_value
+
+
+def audit_p(sites: int) -> Callable[[Drawn, np.random.Generator, int], float]:
+    """`audit`: the class of patients by their site."""
+
+    def p_value(drawn: Drawn, rng: np.random.Generator, _: int) -> float:
+        classes = drawn.truth[np.unique(drawn.patient, return_index=True)[1]]
+        site = rng.integers(0, sites, len(classes))
+        if len(np.unique(classes)) < 2 or len(np.unique(site)) < sites:
+            return np.nan
+        return association(site, classes, permutations=PERMUTATIONS)[0]
+
+    return p_value
+
+
+def hazard_p(mode: str) -> Callable[[Drawn, np.random.Generator, int], float]:
+    """`train`, `probe`: 0 where the interval of the hazard ratio of two halves leaves out 1."""
+    kind = Kind("times", 0.5, 0.0)
+
+    def p_value(drawn: Drawn, rng: np.random.Generator, _: int) -> float:
+        risk = drawn.x[:, 0]
+        fold = np.zeros(len(risk), int)
+        if mode == "train":
+            fold = folds_of_patients(kind, rng, drawn)
+            risk = np.empty(len(risk))
+            for f in range(FOLDS):
+                weights, _ = fit(kind, drawn.x[fold != f], drawn.truth[fold != f])
+                risk[fold == f] = drawn.x[fold == f] @ weights
+        middle = np.array(
+            [np.median(risk[fold == f]) for f in range(FOLDS)[: fold.max() + 1]]
+        )
+        high = (risk > middle[fold]).astype(float)
+        event, time = drawn.truth[:, 0] == 1, drawn.truth[:, 1]
+        ratio = hazard_ratio(event, time, high, groups_of(drawn))
+        return np.nan if ratio is None else float(ratio.low <= 1 <= ratio.high)
+
+    return p_value
+
+
+PValue = Callable[[Drawn, np.random.Generator, int], float]
+P_VALUES: dict[str, tuple[str, PValue]] = {
+    "permuted labels": ("classes", labels_p),
+    "permuted values": ("values", labels_p),
+    "permuted test split": ("classes", split_p),
+    "site probe": ("classes", sites_p),
+    "audit, 2 sites": ("classes", audit_p(2)),
+    "audit, 5 sites": ("classes", audit_p(5)),
+    "hazard ratio, test": ("times", hazard_p("test")),
+    "hazard ratio, train": ("times", hazard_p("train")),
+}
+
+
+def nothing_found(
+    name: str, n: int, most: int, share: float, sets: int
+) -> dict[str, Any] | None:
+    """Type I error of a p value of P_VALUES; None where it has none in most cohorts."""
+    kind_name, p_of = P_VALUES[name]
+    kind = Kind(kind_name, share, 0.0)
+    rng = np.random.default_rng([n, most, int(100 * share), len(name)])
+    values = []
+    for seed in range(sets):
+        drawn = draw(kind, rng, n, most)
+        rarest = 3 * (kind_name == "classes")
+        counts = np.bincount(drawn.truth, minlength=2) if rarest else [n]
+        values.append(p_of(drawn, rng, seed) if min(counts) >= rarest else np.nan)
+    called = [value <= 0.05 for value in values if np.isfinite(value)]
+    return error_of(called) if len(called) >= sets / 3 else None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One cell of the tables, to be computed by any process."""
+
+    table: str
+    name: str
+    cell: Callable[[], dict[str, Any] | None]
+
+    def __call__(self) -> tuple[str, str, dict[str, Any] | None]:
+        """Table, name and cell."""
+        return self.table, self.name, self.cell()
+
+
+def run(task: Task) -> tuple[str, str, dict[str, Any] | None]:
+    """The task's cell."""
+    return task()
+
+
+def tasks(sets: int, sizes: tuple[int, ...]) -> Iterator[Task]:
     """Every cell."""
-    args = arguments(__doc__ or "")
-    sets = 6 if args.smoke else 300
-    sizes = SIZES[1:2] if args.smoke else SIZES
-    results: dict[str, Any] = {"cohorts": sets, "cells": {}, "calibration": {}}
-    results["type_1_error"] = {}
     for kind in KINDS:
         for n in sizes:
             for most in MOST_CASES:
                 name = f"{kind.name} {kind.share:g} {kind.signal:g} n={n} cases={most}"
                 for mode in ("test", "train", "sites"):
-                    cell = cover(kind, n, most, mode, sets=sets, seed=0)
-                    results["cells"][f"{mode} {name}"] = cell
-                    print(mode, name, cell, flush=True)
+                    if mode == "sites" and kind.signal != 1:
+                        continue
+                    yield Task(
+                        "cells",
+                        f"{mode} {name}",
+                        partial(cover, kind, n, most, mode, sets=sets, seed=0),
+                    )
                     if mode == "sites":
                         continue
-                    error = called_different(kind, n, most, mode, 2 * sets)
-                    results["type_1_error"][f"{mode} {name}"] = error
-                    print(mode, name, error, flush=True)
+                    yield Task(
+                        "type_1_error",
+                        f"{mode} {name}",
+                        partial(called_different, kind, n, most, mode, sets),
+                    )
     for n in (60, 200, 1000):
         for most in MOST_CASES:
             for share in (0.5, 0.1):
-                cell = cover_calibration(n, most, share, 2 * sets)
-                results["calibration"][f"n={n} share={share:g} cases={most}"] = cell
-                print(n, most, share, cell, flush=True)
+                yield Task(
+                    "calibration",
+                    f"n={n} share={share:g} cases={most}",
+                    partial(cover_calibration, n, most, share, sets),
+                )
+    for name, (kind_name, _) in P_VALUES.items():
+        shares = (0.5, 0.1) if kind_name == "classes" else (0.5,)
+        for n in sizes:
+            for most in MOST_CASES:
+                for share in shares:
+                    if name == "site probe" and (n != 60 or share < 0.5):
+                        continue  # each fits logistic regressions: one size
+                    yield Task(
+                        "p_values",
+                        f"{name}, n={n} cases={most} share={share:g}",
+                        partial(nothing_found, name, n, most, share, sets),
+                    )
+
+
+def main() -> None:
+    """Every cell, in `--jobs` processes."""
+    args = arguments(__doc__ or "", jobs="processes")
+    sets = 6 if args.smoke else 300
+    sizes = SIZES[1:2] if args.smoke else SIZES
+    results: dict[str, Any] = {
+        "cohorts": sets,
+        "cells": {},
+        "calibration": {},
+        "type_1_error": {},
+        "p_values": {},
+    }
+    with ProcessPoolExecutor(int(args.jobs or 1)) as pool:
+        for table, name, cell in pool.map(run, tasks(sets, sizes)):
+            results[table][name] = cell
+            print(table, name, cell, flush=True)
     finish("bench_coverage", results, args)
 
 

@@ -58,7 +58,7 @@ print(
 assert found["value"] > 0.7
 
 # %% [markdown]
-# `index.html` has Kaplan-Meier curves of the cases above and below the median risk of their fold, with the log-rank test.
+# `index.html` has Kaplan-Meier curves of the cases above and below the median risk of their fold, with the hazard ratio.
 
 # %%
 pd.read_csv(out / "predictions.csv").sort_values("risk").head()

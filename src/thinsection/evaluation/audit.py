@@ -186,7 +186,7 @@ def site_by_class(cohort: Cohort) -> SiteTable | None:
     if len(kinds) < 2 or len(site_names) < 2:
         return None
     counts = _crossed(site, kind)
-    p_value, test = _association(site, kind, counts)
+    p_value, test = association(site, kind)
     return SiteTable(
         sites=tuple(site_names.tolist()),
         classes=tuple(_stratum_name(cohort, int(one)) for one in kinds),
@@ -223,22 +223,26 @@ def _chi2(counts: Counts) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-def _association(
-    site: IndexArray, kind: IndexArray, counts: Counts
+def association(
+    site: IndexArray, kind: IndexArray, *, permutations: int = PERMUTATIONS
 ) -> tuple[float, str]:
-    """p value of no association: Fisher's exact test, or chi-square by permutations."""
+    """p value of no association: Fisher's exact test, or chi-square by permutations.
+
+    `site` and `kind`: of each patient, (n,).
+    """
     from scipy.stats import fisher_exact
 
+    counts = _crossed(site, kind)
     if counts.shape == (2, 2):
         return float(fisher_exact(counts).pvalue), "Fisher's exact test"
     rng = np.random.default_rng(0)
     observed = _chi2(counts) - 1e-9
     as_far = sum(
         _chi2(_crossed(site, rng.permutation(kind))) >= observed
-        for _ in range(PERMUTATIONS)
+        for _ in range(permutations)
     )
-    words = f"chi-square, {PERMUTATIONS} permutations of patients"
-    return (1 + as_far) / (1 + PERMUTATIONS), words
+    words = f"chi-square, {permutations} permutations of patients"
+    return (1 + as_far) / (1 + permutations), words
 
 
 def _follows(sites: SiteTable) -> bool:

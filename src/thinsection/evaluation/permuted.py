@@ -80,6 +80,7 @@ def permuted_labels(
     patients: IndexArray,
     *,
     seed: int,
+    permutations: int = PERMUTATIONS,
 ) -> Permuted:
     """A linear head's score with the labels (n,) beside that with permuted ones.
 
@@ -88,7 +89,7 @@ def permuted_labels(
     within folds, as the score of `train` is. Memory: n D + n K P floats.
     """
     rng = np.random.default_rng(seed)
-    orders = [permute_patients(patients, rng) for _ in range(PERMUTATIONS)]
+    orders = [permute_patients(patients, rng) for _ in range(permutations)]
     sources = np.stack([np.arange(len(values)), *orders])
     labels = values[sources]  # (1 + P, n)
     columns = num_classes or 1

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import numpy as np
 
-from thinsection.errors import importing
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.curves import (
     Band,
@@ -204,7 +203,7 @@ def draw_values(axes: "Axes", pair: tuple[FloatVector, FloatVector]) -> Words:
 
 
 def draw_risks(axes: "Axes", risks: Risks) -> Words:
-    """Kaplan-Meier curves of the halves by risk, with hazard ratio and log-rank test."""
+    """Kaplan-Meier curves of the halves by risk, with the hazard ratio."""
     ticks = round_times(float(risks.time.max()))
     risks = risks.take(risks.first_rows)
     groups = []
@@ -222,7 +221,7 @@ def draw_risks(axes: "Axes", risks: Risks) -> Words:
     draw_groups(axes, groups, ticks)
     caption = (
         "Split at the median risk of each fold. Bands: 95 % confidence intervals. "
-        f"{_hazard_words(risks)} {_log_rank_words(risks)}"
+        f"{_hazard_words(risks)}"
     )
     return "Survival by predicted risk", caption
 
@@ -312,14 +311,3 @@ def _hazard_words(risks: Risks) -> str:
         f"Hazard ratio of higher against lower risk: {ratio.value:.2f} "
         f"[{ratio.low:.2f}, {ratio.high:.2f}]."
     )
-
-
-def _log_rank_words(risks: Risks) -> str:
-    with importing("the log-rank test needs scikit-survival", "probe"):
-        from sksurv.compare import compare_survival
-        from sksurv.util import Surv
-    if risks.high.all() or not risks.high.any():
-        return "All risks are equal: no log-rank test."
-    outcomes = Surv.from_arrays(risks.event, risks.time)
-    chi, p = compare_survival(outcomes, risks.high)
-    return f"Log-rank test: chi² {chi:.2f}, p {p:.2g}."

@@ -113,8 +113,14 @@ class _Rows:
         )
 
 
-def label_permutation_p(rows: "Predictions", metric: str, *, seed: int) -> float | None:
-    """p value of a score on a test split, by PERMUTATIONS of its truth over units.
+def label_permutation_p(
+    rows: "Predictions",
+    metric: str,
+    *,
+    seed: int,
+    permutations: int = PERMUTATIONS,
+) -> float | None:
+    """p value of a score on a test split, by permutations of its truth over units.
 
     None where a unit has several labels: units cannot exchange them then. Memory: that of one
     scorer.
@@ -122,7 +128,7 @@ def label_permutation_p(rows: "Predictions", metric: str, *, seed: int) -> float
     rng = np.random.default_rng(seed)
     codes = rows.sampling.codes
     null = []
-    for _ in range(PERMUTATIONS):
+    for _ in range(permutations):
         order = permuted_rows(rows.truth, codes, rng)
         if order is None:
             return None
