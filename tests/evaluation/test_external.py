@@ -10,9 +10,11 @@ from tests.support.units import units
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.external import (
+    Estimate,
     calibration_curve,
     calibration_line,
     decision_curve,
+    difference,
     proportion,
     threshold_metrics,
     value_line,
@@ -197,6 +199,29 @@ def test_calibration_bins_are_scikit_learns_quantile_bins() -> None:
     np.testing.assert_allclose([b.predicted for b in bins], predicted, atol=1e-12)
     np.testing.assert_allclose([b.observed.value for b in bins], observed, atol=1e-12)
     assert all(b.observed.low <= b.observed.value <= b.observed.high for b in bins)
+
+
+def wilson(hits: int, n: int) -> Estimate:
+    bounds = binomtest(hits, n).proportion_ci(0.95, method="wilson")
+    return Estimate(
+        value=hits / n,
+        low=bounds.low,
+        high=bounds.high,
+        cases=n,
+        units=n,
+        unit="cases",
+        method="",
+    )
+
+
+def test_a_difference_of_proportions_is_newcombes_published_example() -> None:
+    """Newcombe 1998, table II, method 10: 56/70 - 48/80 and 9/10 - 3/10."""
+    assert difference(wilson(56, 70), wilson(48, 80)) == pytest.approx(
+        (0.2, 0.0524, 0.3339), abs=5e-5
+    )
+    assert difference(wilson(9, 10), wilson(3, 10)) == pytest.approx(
+        (0.6, 0.1705, 0.8090), abs=5e-5
+    )
 
 
 def test_net_benefit_of_known_calls() -> None:

@@ -121,7 +121,7 @@ def test_the_robust_variance_of_patients_is_lifelines() -> None:
     )
     found = hazard_ratio(event, time, value, units(patient.tolist()))
     assert found is not None
-    assert (found.units, found.cases, found.hits) == (40, 120, event.sum())
+    assert (found.units, found.cases) == (40, 120)
     assert np.log(found.value) == pytest.approx(judge.params_["x"], abs=1e-9)
     from scipy.stats import t
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -535,7 +536,7 @@ def test_labels_that_do_not_fit_are_refused(study: Study, tmp_path: Path) -> Non
     with pytest.raises(DatasetError, match="one of high, low, got 'medium'"):
         predict(model, study.external, out=tmp_path, labels=labels)
     with pytest.raises(
-        ConfigError, match="target and time must be combined with labels"
+        ConfigError, match="site and subgroup must be combined with labels"
     ):
         predict(model, study.external, out=tmp_path, target=("grade",))
     labels.write_text("slide_id,dead,days\ne001,0,5\ne002,1,9\n")
@@ -558,6 +559,203 @@ def test_a_validation_of_other_labels_is_replaced_only_on_request(
     predict(*arguments, out=tmp_path, labels=labels, device="cpu", overwrite=True)
     page = (tmp_path / "validation_binary" / "index.html").read_text()
     assert "others.csv" in page
+
+
+def external_table(study: Study) -> list[dict[str, str]]:
+    with (study.root / "external.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_labels(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0]])
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_sites_subgroups_and_patients_stand_beside_their_scores(
+    study: Study, tmp_path: Path
+) -> None:
+    rows = external_table(study)
+    for row in rows:
+        number = int(row["case_id"].removeprefix("ecase"))
+        row["patient_id"] = f"p{number // 2}"
+        row["hospital"] = "NW"[number % 4 > 1]
+        row["sex"] = "fm"[number % 3 > 0]
+    told = predict(
+        study.model("binary"),
+        study.external,
+        out=tmp_path,
+        labels=write_labels(tmp_path / "l" / "sites.csv", rows),
+        site="hospital",
+        subgroup=("sex",),
+        device="cpu",
+    ).validation
+    assert (told["cases"], told["patients"]) == (70, 35)
+    by_column = {table["column"]: table["rows"] for table in told["subgroups"]}
+    assert [*by_column] == ["site", "sex"]
+    truth = {row["case_id"]: row["grade"] for row in rows}
+    cases = case_table(tmp_path / "validation_binary")
+    (first, second) = by_column["site"]
+    own = [row for row in cases if int(row["case_id"][5:]) % 4 <= 1]
+    assert first["subgroup"] == "N" and first["cases"] == len(own)
+    positive = [truth[row["case_id"]] == "low" for row in own]
+    assert first["positive"] == sum(positive) and first["patients"] == 18
+    auroc = judge.roc_auc_score(positive, column(own, "p_low"))
+    assert first["value"] == pytest.approx(auroc, **EXACT)
+    assert first["low"] < auroc < first["high"] and second["patients"] == 17
+    (outcome,) = told["outcomes"]
+    assert outcome["calls"]["accuracy"]["units"] == 35
+    page = (tmp_path / "validation_binary" / "index.html").read_text()
+    assert "70 cases of 35 patients" in page and "By sex" in page
+    assert "of 70 cases of 35 patients" in page
+    answers = {item["number"]: item["answer"] for item in told["checklist"]}
+    assert answers["6a"].startswith("2 sites") and "sex" in answers["23a"]
+    assert "not applicable" in answers["12c"]
+
+
+def test_unknown_patients_are_nowhere_counted(study: Study, tmp_path: Path) -> None:
+    rows = [
+        {"slide_id": row["slide_id"], "grade": row["grade"]}
+        for row in external_table(study)
+    ]
+    labels = write_labels(tmp_path / "l" / "slides.csv", rows)
+    told = predict(
+        study.model("binary"), study.external, out=tmp_path, labels=labels, device="cpu"
+    ).validation
+    assert told["patients"] is None
+    page = (tmp_path / "validation_binary" / "index.html").read_text()
+    text = re.sub(r"<[^>]*>", " ", page)
+    assert "84 cases of unknown patients" in text
+    assert not re.search(r"\d+ patients?\b", text)
+
+
+def test_table_1_and_prevalence_stand_beside_those_of_training(
+    study: Study, tmp_path: Path
+) -> None:
+    told, _ = study.validate("binary", tmp_path)
+    beside = told["beside_training"]
+    assert beside["missing"] == ""
+    columns = beside["table_one"]["columns"]
+    rows = {
+        row[0]: dict(zip(columns, row, strict=True))
+        for row in beside["table_one"]["rows"]
+    }
+    assert rows["cases (% of all)"]["all, test"] == "70 (100 %)"
+    assert rows["cases (% of all)"]["all, training"] == "45 (100 %)"
+    assert rows["slides"]["all, training"] == "54"
+    with (study.root / "training.csv").open(newline="") as file:
+        grades = {row["case_id"]: row["grade"] for row in csv.DictReader(file)}
+    low = [*grades.values()].count("low")
+    assert rows["cases (% of all)"]["grade: low, training"].startswith(f"{low} (")
+    (shift,) = beside["prevalence"]
+    assert (shift["name"], shift["training"]["hits"]) == ("low", low)
+    difference = shift["test"]["value"] - shift["training"]["value"]
+    assert shift["difference"]["value"] == pytest.approx(difference, **EXACT)
+    assert shift["difference"]["low"] < difference < shift["difference"]["high"]
+    assert "t001" not in json.dumps(read_card(study.model("binary")).data)
+    survival, _ = study.validate("cox", tmp_path / "cox")
+    names = [row[0] for row in survival["beside_training"]["table_one"]["rows"]]
+    assert "median follow-up (reverse Kaplan-Meier)" in names
+
+
+def test_cases_of_a_new_class_are_counted_and_left_out(
+    study: Study, tmp_path: Path
+) -> None:
+    rows = external_table(study)
+    for row in rows:
+        if row["case_id"] in ("ecase003", "ecase010"):  # one and two slides
+            row["grade"] = "unclear"
+    labels = write_labels(tmp_path / "l" / "new.csv", rows)
+    told = predict(
+        study.model("binary"), study.external, out=tmp_path, labels=labels, device="cpu"
+    ).validation
+    assert told["cases"] == 68
+    why = "class 'unclear', which the model does not have"
+    assert told["left_out"] == [
+        {"case": name, "why": why} for name in ("e003", "e010", "e010-2")
+    ]
+    assert "left out 3 slides of a class that the model does not have" in " ".join(
+        told["account"]
+    )
+    left_out = [
+        row for row in case_table(tmp_path / "validation_binary") if row["left_out"]
+    ]
+    assert [row["truth"] for row in left_out] == ["unclear"] * 3
+    for row in rows:
+        row["grade"] = row["grade"].replace("low", "Low")
+    with pytest.raises(DatasetError, match="one of high, low, got 'Low'"):
+        predict(
+            study.model("binary"),
+            study.external,
+            out=tmp_path / "other",
+            labels=write_labels(tmp_path / "l" / "capitals.csv", rows),
+            device="cpu",
+        )
+
+
+def test_a_copy_inside_the_set_and_earlier_tests_are_on_the_page(
+    study: Study, tmp_path: Path
+) -> None:
+    data = tmp_path / "copied"
+    shutil.copytree(study.external, data)
+    shutil.copy(data / "e002.h5", data / "again.h5")
+    rows = external_table(study)
+    like = next(row for row in rows if row["slide_id"] == "e002")
+    rows.append({**like, "slide_id": "again", "case_id": "another"})
+    labels = write_labels(tmp_path / "l" / "copied.csv", rows)
+    pages = []
+    for model in ("binary", "multiclass"):
+        path = study.model(model)
+        target = TASKS[model]["target"]
+        told = predict(
+            path, data, out=tmp_path / model, labels=labels, target=target, device="cpu"
+        )
+        assert told.validation["copies"]["pairs"] == [["e002", "again"]]
+        assert told.validation["uses"]["number"] == 1  # other labels are another set
+        pages.append(told.page.read_text())
+    assert "1 pair of slides of different patients look like copies" in pages[0]
+    model = load_model(study.model("binary"))
+    renamed = tmp_path / "second.safetensors"
+    save_model(renamed, replace(model, card=replace(model.card, name="second")))
+    lines: list[str] = []
+    second = predict(
+        renamed, data, out=tmp_path / "third", labels=labels, device="cpu",
+        on_message=lines.append,
+    )  # fmt: skip
+    assert second.validation["uses"]["number"] == 2
+    words = "this is the 2nd model tested on these cases, after binary ("
+    assert any(line.startswith(words) for line in lines)
+    assert words in second.page.read_text()
+
+
+def test_calibration_before_and_after_recalibration(
+    study: Study, tmp_path: Path
+) -> None:
+    told, rows = study.validate("binary", tmp_path)
+    (outcome,) = told["outcomes"]
+    again = outcome["recalibration"]
+    assert again["slope"]["value"] == outcome["calibration"]["slope"]["value"]
+    before = outcome["calibration"]["slope"]["value"]
+    after = again["calibration"]["slope"]["value"]
+    assert abs(after - 1) < abs(before - 1)
+    smooth = outcome["smooth_calibration"]
+    share = column(rows, "p_low")
+    assert (smooth["predicted"][0], smooth["predicted"][-1]) == pytest.approx(
+        (share.min(), share.max())
+    )
+    curve = outcome["decision_curve"]
+    place = curve["thresholds"].index(0.4)
+    assert curve["called"][place] == (share >= 0.4).sum()
+    truth = np.array([row["truth"] for row in rows]) == "low"
+    assert curve["events"][place] == (truth & (share >= 0.4)).sum()
+    assert curve["low"][place] < curve["model"][place] < curve["high"][place]
+    assert (
+        "the mean of the 3 models of the folds"
+        in (tmp_path / "validation_binary" / "index.html").read_text()
+    )
 
 
 def test_the_command_prints_the_headline_and_the_page(

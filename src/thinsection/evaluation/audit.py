@@ -100,7 +100,7 @@ def audit(
         "whether two ids are one person with tissue from two places, such as a biopsy and a "
         "resection: embeddings do not show it"
     ]
-    copies, copy_words = _copies(cohort, contents)
+    copies, copy_words = copies_between_patients(cohort, contents)
     if copies:
         warnings.append(copy_words)
     else:
@@ -132,8 +132,10 @@ def audit(
     )
 
 
-def _copies(cohort: Cohort, contents: Contents) -> tuple[list[CopyPair], str]:
-    """Copies between patients, and a sentence that counts and names them."""
+def copies_between_patients(
+    cohort: Cohort, contents: Contents
+) -> tuple[list[CopyPair], str]:
+    """Pairs of slides of different patients that look like copies, and a sentence on them."""
     files = [path for paths in cohort.paths for path in paths]
     names = [slide for slides in cohort.slides for slide in slides]
     counts = [len(slides) for slides in cohort.slides]

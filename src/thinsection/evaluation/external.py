@@ -182,8 +182,8 @@ def calibration_line(
     if with_slope is None or in_the_large is None:
         return None
     return CalibrationLine(
-        intercept=_coefficient(in_the_large, 0, groups),
-        slope=_coefficient(with_slope, 1, groups),
+        intercept=coefficient(in_the_large, 0, groups),
+        slope=coefficient(with_slope, 1, groups),
     )
 
 
@@ -235,7 +235,8 @@ def _sandwich(
     return Fit(beta, covariance, float(t.ppf(1 - TAIL, degrees)))
 
 
-def _coefficient(fit: Fit, place: int, groups: Groups) -> Estimate:
+def coefficient(fit: Fit, place: int, groups: Groups) -> Estimate:
+    """A coefficient of a fit with its interval."""
     value = float(fit.coefficients[place])
     reach = fit.reach * float(fit.covariance[place, place]) ** 0.5
     return Estimate(
@@ -311,6 +312,17 @@ def _reach_of_means(
     return np.asarray(float(t.ppf(1 - TAIL, units - 1)) * np.sqrt(variance))
 
 
+def difference(first: Estimate, second: Estimate) -> tuple[float, float, float]:
+    """Difference of two independent proportions with its 95 % interval.
+
+    Source: Newcombe, Statistics in Medicine 17 (1998), 873: method 10, from the interval of each.
+    """
+    value = first.value - second.value
+    down = np.hypot(first.value - first.low, second.high - second.value)
+    up = np.hypot(first.high - first.value, second.value - second.low)
+    return value, value - float(down), value + float(up)
+
+
 def value_line(
     measured: FloatVector, predicted: FloatVector, groups: Groups
 ) -> CalibrationLine | None:
@@ -326,5 +338,5 @@ def value_line(
     residual = measured - x @ beta
     fit = _sandwich(beta, information, x * residual[:, None], groups.codes)
     return CalibrationLine(
-        intercept=_coefficient(fit, 0, groups), slope=_coefficient(fit, 1, groups)
+        intercept=coefficient(fit, 0, groups), slope=coefficient(fit, 1, groups)
     )

@@ -126,7 +126,6 @@ def hazard_ratio(
         units=units,
         unit=groups.unit,
         method=method,
-        hits=int(event.sum()),
     )
 
 

@@ -27,7 +27,12 @@ from thinsection.evaluation.class_order import ordered_classes
 from thinsection.evaluation.embeddings import FeatureFiles, feature_files
 from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.label_table import LabelTable, read_label_table
-from thinsection.evaluation.label_values import LabelCell, LabelColumns, read_values
+from thinsection.evaluation.label_values import (
+    LabelCell,
+    LabelColumns,
+    LabelValues,
+    read_values,
+)
 from thinsection.evaluation.readings import ValueReading, class_name, is_missing
 from thinsection.evaluation.tables import TextRow
 from thinsection.evaluation.target import (
@@ -152,6 +157,21 @@ class Cohort:
     warnings: tuple[str, ...] = ()
     reading: tuple[ValueReading, ...] = ()  # how each value of the table is read
     questions: tuple[str, ...] = ()  # what must be answered before a model is trained
+    # slide or case of the table, and its class, which the tested model does not have
+    new_classes: tuple[tuple[str, str], ...] = ()
+
+    def take(self, rows: Sequence[int]) -> "Cohort":
+        """Some of the cases."""
+        return replace(
+            self,
+            cases=tuple(self.cases[i] for i in rows),
+            slides=tuple(self.slides[i] for i in rows),
+            files=tuple(self.files[i] for i in rows),
+            values=tuple(self.values[i] for i in rows),
+            patients=tuple(self.patients[i] for i in rows),
+            sites=tuple(self.sites[i] for i in rows) if self.sites else (),
+            subgroups=tuple(tuple(of[i] for i in rows) for of in self.subgroups),
+        )
 
     @property
     def array(self) -> Floats:
@@ -246,6 +266,8 @@ def join_labels(
     slides_of_rows = table.slides_of_rows(files, owners)
     matched = [i for i, slides in enumerate(slides_of_rows) if slides]
     learnt = read_values(table, matched, config.values, trained)
+    learnt, new_rows = _without_new_classes(learnt, trained, table.path.name)
+    new_classes = [(table.name(i), name) for i, name in new_rows.items()]
     unlabelled = [i for i in range(len(table.rows)) if i not in learnt.labelled]
     ids = KnownIds(known if table.key == "slide_id" else _patients(known, owners))
     lost = [
@@ -255,6 +277,7 @@ def join_labels(
     ]
     pairs = [(slide, i) for i in learnt.rows for slide in slides_of_rows[i]]
     used = {slide for slide, _ in pairs}
+    of_new = {slide for i in new_rows for slide in slides_of_rows[i]}
     key_words = table.key.removesuffix("_id")
     lines = [
         f"{counted(len(table.rows), 'row')} in {table.path.name}, matched by "
@@ -264,7 +287,16 @@ def join_labels(
         *_blank_line(table, unlabelled, config),
         *learnt.notes,
         *_count_line(
-            sorted({*files} - used), "slide", "no label for", " with embeddings"
+            [f"{name} ({row})" for row, name in new_classes],
+            key_words,
+            "left out",
+            " of a class that the model does not have",
+        ),
+        *_count_line(
+            sorted({*files} - used - of_new),
+            "slide",
+            "no label for",
+            " with embeddings",
         ),
     ]
     if learnt.problems:
@@ -315,11 +347,41 @@ def join_labels(
         warnings=tuple(warnings),
         reading=learnt.readings,
         questions=learnt.questions,
+        new_classes=tuple(new_classes),
     )
 
 
 def _or_none(row: Sequence[float]) -> tuple[float | None, ...]:
     return tuple(None if math.isnan(value) else value for value in row)
+
+
+def _without_new_classes(
+    learnt: LabelValues, trained: Target | None, where: str
+) -> tuple[LabelValues, dict[int, str]]:
+    """Labels of classes that a tested model has, and rows of other classes with their class.
+
+    Raises DatasetError: no row is of a class that the model has, or a class differs from one of
+    the model's in capitals alone.
+    """
+    if trained is None or not trained.exclusive:
+        return learnt, {}
+    plain = {name.casefold() for name in trained.names}
+    new: dict[int, str] = {}
+    for row, (text,) in zip(learnt.rows, learnt.cells, strict=True):
+        if str(text) not in trained.names and str(text).casefold() not in plain:
+            new[row] = str(text)
+    if learnt.rows and len(new) == len(learnt.rows):
+        raise DatasetError(
+            f"label must be one of {', '.join(trained.names)}, got "
+            f"{listed_names([repr(name) for name in dict.fromkeys(new.values())])} in {where}"
+        )
+    kept = [i for i, row in enumerate(learnt.rows) if row not in new]
+    kept_labels = replace(
+        learnt,
+        rows=tuple(learnt.rows[i] for i in kept),
+        cells=tuple(learnt.cells[i] for i in kept),
+    )
+    return kept_labels, new
 
 
 def _absolute_files(

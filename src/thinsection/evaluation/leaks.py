@@ -110,7 +110,7 @@ def read_labelled(data: Path, config: LabelsConfig) -> Labelled:
     for slides, paths in zip(cohort.slides, cohort.paths, strict=True):
         files.update(zip(slides, paths, strict=True))
     damaged: dict[str, str] = {}
-    contents = _read_usable(files, damaged.__setitem__)
+    contents = read_usable(files, damaged.__setitem__)
     if damaged:
         embeddings = embeddings.without(damaged)
         cohort = join_labels(embeddings, owners, config)
@@ -140,10 +140,10 @@ def read_contents(files: Sequence[Path]) -> Contents:
     def refuse(name: str, reason: str) -> None:
         raise DatasetError(reason)
 
-    return _read_usable({str(path): path for path in files}, refuse)
+    return read_usable({str(path): path for path in files}, refuse)
 
 
-def _read_usable(
+def read_usable(
     files: Mapping[str, Path], leave_out: Callable[[str, str], None]
 ) -> Contents:
     """Contents of the files that can be used; the others go to `leave_out` with the reason."""

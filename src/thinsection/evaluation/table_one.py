@@ -1,4 +1,4 @@
-"""Table 1 of a paper: who was studied, for all cases and for each class."""
+"""Table 1 of a paper: who was studied, for all cases and for each class; and prevalences."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from thinsection.evaluation.cases import Groups
+from thinsection.evaluation.external import Estimate, proportion
 from thinsection.evaluation.hazard import survival_curve
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import Flags, FloatVector, IndexArray
@@ -35,6 +36,7 @@ def table_one(cohort: Cohort, tiles_by_slide: Sequence[int]) -> TableOne:
     columns = _columns(cohort)
     rows = list(_count_rows(cohort, slides, tiles, columns))
     rows += _outcome_rows(cohort, columns)
+    rows += _subgroup_rows(cohort, columns)
     blank = ("",) * (len(columns) - 1)
     rows.append(("label missing, not used", str(cohort.unlabelled), *blank))
     rows.append(("no embeddings, not used", str(cohort.without_embeddings), *blank))
@@ -113,6 +115,39 @@ def _label_share(label: FloatVector) -> str:
     known = int(np.isfinite(label).sum())
     positive = int((label == 1).sum())
     return f"{_share(positive, known)} of {known}" if known else "0 of 0"
+
+
+def _subgroup_rows(
+    cohort: Cohort, columns: dict[str, Flags]
+) -> Iterator[tuple[str, ...]]:
+    """Cases of each value of the subgroup columns, as a share of the column's cases."""
+    for name, values in zip(cohort.subgroup_columns, cohort.subgroups, strict=True):
+        labels = np.array(values)
+        for label in np.unique(labels):
+            counts = (_share_of(labels[c] == label) for c in columns.values())
+            yield (f"{name}: {label}", *counts)
+
+
+def _share_of(members: Flags) -> str:
+    return _share(int(members.sum()), len(members)) if len(members) else "none"
+
+
+def prevalences(cohort: Cohort) -> dict[str, Estimate]:
+    """Share of the cases that have each class or label; empty for values and survival."""
+    truth = cohort.array
+    if cohort.target.exclusive:
+        members = {name: truth[:, 0] == k for k, name in enumerate(cohort.target.names)}
+        if cohort.target.kind == "binary":
+            positive = cohort.target.names[cohort.target.positive_index]
+            members = {positive: members[positive]}
+        return {name: proportion(of, cohort.groups) for name, of in members.items()}
+    if cohort.target.kind != "multilabel":
+        return {}
+    shares = {}
+    for name, label in zip(cohort.target.names, truth.T, strict=True):
+        known = np.flatnonzero(np.isfinite(label))
+        shares[name] = proportion(label[known] == 1, cohort.groups.take(known))
+    return shares
 
 
 def _share(count: int, total: int) -> str:

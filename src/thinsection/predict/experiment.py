@@ -73,6 +73,7 @@ from thinsection.predict.review import review
 from thinsection.predict.tested import Score, Tested
 from thinsection.predict.training import with_recipe
 from thinsection.predict.usual import Usual
+from thinsection.predict.validation_review import described
 from thinsection.report.home import index_address, refresh_index
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
@@ -429,7 +430,10 @@ def _ensemble(
         trained=tuple(dict.fromkeys(trained_marks)),
         sketches=sketches(contents.means, usual.center),
         lock=lock_of(study, results, scored, temperature),
-        data={"account": "; ".join((*cohort.account, *study.warnings))},
+        data={
+            "account": "; ".join((*cohort.account, *study.warnings)),
+            **described(cohort, contents.num_tiles.tolist()),
+        },
         scores={
             metric: _score_words(score, len(cohort.cases))
             for metric, score in scores.items()

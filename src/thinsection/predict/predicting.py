@@ -63,7 +63,7 @@ from thinsection.predict.inputs import (
 )
 from thinsection.predict.model_file import ModelCard, read_card
 from thinsection.predict.replacing import check_validation
-from thinsection.predict.validation import Locked, write_validation
+from thinsection.predict.validation import Locked, use_lines, write_validation
 from thinsection.report.home import refresh_index
 from thinsection.report.verdict import GOOD, load_rules, verdict
 from thinsection.stages.spec import resolve
@@ -122,6 +122,16 @@ class ValidationConfig:
         False,
         "Leave out rows with a missing or negative time, or with a limit such as <5 in place of a "
         "number. Without it they are an error that names the rows.",
+    )
+    site: str | None = option(
+        None,
+        "Column with the hospital or centre of the new cases, for scores by site. [default: the "
+        "site in TCGA barcodes]",
+    )
+    subgroup: tuple[str, ...] = option(
+        (),
+        "Column for whose values the page of the test has separate scores; repeat the option for "
+        "several.",
     )
 
 
@@ -265,8 +275,15 @@ def predict(
         locked = Locked(card=card, file=path.name, sha256=task.model_sum)
         answered = _rows_of_cases(rows, cohort)
         document = write_validation(
-            page.parent, locked, cohort, answered, table=Path(labels.labels or "")
+            page.parent,
+            locked,
+            cohort,
+            answered,
+            table=Path(labels.labels or ""),
+            results=data,
         )
+        for line in use_lines(document):
+            on_message(line)
     refresh_index(home)
     if asked is not None:
         asked_files = {str(source.files[s]) for s in asked if s in source.files}
@@ -360,10 +377,11 @@ def _labels_config(config: ValidationConfig, target: Target) -> LabelsConfig | N
     Raises ConfigError: columns are given without a table.
     """
     if config.labels is None:
-        if config.target or config.time:
+        columns = config.target or config.time or config.site or config.subgroup
+        if columns:
             raise ConfigError(
-                "target and time must be combined with labels, got "
-                f'{config.target or config.time} alone; pass labels="FILE" too'
+                "target, time, site and subgroup must be combined with labels, got "
+                f'{columns} alone; pass labels="FILE" too'
             )
         return None
     survival = target.kind in ("cox", "discrete")
@@ -375,6 +393,8 @@ def _labels_config(config: ValidationConfig, target: Target) -> LabelsConfig | N
         time=config.time or times,
         read=config.read,
         drop_unusable=config.drop_unusable,
+        site=config.site,
+        subgroup=config.subgroup,
         task=target.kind,
     )
 

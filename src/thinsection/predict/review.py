@@ -10,6 +10,7 @@ import numpy as np
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation import intervals
+from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.leaks import Contents
 from thinsection.evaluation.metrics import kind_of
 from thinsection.evaluation.permuted import (
@@ -44,7 +45,7 @@ def review(
     seed = config.fit.seed
     means = contents.case_means(study.case_of_slide)
     methods = _methods(study, tested, results, config)
-    subgroups = _subgroup_tables(study, tested, seed)
+    subgroups = subgroup_tables(study.cohort, tested, seed=seed)
     columns = [table["column"] for table in subgroups]
     answers = _checklist_answers(study, tested, config, dict(methods), columns)
     document = {
@@ -60,9 +61,10 @@ def review(
     return plain
 
 
-def _subgroup_tables(study: Study, tested: Tested, seed: int) -> list[dict[str, Json]]:
+def subgroup_tables(
+    cohort: Cohort, tested: Tested, *, seed: int
+) -> list[dict[str, Json]]:
     """Scores by site if sites are known, and by each subgroup column."""
-    cohort = study.cohort
     labels_by_column = dict(zip(cohort.subgroup_columns, cohort.subgroups, strict=True))
     if cohort.sites:
         labels_by_column = {"site": cohort.sites} | labels_by_column
@@ -85,6 +87,8 @@ def subgroup_rows(
         row: dict[str, Json] = {
             "subgroup": str(label),
             "cases": len(set(part.cases)),
+            "patients": part.groups.total,
+            "positive": part.num_positive,
             "value": None,
             "low": None,
             "high": None,
@@ -277,7 +281,8 @@ def _checklist_answers(
         "12g": "mean of the predicted probabilities of the folds' models (model.safetensors)",
         "13": weighted if cohort.target.exclusive else "",
         "15": f"{cohort.target.kind}: {', '.join(cohort.target.names)}",
-        "18f": "made with Thinsection, which is open source; versions are in experiment.json",
+        "18f": "versions of the software are in experiment.json; code of the study: to be filled "
+        "by the authors",
         "20a": f"{counts}; see Table 1 and the list above it",
         "20b": "Table 1; characteristics of participants: to be filled by the authors",
         "21": f"{target}: {counts} in cross-validation, see Folds",

@@ -139,6 +139,15 @@ class Tested:
             answers=np.stack([1 - probability, probability], axis=1),
         )
 
+    @property
+    def num_positive(self) -> int | None:
+        """Cases of the positive class of two, or with an event; None for other targets."""
+        if self.target.kind == "binary":
+            return int((self.truth[:, 0] == self.target.positive_index).sum())
+        if self.target.kind in ("cox", "discrete"):
+            return int((self.truth[:, 0] == 1).sum())
+        return None
+
     def score(self) -> float:
         """Value of the metric that is printed first."""
         return metrics.all_scores(self.scorers, len(self.cases))[self.metric]

@@ -8,12 +8,14 @@ Cases of the training study are left out and named. If all cases are from it, th
 is an internal validation and is called so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
+from thinsection.config import as_mapping
 from thinsection.errors import DatasetError
 from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.labels import Cohort
@@ -22,14 +24,27 @@ from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.files.workbook import split_sheet
 from thinsection.predict.answering import UNLIKE, Prediction
 from thinsection.predict.model_file import Lock, ModelCard, versions
+from thinsection.predict.review import subgroup_tables
+from thinsection.predict.tested import Tested
+from thinsection.predict.uses import record_use, use_of
 from thinsection.predict.validation_figures import (
+    SEED,
     Rows,
     figures,
 )
 from thinsection.predict.validation_page import validation_page
+from thinsection.predict.validation_review import (
+    beside_training,
+    checklist_of,
+    copies_of,
+    described,
+    read_test_set,
+)
 from thinsection.probe.curves import Columns
+from thinsection.probe.result import METRIC_WORDS, strict
 from thinsection.report.home import index_address
 from thinsection.store.identity import file_sum
+from thinsection.store.ledger import SLIDES
 from thinsection.types import Json
 
 FEW_INNER_CASES = 50
@@ -51,6 +66,7 @@ def write_validation(
     answered: Sequence[Prediction],
     *,
     table: Path,
+    results: Path,
 ) -> dict[str, Json]:
     """Writes the figures, their page and the table of cases; returns validation.json's content.
 
@@ -60,8 +76,9 @@ def write_validation(
         cohort: cases with labels.
         answered: predictions of the model for each case, (n,).
         table: file with the labels.
+        results: folder of the embeddings.
 
-    Memory: BLOCK_BYTES of weights, and 16 n² bytes for survival.
+    Memory: BLOCK_BYTES of weights, 16 n² bytes for survival, and `read_test_set`.
 
     Raises DatasetError: no case is left, or no two times can be compared.
     """
@@ -76,13 +93,15 @@ def write_validation(
             f"labels must contain cases that can test the model, got none of {len(answered)} "
             f"({shown}); pass cases that are not in its training study"
         )
+    scored = cohort.take(kept)
     rows = Rows(
         target=model.card.target,
-        truth=cohort.array[kept],
+        truth=scored.array,
         answers=np.array([answered[i].answers for i in kept]),
-        groups=cohort.groups.take(np.array(kept)),
+        groups=scored.groups,
     )
-    document = {
+    test_set = read_test_set(scored)
+    document: dict[str, Json] = {
         "validation": "internal" if internal else "external",
         "model": {
             "name": model.card.name,
@@ -90,6 +109,7 @@ def write_validation(
             "sha256": model.sha256,
             "head": model.card.head.head,
             "members": len(model.card.members),
+            "training_scores": dict(model.card.scores),
         },
         "labels": {"file": table.name, "sha256": file_sum(split_sheet(table)[0])},
         "task": rows.target.kind,
@@ -106,6 +126,10 @@ def write_validation(
             {"case": cohort.cases[i], "why": why}
             for i, why in enumerate(left_out)
             if why
+        ]
+        + [
+            {"case": name, "why": f"class {label!r}, which the model does not have"}
+            for name, label in cohort.new_classes
         ],
         "account": list(cohort.account),
         "reading": [asdict(reading) for reading in cohort.reading],
@@ -117,7 +141,32 @@ def write_validation(
         "independent": rows.groups.words,
         "versions": versions(),
         **figures(rows, model.card.lock),
+        "subgroups": strict(_subgroups(rows, scored)),
+        "beside_training": beside_training(
+            described(test_set.cohort, test_set.contents.num_tiles.tolist()),
+            model.card.data,
+        ),
+        "copies": copies_of(test_set, answered, internal=internal),
     }
+    if document["copies"]["words"]:
+        document["warnings"].append(document["copies"]["words"])
+    items = checklist_of(model.card, scored, document)
+    document["checklist"] = [item._asdict() for item in items]
+    document["uses"] = None
+    if not internal:
+        folders = [split_sheet(table)[0].absolute().parent]
+        if (results / SLIDES).is_dir() and results != folders[0]:
+            folders.append(results)
+        use = use_of(
+            test_set.cohort,
+            test_set.contents.digests,
+            model=model.card.name,
+            sha256=model.sha256,
+            date=datetime.now(UTC).isoformat(),
+        )
+        uses = record_use(use, folders)
+        document["uses"] = {"number": uses.number, **as_mapping(uses)}
+        document["warnings"] += use_lines(document)
     lines = _case_lines(model.card, cohort, answered, left_out)
     write_table(out / "cases.csv", lines)
     write_json(out / "validation.json", document)
@@ -129,6 +178,54 @@ def write_validation(
     )
     write_text(out / "index.html", page)
     return document
+
+
+def _subgroups(rows: Rows, scored: Cohort) -> list[dict[str, Json]]:
+    """Scores by site and by each subgroup column."""
+    tested = Tested(
+        target=rows.target,
+        cases=scored.cases,
+        groups=rows.groups,
+        slides=scored.slides,
+        fold=np.zeros(len(rows.truth), dtype=np.int64),
+        truth=rows.truth,
+        answers=rows.answers,
+    )
+    words = METRIC_WORDS.get(tested.metric, tested.metric)
+    tables = subgroup_tables(scored, tested, seed=SEED)
+    return [{"metric": words, **table} for table in tables]
+
+
+def use_lines(document: Mapping[str, Json]) -> Iterator[str]:
+    """Sentences on the models that were tested on the same cases."""
+    uses = document["uses"]
+    if uses is None:
+        return
+    if uses["earlier"]:
+        shown = ", ".join(_use_words(one, document["cases"]) for one in uses["earlier"])
+        yield (
+            f"this is the {ordinal(uses['number'])} model tested on these cases, after {shown}: "
+            "the best of several scores is too high"
+        )
+    if uses["later"]:
+        shown = ", ".join(_use_words(one, document["cases"]) for one in uses["later"])
+        yield f"tested on these cases later: {shown}"
+    if uses["missing"]:
+        yield uses["missing"]
+
+
+def _use_words(use: Mapping[str, Json], cases: int) -> str:
+    """Model and day of another test, and how many cases it shares if not all."""
+    shared = use["shared"]
+    part = "" if shared == cases else f", {shared} of these {cases} cases"
+    return f"{use['model']} ({use['date']}{part})"
+
+
+def ordinal(number: int) -> str:
+    """1st, 2nd, 3rd, 4th, 11th, ..."""
+    teens = 10 <= number % 100 <= 20
+    ending = "th" if teens else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def _positive(target: Target) -> str | None:
@@ -236,4 +333,7 @@ def _case_lines(
             "warnings": "; ".join(one.warnings),
         }
         lines.append(line)
+    for name, label in cohort.new_classes:
+        why = f"class {label!r}, which the model does not have"
+        lines.append({"case_id": name, "truth": label, "left_out": why})
     return lines

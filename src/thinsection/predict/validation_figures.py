@@ -20,6 +20,7 @@ from thinsection.evaluation.metrics import (
     class_scorers,
     value_scorers,
 )
+from thinsection.evaluation.recalibration import recalibrated, smooth_calibration
 from thinsection.evaluation.survival import comparable_pairs, concordance
 from thinsection.evaluation.target import Floats, Target
 from thinsection.predict.model_file import Lock
@@ -34,6 +35,7 @@ OLD_MODEL = (
     "this version to have them"
 )
 OF_CASE = ("auroc", "auprc", "brier", "ece")
+AFTER = ("brier", "ece")  # scores that recalibration changes
 OF_CLASSES = ("auroc", "auprc", "balanced_accuracy", "macro_f1", "brier", "ece")
 OF_ORDERED_CLASSES = ("weighted_kappa", "mae", "balanced_accuracy", "ece")
 OF_VALUES = ("r2", "mae", "pearson", "spearman")
@@ -195,9 +197,49 @@ def _outcome(
         "calibration_curve": external.calibration_curve(
             truth, probability, rows.groups
         ),
+        "smooth_calibration": _smooth(truth, probability, rows.groups),
+        "recalibration": _recalibration(truth, probability, rows.groups, sampling),
         "decision_curve": {
             name: array.tolist() for name, array in vars(decision).items()
         },
+    }
+
+
+def _smooth(
+    truth: Flags, probability: FloatVector, groups: Groups
+) -> dict[str, list[float]] | None:
+    """Smooth calibration curve with its band; None where there are too few cases."""
+    band = smooth_calibration(truth, probability, groups)
+    if band is None:
+        return None
+    return {
+        "predicted": band.x.tolist(),
+        "observed": band.y.tolist(),
+        "low": band.low.tolist(),
+        "high": band.high.tolist(),
+    }
+
+
+def _recalibration(
+    truth: Flags, probability: FloatVector, groups: Groups, sampling: Sampling
+) -> dict[str, Json] | None:
+    """Recalibration on these cases, and calibration after it; None where it is not possible."""
+    new = recalibrated(truth, probability, groups)
+    line = None
+    if new is not None:
+        line = external.calibration_line(truth, new.probability, groups)
+    if new is None or line is None:
+        return None
+    labels = truth.astype(np.int64)
+    shares = np.stack([1 - new.probability, new.probability], axis=1)
+    calls = (new.probability > 0.5).astype(np.int64)
+    scorers = class_scorers(labels, calls, 2, shares)
+    return {
+        "intercept": new.intercept,
+        "slope": new.slope,
+        "calibration": line,
+        "scores": score_table(_pick(scorers, AFTER), sampling, seed=SEED),
+        "smooth_calibration": _smooth(truth, new.probability, groups),
     }
 
 
@@ -306,7 +348,11 @@ def _scores_at(
         scorers: Scorers = {"auroc": horizons.auroc_until(event, time, risk, t)}
         if survival is not None:
             scorers["brier"] = horizons.brier_at(event, time, survival[:, i], t)
-        rows.append({"time": t, **score_table(scorers, sampling, seed=SEED)})
+        counts = {
+            "events": int((event & (time <= t)).sum()),
+            "at_risk": int((time > t).sum()),
+        }
+        rows.append({"time": t, **counts, **score_table(scorers, sampling, seed=SEED)})
     return rows
 
 

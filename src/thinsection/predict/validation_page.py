@@ -14,6 +14,7 @@ from thinsection.probe.curves import (
     Columns,
     Words,
     color_of,
+    draw_band,
     draw_decision,
     draw_frequencies,
     draw_groups,
@@ -29,6 +30,8 @@ from thinsection.types import Json, counted, rounded
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# threshold probabilities at which the page tells the net benefit
+SHOWN_THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 CALL_WORDS = {
     "sensitivity": "sensitivity",
     "specificity": "specificity",
@@ -68,9 +71,11 @@ def validation_page(
         pictures=pictures,
         metric_words=METRIC_WORDS,
         call_words=CALL_WORDS,
+        net_benefit=_net_benefit_rows,
         counted=counted,
         number=partial(number_words, cases=document["cases"]),
         interval=partial(interval_words, cases=document["cases"]),
+        signed=partial(rounded, rows=document["cases"], sign="+"),
     )
 
 
@@ -84,6 +89,15 @@ def interval_words(score: Score, cases: int) -> str:
     if score["low"] is None or score["high"] is None:
         return f"none: {score.get('missing') or 'no value'}"
     return f"{rounded(score['low'], cases)} to {rounded(score['high'], cases)}"
+
+
+def _net_benefit_rows(curve: Mapping[str, Json]) -> list[dict[str, Json]]:
+    """Rows of a decision curve at a few thresholds that some case reaches."""
+    rows = []
+    for place, threshold in enumerate(curve["thresholds"]):
+        if round(threshold, 2) in SHOWN_THRESHOLDS:
+            rows.append({name: values[place] for name, values in curve.items()})
+    return rows
 
 
 def _pictures(
@@ -108,14 +122,47 @@ def _pictures(
 
 def _calibration(axes: "Axes", outcomes: Sequence[Json]) -> Words:
     for i, outcome in enumerate(outcomes):
+        color = color_of(i)
+        smooth = outcome["smooth_calibration"]
+        if smooth is not None:
+            draw_band(axes, _smooth_band(smooth), outcome["name"], color)
+        label = outcome["name"] if smooth is None else None
         band = _band(outcome["calibration_curve"])
-        draw_frequencies(axes, band, color=color_of(i), label=outcome["name"])
+        form = "o-" if smooth is None else "o"
+        draw_frequencies(axes, band, color=color, label=label, form=form)
+    after = outcomes[0]["recalibration"] if len(outcomes) == 1 else None
+    if after and after["smooth_calibration"]:
+        band = _smooth_band(after["smooth_calibration"])
+        axes.plot(
+            band.x,
+            band.y,
+            color=color_of(1),
+            linestyle="--",
+            linewidth=1.6,
+            label="after recalibration",
+        )
     axes.set(xlabel="predicted probability", ylabel="observed frequency")
     caption = (
-        "Bins of equally many cases with 95 % confidence intervals; on the dotted line "
-        "predicted probabilities equal observed frequencies."
+        "Line and band: logistic regression on a restricted cubic spline, with its pointwise 95 % "
+        "confidence interval over patients. Points: groups of equally many cases with 95 % "
+        "confidence intervals. On the dotted line predicted probabilities equal observed "
+        "frequencies."
     )
+    if after:
+        caption += (
+            " Dashed: after recalibration of intercept and slope, each case by the other "
+            "patients."
+        )
     return "Calibration", caption
+
+
+def _smooth_band(smooth: Mapping[str, Json]) -> Band:
+    return Band(
+        x=np.array(smooth["predicted"]),
+        y=np.array(smooth["observed"]),
+        low=np.array(smooth["low"]),
+        high=np.array(smooth["high"]),
+    )
 
 
 def _band(bins: Sequence[Json]) -> Band:
@@ -135,8 +182,9 @@ def _band(bins: Sequence[Json]) -> Band:
 def _survival(axes: "Axes", survival: Mapping[str, Json]) -> Words:
     draw_groups(axes, survival["groups"], survival["ticks"])
     caption = (
-        "Kaplan-Meier curves with log-log 95 % confidence bands. The groups are split at the "
-        "median out-of-fold risk in training. The numbers at risk are below the curves."
+        "Kaplan-Meier curves with log-log 95 % confidence bands over patients. The groups are "
+        "split at the median out-of-fold risk in training. The numbers at risk are below the "
+        "curves."
     )
     return "Survival by risk group", caption
 

@@ -111,7 +111,7 @@ def draw_roc(axes: "Axes", columns: Columns) -> Words:
     """ROC curves, with bands where rows can be resampled."""
     for column, sampling, color in columns.drawable():
         band = roc_band(column.truth, column.probability, sampling, seed=SEED)
-        _draw_band(axes, band, column.name, color)
+        draw_band(axes, band, column.name, color)
     axes.plot([0, 1], [0, 1], color="#999999", linestyle=":", linewidth=1)
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
@@ -123,7 +123,7 @@ def draw_precision(axes: "Axes", columns: Columns) -> Words:
     """Curves of precision by recall, with bands where rows can be resampled."""
     for column, sampling, color in columns.drawable():
         band = precision_band(column.truth, column.probability, sampling, seed=SEED)
-        _draw_band(axes, band, column.name, color)
+        draw_band(axes, band, column.name, color)
         axes.axhline(column.truth.mean(), color=color, linestyle=":", linewidth=1)
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.01), ylim=(0, 1.02))
     words = (
@@ -133,7 +133,8 @@ def draw_precision(axes: "Axes", columns: Columns) -> Words:
     return "Precision and recall", f"{words} {BAND}"
 
 
-def _draw_band(axes: "Axes", band: Band, name: str, color: str) -> None:
+def draw_band(axes: "Axes", band: Band, name: str, color: str) -> None:
+    """Curve with its band."""
     axes.fill_between(band.x, band.low, band.high, color=color, alpha=0.18, linewidth=0)
     axes.plot(band.x, band.y, color=color, label=name, linewidth=1.8)
 
@@ -153,14 +154,19 @@ def draw_calibration(axes: "Axes", columns: Columns) -> Words:
 
 
 def draw_frequencies(
-    axes: "Axes", bins: Band, *, color: str, label: str | None = None
+    axes: "Axes",
+    bins: Band,
+    *,
+    color: str,
+    label: str | None = None,
+    form: str = "o-",
 ) -> None:
     """Observed by predicted, each with its interval, beside the line of equality."""
     axes.errorbar(
         bins.x,
         bins.y,
         yerr=np.maximum([bins.y - bins.low, bins.high - bins.y], 0),
-        fmt="o-",
+        fmt=form,
         color=color,
         label=label,
         markersize=4,
@@ -178,7 +184,7 @@ def draw_decision(axes: "Axes", columns: Columns) -> Words:
     for column, sampling, color in columns.drawable():
         curve = decision_curve(column.truth, column.probability, sampling)
         band = Band(x=curve.thresholds, y=curve.model, low=curve.low, high=curve.high)
-        _draw_band(axes, band, column.name, color)
+        draw_band(axes, band, column.name, color)
         axes.plot(curve.thresholds, curve.treat_all, color=color, linestyle=":")
         highest = max(highest, float(curve.treat_all.max()))
     axes.axhline(0, color="#999999", linewidth=1)
