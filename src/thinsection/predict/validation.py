@@ -26,7 +26,7 @@ from thinsection.predict.answering import UNLIKE, Prediction
 from thinsection.predict.model_file import Lock, ModelCard, versions
 from thinsection.predict.review import subgroup_tables
 from thinsection.predict.tested import Tested
-from thinsection.predict.uses import record_use, use_of
+from thinsection.predict.uses import Uses, record_use, use_of
 from thinsection.predict.validation_figures import (
     SEED,
     Rows,
@@ -34,6 +34,7 @@ from thinsection.predict.validation_figures import (
 )
 from thinsection.predict.validation_page import validation_page
 from thinsection.predict.validation_review import (
+    TestSet,
     beside_training,
     checklist_of,
     copies_of,
@@ -103,43 +104,13 @@ def write_validation(
     test_set = read_test_set(scored)
     document: dict[str, Json] = {
         "validation": "internal" if internal else "external",
-        "model": {
-            "name": model.card.name,
-            "file": model.file,
-            "sha256": model.sha256,
-            "head": model.card.head.head,
-            "members": len(model.card.members),
-            "training_scores": dict(model.card.scores),
-        },
-        "labels": {"file": table.name, "sha256": file_sum(split_sheet(table)[0])},
-        "task": rows.target.kind,
-        "target": list(cohort.target.columns),
-        "positive": _positive(rows.target),
-        "positive_words": rows.target.positive_words,
-        "order_words": rows.target.order_words,
-        "outputs": list(rows.target.names),
+        **_sources(model, cohort, table),
         "cases": len(kept),
-        "slides": sum(len(cohort.slides[i]) for i in kept),
+        "slides": sum(map(len, scored.slides)),
         # None: nobody knows whose the cases are
         "patients": rows.groups.total if cohort.unit == "patients" else None,
-        "left_out": [
-            {"case": cohort.cases[i], "why": why}
-            for i, why in enumerate(left_out)
-            if why
-        ]
-        + [
-            {"case": name, "why": f"class {label!r}, which the model does not have"}
-            for name, label in cohort.new_classes
-        ],
-        "account": list(cohort.account),
-        "reading": [asdict(reading) for reading in cohort.reading],
-        "warnings": [
-            *cohort.warnings,
-            *_warnings(rows, cohort, answered, kept),
-            *_threshold_warnings(model.card.lock),
-        ],
         "independent": rows.groups.words,
-        "versions": versions(),
+        "left_out": _left_out_rows(cohort, left_out),
         **figures(rows, model.card.lock),
         "subgroups": strict(_subgroups(rows, scored)),
         "beside_training": beside_training(
@@ -147,26 +118,20 @@ def write_validation(
             model.card.data,
         ),
         "copies": copies_of(test_set, answered, internal=internal),
+        "uses": None,
     }
-    if document["copies"]["words"]:
-        document["warnings"].append(document["copies"]["words"])
+    if not internal:
+        uses = _recorded(test_set, model, table, results)
+        document["uses"] = {"number": uses.number, **as_mapping(uses)}
+    document["warnings"] = [
+        *cohort.warnings,
+        *_warnings(cohort, answered, kept),
+        *_threshold_warnings(model.card.lock),
+        *filter(None, [document["copies"]["words"]]),
+        *use_lines(document),
+    ]
     items = checklist_of(model.card, scored, document)
     document["checklist"] = [item._asdict() for item in items]
-    document["uses"] = None
-    if not internal:
-        folders = [split_sheet(table)[0].absolute().parent]
-        if (results / SLIDES).is_dir() and results != folders[0]:
-            folders.append(results)
-        use = use_of(
-            test_set.cohort,
-            test_set.contents.digests,
-            model=model.card.name,
-            sha256=model.sha256,
-            date=datetime.now(UTC).isoformat(),
-        )
-        uses = record_use(use, folders)
-        document["uses"] = {"number": uses.number, **as_mapping(uses)}
-        document["warnings"] += use_lines(document)
     lines = _case_lines(model.card, cohort, answered, left_out)
     write_table(out / "cases.csv", lines)
     write_json(out / "validation.json", document)
@@ -178,6 +143,63 @@ def write_validation(
     )
     write_text(out / "index.html", page)
     return document
+
+
+def _sources(model: Locked, cohort: Cohort, table: Path) -> dict[str, Json]:
+    """Model, labels and target of a test, and how the labels were read."""
+    target = model.card.target
+    return {
+        "model": {
+            "name": model.card.name,
+            "file": model.file,
+            "sha256": model.sha256,
+            "head": model.card.head.head,
+            "members": len(model.card.members),
+            "training_scores": dict(model.card.scores),
+        },
+        "labels": {"file": table.name, "sha256": file_sum(split_sheet(table)[0])},
+        "task": target.kind,
+        "target": list(cohort.target.columns),
+        "positive": _positive(target),
+        "positive_words": target.positive_words,
+        "order_words": target.order_words,
+        "outputs": list(target.names),
+        "account": list(cohort.account),
+        "reading": [asdict(reading) for reading in cohort.reading],
+        "versions": versions(),
+    }
+
+
+def _left_out_rows(cohort: Cohort, left_out: Sequence[str]) -> list[dict[str, str]]:
+    """Labelled cases that are not scored, and why."""
+    rows = [
+        {"case": case, "why": why}
+        for case, why in zip(cohort.cases, left_out, strict=True)
+        if why
+    ]
+    return rows + [
+        {"case": name, "why": _new_class_words(label)}
+        for name, label in cohort.new_classes
+    ]
+
+
+def _new_class_words(label: str) -> str:
+    return f"class {label!r}, which the model does not have"
+
+
+def _recorded(test_set: TestSet, model: Locked, table: Path, results: Path) -> Uses:
+    """Records the use of these cases beside the labels, and in a results folder of ours."""
+    folders = [split_sheet(table)[0].absolute().parent]
+    if (results / SLIDES).is_dir() and results != folders[0]:
+        folders.append(results)
+    use = use_of(
+        test_set.cohort,
+        test_set.contents.digests,
+        model=model.card.name,
+        sha256=model.sha256,
+        date=datetime.now(UTC).isoformat(),
+    )
+    return record_use(use, folders)
 
 
 def _subgroups(rows: Rows, scored: Cohort) -> list[dict[str, Json]]:
@@ -204,7 +226,7 @@ def use_lines(document: Mapping[str, Json]) -> Iterator[str]:
     if uses["earlier"]:
         shown = ", ".join(_use_words(one, document["cases"]) for one in uses["earlier"])
         yield (
-            f"this is the {ordinal(uses['number'])} model tested on these cases, after {shown}: "
+            f"this is the {nth(uses['number'])} model tested on these cases, after {shown}: "
             "the best of several scores is too high"
         )
     if uses["later"]:
@@ -221,7 +243,7 @@ def _use_words(use: Mapping[str, Json], cases: int) -> str:
     return f"{use['model']} ({use['date']}{part})"
 
 
-def ordinal(number: int) -> str:
+def nth(number: int) -> str:
     """1st, 2nd, 3rd, 4th, 11th, ..."""
     teens = 10 <= number % 100 <= 20
     ending = "th" if teens else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
@@ -256,7 +278,7 @@ def _why_no_test(one: Prediction, card: ModelCard) -> str:
 
 
 def _warnings(
-    rows: Rows, cohort: Cohort, answered: Sequence[Prediction], kept: Sequence[int]
+    cohort: Cohort, answered: Sequence[Prediction], kept: Sequence[int]
 ) -> list[str]:
     """Messages that a reader must know before the figures."""
     warnings = []
@@ -334,6 +356,6 @@ def _case_lines(
         }
         lines.append(line)
     for name, label in cohort.new_classes:
-        why = f"class {label!r}, which the model does not have"
+        why = _new_class_words(label)
         lines.append({"case_id": name, "truth": label, "left_out": why})
     return lines

@@ -119,7 +119,12 @@ def _shifts(
     shifts = []
     for name, own in here.items():
         other = training.get(name)
-        row: dict[str, Json] = {"name": name, "test": own, "training": other}
+        row: dict[str, Json] = {
+            "name": name,
+            "test": own,
+            "training": other,
+            "difference": None,
+        }
         both = [own, other]
         if all(share and share["low"] is not None for share in both):
             ends = difference(Estimate(**own), Estimate(**both[1]))
