@@ -35,6 +35,7 @@ BINS = 10  # of a calibration curve, at most
 MIN_OF_EACH = 5  # events, and cases without one, for a calibration line
 # nearest that a probability comes to 0 or 1 when its logit is taken
 PROBABILITY_CLIP = 1e-7
+PROPORTION_METHOD = "Wilson's score interval, jackknife"
 NEWTON_STEPS = 100
 NEWTON_TOLERANCE = 1e-10
 
@@ -102,7 +103,7 @@ def proportion(hits: Flags, groups: Groups) -> Estimate:
         cases=len(values),
         units=groups.total,
         unit=groups.unit,
-        method=bounds.method,
+        method=bounds.method and PROPORTION_METHOD,
         hits=int(hits.sum()),
         missing=bounds.missing,
     )
