@@ -37,6 +37,7 @@ from thinsection.pool.cobra import CobraSlideEncoder
 from thinsection.pool.moozy import MoozySizes, MoozySlideEncoder, heads_at_a_time
 from thinsection.pool.prism import PrismSlideEncoder
 from thinsection.pool.softmax_sums import SoftmaxSums
+from thinsection.weights.hub import hub_library
 
 # of the largest absolute value: float32 rounds by 6e-8, and sums of some hundred products by more
 TOLERANCE = 3e-6
@@ -333,6 +334,39 @@ def test_prism_takes_its_sizes_from_the_config_beside_its_weights(
     config.write_text("{")
     with pytest.raises(WeightsError, match="config must be JSON"):
         load_slide_encoder("prism", weights=tmp_path, device="cpu")
+
+
+def test_another_repository_of_prism_must_have_its_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two repositories in the hub's cache, one without a config; there is no network."""
+    constants = hub_library().constants
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    commit = "0123456789abcdef" * 2 + "01234567"
+    sizes = AUTHORS["prism_small"].config
+    weights = PrismSlideEncoder.random_weights(sizes, seed=SEED)
+    table = {
+        "context_dim": 40,
+        "latent_dim": 48,
+        "latent_seq": 6,
+        "mhsa_heads": 4,
+        "perceiver_depth": 5,
+        "share_xattn_start_layer": 2,
+        "transformer_depth": 2,
+        "xattn_heads": 3,
+    }
+    for name in ("complete", "bare"):
+        folder = tmp_path / f"models--owner--{name}" / "snapshots" / commit
+        folder.mkdir(parents=True)
+        save_file(weights, folder / "model.safetensors")
+        if name == "complete":
+            text = json.dumps({"perceiver_config": table})
+            (folder / "config.json").write_text(text)
+    encoder = PrismSlideEncoder.from_pretrained(f"owner/complete@{commit}")
+    assert encoder.net.sizes == sizes
+    with pytest.raises(WeightsError, match=r"hf download owner/bare config\.json"):
+        PrismSlideEncoder.from_pretrained(f"owner/bare@{commit}")
 
 
 def test_prism_refuses_a_depth_that_its_names_contradict(tmp_path: Path) -> None:

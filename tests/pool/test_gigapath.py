@@ -329,6 +329,8 @@ def test_published_names_load_strictly_and_safely(
     encoder = GigaPathSlideEncoder.from_pretrained(tmp_path, config=SMALL)
     wanted = GigaPathSlideEncoder.from_state_dict(weights, config=SMALL)
     assert encoder.weights_hash == wanted.weights_hash
+    with pytest.raises(WeightsError, match="misshapen"):
+        load_slide_encoder("gigapath", weights=tmp_path, device="cpu")
     missing = {name: value for name, value in weights.items() if name != "norm.bias"}
     with pytest.raises(
         WeightsError, match=r"got 1 missing \(norm\.bias\) in 'gigapath'"

@@ -31,8 +31,7 @@ from thinsection.pool.published import (
 from thinsection.pool.softmax_sums import SoftmaxSums
 from thinsection.types import CoordsL0
 
-CONFIG = "config.json"  # beside the weights
-TABLE = "perceiver_config"  # of that file
+TABLE = "perceiver_config"  # of the authors' config
 BLOCK_ROWS = 2048  # tiles a block: scores of 513 latents, 2048 x 513 float64, are 8 MiB
 
 
@@ -174,6 +173,7 @@ class PrismSlideEncoder(PublishedSlideEncoder[PerceiverSizes]):
     repository = "paige-ai/Prism"
     revision = "adeb3376909b4fb3fba5a5243a1df05d42d57fdd"
     files = ("model.safetensors", "pytorch_model.bin")
+    config_file = "config.json"
     prefix: ClassVar[str] = "image_resampler."
     unused = ("img_norm.",)
 
@@ -187,11 +187,11 @@ class PrismSlideEncoder(PublishedSlideEncoder[PerceiverSizes]):
     def stated_sizes(
         cls, path: Path, state_dict: Mapping[str, Tensor]
     ) -> PerceiverSizes | None:
-        """Sizes of `perceiver_config` in the config.json beside the weights, if there is one.
+        """Sizes of `perceiver_config` in the config beside the weights, if there is one.
 
         The shapes do not show heads, looks and from which look on weights are shared.
         """
-        config_path = path.with_name(CONFIG)
+        config_path = path.with_name(cls.config_file)
         if not config_path.is_file():
             return None
         rule = "config must be JSON"

@@ -14,7 +14,7 @@ from thinsection.errors import BudgetError, ConfigError, WeightsError
 from thinsection.pool.encoder import LoadOptions, SlideEncoder
 from thinsection.types import MIB, Document, format_bytes
 from thinsection.weights.files import load_strictly, read_state_dict
-from thinsection.weights.hub import commit_of, find_weights
+from thinsection.weights.hub import commit_of, find_weights, hub_file
 from thinsection.weights.placement import resolve_device
 
 # tokens a block of the MLP: hidden states of 1024 x 3072 float32 are 12 MiB
@@ -38,6 +38,8 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
     files: ClassVar[tuple[str, ...]]  # names of the weights file, the preferred first
     # the weights' names begin with it; beside them lies another model
     prefix: ClassVar[str] = ""
+    # name of a file beside the weights that states sizes which they do not show
+    config_file: ClassVar[str] = ""
     # tables of a checkpoint that together are the weights; none: it is one table
     tables: ClassVar[tuple[str, ...]] = ()
     # how names begin that the file has, and the slide embedding does not need
@@ -150,6 +152,8 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
             )
         revision = cls.revision if str(source) == cls.repository else None
         path = find_weights(source, files=cls.files, revision=revision)
+        if cls.config_file and revision is None:
+            _fetch_beside(path, source, cls.config_file)
         state_dict = read_state_dict(path, tables=cls.tables)
         sizes = config or cls.stated_sizes(path, state_dict)
         encoder = cls.from_state_dict(state_dict, config=sizes, options=options)
@@ -189,6 +193,16 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
                 value = value * shape[-1] ** -0.5
             weights[cls.prefix + name] = value
         return weights
+
+
+def _fetch_beside(path: Path, source: str | Path, name: str) -> None:
+    """Fetches that file of the repository from which the weights at `path` come, if from one.
+
+    Raises WeightsError: the repository does not have it, or the hub refuses.
+    """
+    commit = commit_of(path)
+    if commit is not None and not Path(source).exists():
+        hub_file(str(source).partition("@")[0], (name,), revision=commit)
 
 
 def stated_int(table: Document, name: str, place: str, *, default: int | None) -> int:
