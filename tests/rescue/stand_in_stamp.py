@@ -11,7 +11,8 @@ class Scaler(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.running_mean = nn.Buffer(torch.tensor([700.0]))
+        # nn.Buffer is not in PyTorch 2.4
+        self.register_buffer("running_mean", torch.tensor([700.0]))
 
     def forward(self, x):  # type: ignore[no-untyped-def]
         if self.training:
