@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.pool.test_gigapath_authors import plain_attention
 from tests.rescue import stand_in_gigapath, stand_in_stamp
+from tests.support.plain_flash import plain_attention
 
 from benchmarks.harness import arguments, finish
 from thinsection import rescue

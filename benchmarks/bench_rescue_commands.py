@@ -9,7 +9,7 @@ mussel, trident, lazyslide, stamp), made as its users do: the tool with its own 
 thinsection without an extra. THINSECTION_TEST_TRIDENT and THINSECTION_TEST_GIGAPATH name checkouts
 of mahmoodlab/TRIDENT and prov-gigapath/prov-gigapath. Commands with GigaPath run only if `--only`
 names them: its authors' code evaluates the text of numbers, which NumPy 2 writes otherwise, so they
-need NumPy 1. The smoke size runs a program with transformers in this environment.
+need NumPy 1. With `--only`, rows of other commands with as many tiles stay in the file. The smoke size runs a program with transformers in this environment.
 """
 
 import json
@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import arguments, finish
-from benchmarks.peer_commands import COMMANDS, PeerCommand, write_inputs
+from benchmarks.harness import RESULTS, arguments, finish
+from benchmarks.peer_commands import COMMANDS, ROOT, PeerCommand, write_inputs
 from thinsection.types import GIB
 
 NUM_TILES = 8_000
@@ -49,6 +49,8 @@ def main() -> None:
         names = args.only.split(",")
     num_tiles = SMOKE_TILES if args.smoke else int(args.tiles or NUM_TILES)
     results: dict[str, Any] = {"num_tiles": num_tiles, "commands": {}}
+    if args.only and not args.smoke:
+        results["commands"] = earlier_rows(num_tiles)
     embeddings: dict[str, np.ndarray] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -66,13 +68,22 @@ def main() -> None:
     finish("bench_rescue_commands", results, args)
 
 
+def earlier_rows(num_tiles: int) -> dict[str, Any]:
+    """Rows of the last run, if it had as many tiles; each has the versions that it ran with."""
+    path = RESULTS / "bench_rescue_commands.json"
+    last: dict[str, Any] = json.loads(path.read_text())["results"]
+    rows: dict[str, Any] = last["commands"] if last["num_tiles"] == num_tiles else {}
+    return rows
+
+
 def compared(name: str, folder: Path) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
     """Figures of both ways, and the embeddings of the command as it is and in the rescue."""
     peer = COMMANDS[name]
     place = folder / name.replace(" ", "_")
     place.mkdir()
     words = peer.prepare(folder, place)
-    row: dict[str, Any] = {"command": " ".join(words).replace(str(folder), "FOLDER")}
+    line = " ".join(words).replace(str(folder), "FOLDER").replace(f"{ROOT}/", "")
+    row: dict[str, Any] = {"command": line}
     if peer.stops_with:
         stopped = run(peer, [*peer.start(words), *words[1:]], place, folder)
         assert peer.stops_with in stopped["output"], stopped["output"]

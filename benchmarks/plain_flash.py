@@ -7,7 +7,7 @@ TRIDENT's check for the package flash_attn, and the assertion of prov-gigapath, 
 import importlib
 import sys
 
-from tests.pool.test_gigapath_authors import plain_attention
+from tests.support.plain_flash import plain_attention
 
 from thinsection.rescue.command import run_command
 from thinsection.rescue.gigapath import _trident_without_flash

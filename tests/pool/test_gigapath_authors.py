@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.plain_flash import plain_attention
 
 from thinsection.pool import GigaPathSlideEncoder, LoadOptions, patient_embedding
 from thinsection.pool.gigapath import LongNetConfig
@@ -32,14 +33,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # theirs
 ]
 GRID = 130  # of their position table; 1000 takes 3 GB, and its entries are the same
-
-
-def plain_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention (b, l, h, d) and log-sum-exp (b, h, l), as flash attention gives them."""
-    scores = torch.einsum("blhd,bmhd->bhlm", q, k) * q.shape[-1] ** -0.5
-    return torch.einsum("bhlm,bmhd->blhd", scores.softmax(-1), v), scores.logsumexp(-1)
 
 
 @pytest.fixture(scope="module")

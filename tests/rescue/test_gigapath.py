@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 import torch
-from tests.pool.test_gigapath_authors import plain_attention
 from tests.rescue import stand_in_gigapath
 from tests.rescue.stand_in_gigapath import DIM, DilatedAttention, encoder
+from tests.support.plain_flash import plain_attention
 
 from thinsection import rescue
 from thinsection.errors import RescueError
