@@ -9,7 +9,8 @@ mussel, trident, lazyslide, stamp), made as its users do: the tool with its own 
 thinsection without an extra. THINSECTION_TEST_TRIDENT and THINSECTION_TEST_GIGAPATH name checkouts
 of mahmoodlab/TRIDENT and prov-gigapath/prov-gigapath. Commands with GigaPath run only if `--only`
 names them: its authors' code evaluates the text of numbers, which NumPy 2 writes otherwise, so they
-need NumPy 1. With `--only`, rows of other commands with as many tiles stay in the file. The smoke size runs a program with transformers in this environment.
+need NumPy 1. With `--only`, rows of other commands with as many tiles stay in the file. The smoke
+size runs a program with transformers in this environment.
 """
 
 import json
