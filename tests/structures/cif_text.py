@@ -68,6 +68,7 @@ class Part:
     """A residue, or one alternative of it."""
 
     chain: str
+    author_chain: str = ""  # "": the same
     name: str
     number: int
     insertion: str = "?"
@@ -122,7 +123,7 @@ def write_cif(path: Path, parts: Sequence[Part], bonds: Sequence[Bond] = ()) -> 
         lines.append(
             f"{group} {number} {element} {quoted} {part.altloc} {part.name} {part.chain} 1 "
             f"{sequence} {part.insertion} {x:.3f} {y:.3f} {z:.3f} {part.occupancy} 20.0 "
-            f"{part.number} {part.name} {part.chain} {quoted} 1"
+            f"{part.number} {part.name} {part.author_chain or part.chain} {quoted} 1"
         )
     if bonds:
         lines += ["loop_", "_struct_conn.id", "_struct_conn.conn_type_id"]
@@ -137,7 +138,8 @@ def write_cif(path: Path, parts: Sequence[Part], bonds: Sequence[Bond] = ()) -> 
         ):
             sequence = "?" if part.sequence is None else str(part.sequence)
             row += [part.chain, part.name, sequence, f'"{name}"', str(part.number)]
-            row += [part.chain, part.name, symmetry, part.insertion]
+            row += [part.author_chain or part.chain, part.name, symmetry]
+            row.append(part.insertion)
             row.append("?" if part.altloc == "." else part.altloc)
         lines.append(" ".join(row))
     path.write_text("\n".join([*lines, ""]))

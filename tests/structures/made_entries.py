@@ -57,6 +57,7 @@ def _bonds_that_do_not_count() -> Made:
         Bond(first=(one[4], "OG"), second=(sugars[0], "C1"), length=2.5),
         Bond(first=(one[5], "ND2"), second=(sugars[1], "C1"), symmetry="3_655"),
         Bond(first=(one[5], "OD1"), second=(sugars[2], "C1"), kind="hydrog"),
+        Bond(first=(one[3], "N"), second=(one[3], "CB")),  # within a residue
     ]
     tokens = _all_single([*one, *two]) | _atomised(zinc, *sugars)
     return Made([*one, *two, zinc, *sugars], bonds, tokens)
@@ -171,6 +172,54 @@ def _unknown_and_single_residues() -> Made:
     return Made(parts, [], tokens)
 
 
+def _equal_alternatives() -> Made:
+    """Equal sums of occupancies, the later letter first in the file."""
+    first, _, last = polymer("A", "GLY GLY GLY")
+    pair = [
+        Part(
+            chain="A",
+            name=name,
+            number=2,
+            sequence=2,
+            altloc=letter,
+            occupancy=0.5,
+        )
+        for name, letter in (("ALA", "B"), ("UNK", "A"))
+    ]
+    return Made([first, *pair, last], [], _all_single([first, pair[1], last]))
+
+
+def _equal_votes() -> Made:
+    """As many atoms of a protein as of none, and of DNA as of RNA."""
+    mixed = [
+        Part(chain="A", name="SO4", number=1, sequence=1),
+        Part(chain="A", name="ALA", number=2, sequence=2),
+    ]
+    hybrid = [
+        Part(chain="B", name="DA", number=1, sequence=1),
+        Part(chain="B", name="U", number=2, sequence=2, atoms=_atoms_of("DA")),
+    ]
+    tokens = _atomised(mixed[0]) | _all_single([mixed[1], *hybrid])
+    return Made([*mixed, *hybrid], [], tokens)
+
+
+def _atoms_of(name: str) -> tuple[str, ...]:
+    return tuple(ATOMS[name].split())
+
+
+def _ligands_after_all_polymers() -> Made:
+    """Ligands belong to the authors' chains of the polymers, and come after both."""
+    one = polymer("A", "GLY ALA")
+    two = polymer("B", "ALA GLY")
+    ligands = [
+        Part(chain="C", author_chain="A", name="ZN", number=101),
+        Part(chain="D", author_chain="B", name="SO4", number=101),
+        Part(chain="E", author_chain="A", name="ZN", number=102),
+    ]
+    tokens = _all_single([*one, *two]) | _atomised(*ligands)
+    return Made([*one, *two, *ligands], [], tokens)
+
+
 MADE = {
     "glycans": _glycans(),
     "bonds_that_do_not_count": _bonds_that_do_not_count(),
@@ -178,6 +227,9 @@ MADE = {
     "nucleic_acids": _nucleic_acids(),
     "alternatives_of_a_bond": _alternatives_of_a_bond(),
     "microheterogeneity": _microheterogeneity(),
+    "equal_alternatives": _equal_alternatives(),
+    "equal_votes": _equal_votes(),
     "insertion_codes": _insertion_codes(),
+    "ligands_after_all_polymers": _ligands_after_all_polymers(),
     "unknown_and_single_residues": _unknown_and_single_residues(),
 }

@@ -41,7 +41,11 @@ def kinds_of(structure: Structure) -> dict[str, str]:
 def test_the_tokens_of_a_made_entry_are_openfold3s(name: str, tmp_path: Path) -> None:
     entry = MADE[name]
     structure = read_structure(write_cif(tmp_path / "m.cif", entry.parts, entry.bonds))
-    assert tokens_of(structure) == entry.tokens
+    tokens = tokens_of(structure)
+    assert tokens == entry.tokens
+    places = {(part.chain, part.name): None for part in entry.parts}
+    named = {(chain, name): None for chain, _, name in tokens}
+    assert list(named) == [place for place in places if place in named]  # file order
 
 
 def test_residue_types_and_kinds_are_those_of_the_chain(tmp_path: Path) -> None:
@@ -82,6 +86,12 @@ def test_residue_types_and_kinds_are_those_of_the_chain(tmp_path: Path) -> None:
     for row in table.to_pylist():
         if row["kind"] in ("rna", "dna"):
             assert (row["atom_a"], row["atom_b"]) == ("C3'", "C1'")
+
+
+def test_of_equal_votes_the_first_kind_counts(tmp_path: Path) -> None:
+    entry = MADE["equal_votes"]
+    structure = read_structure(write_cif(tmp_path / "m.cif", entry.parts))
+    assert kinds_of(structure) == {"A": "atom+protein", "B": "rna"}
 
 
 def test_the_likeliest_alternative_counts_as_a_whole(tmp_path: Path) -> None:
