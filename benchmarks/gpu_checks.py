@@ -52,8 +52,8 @@ def check_queues(device: str, smoke: bool) -> dict[str, Any]:
         found += loop.submit(made)
     found += loop.flush()
     for made, one in zip(found, alone, strict=True):
-        assert made.tile_embeddings[0].tobytes() == one.tobytes(), (
-            f"batch {made.key} differs"
+        assert made.tile_embeddings[encoder.label].tobytes() == one.tobytes(), (
+            f"batch {made.source} differs"
         )
     return {"batches": count, "equal_bytes": True}
 

@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from thinsection.encode import TileEncoder, embed_tiles, load_encoder
-from thinsection.encode.embed import BatchEncoder, EmbeddedBatch
+from thinsection.encode.embed import BatchEncoder
 from thinsection.encode.memory import batch_bytes, dry_pass
 from thinsection.errors import InvalidInputError
 from thinsection.slide import open_slide
 from thinsection.stream import StageClock, TileBatch, iter_tiles
+from thinsection.stream.batches import EmbeddedBatch
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import tile_grid
 from thinsection.weights.placement import cpu_has_bf16
@@ -35,7 +36,7 @@ def batches(count: int = 3, released: list[int] | None = None) -> list[TileBatch
         tiles = rng.integers(0, 256, (size, 224, 224, 3), dtype=np.uint8)
         made.append(
             TileBatch(
-                key=i,
+                source=i,
                 indices=np.arange(size) + 10 * i,
                 coords_l0=coords,
                 tiles=tiles,
@@ -50,23 +51,23 @@ def test_two_encoders_over_one_batch_give_the_bytes_of_single_runs(encoders) -> 
     together = BatchEncoder(encoders, clock=StageClock())
     found = [item for batch in batches(3, released) for item in together.submit(batch)]
     found += together.flush()
-    assert [item.key for item in found] == released == [0, 1, 2]
-    for place, encoder in enumerate(encoders):
+    assert [item.source for item in found] == released == [0, 1, 2]
+    for encoder in encoders:
+        label = encoder.label
         alone = BatchEncoder([encoder])
         single = [item for batch in batches() for item in alone.submit(batch)]
         for both, one, batch in zip(found, single, batches(), strict=True):
-            assert both.tile_embeddings[place].dtype == np.float32
+            assert list(both.tile_embeddings) == [e.label for e in encoders]
+            assert both.tile_embeddings[label].dtype == np.float32
             assert (
-                both.tile_embeddings[place].tobytes()
-                == one.tile_embeddings[0].tobytes()
+                both.tile_embeddings[label].tobytes()
+                == one.tile_embeddings[label].tobytes()
             )
             assert (
-                one.tile_embeddings[0].tobytes()
+                one.tile_embeddings[label].tobytes()
                 == encoder.encode(batch.tiles).numpy().tobytes()
             )
-            assert both.tokens == (None, None) and np.array_equal(
-                both.indices, batch.indices
-            )
+            assert both.tokens == {} and np.array_equal(both.indices, batch.indices)
 
 
 def test_a_marker_comes_out_after_the_batches_before_it(encoders) -> None:
@@ -78,7 +79,7 @@ def test_a_marker_comes_out_after_the_batches_before_it(encoders) -> None:
         *worker.submit(second),
     ]
     order += worker.flush()
-    assert [o.key if isinstance(o, EmbeddedBatch) else o for o in order] == [
+    assert [o.source if isinstance(o, EmbeddedBatch) else o for o in order] == [
         *(0, "end of a slide", 1)
     ]
     with pytest.raises(InvalidInputError, match="at least one encoder, got none"):
@@ -115,8 +116,10 @@ def test_tokens_and_embeddings_of_one_pass_are_those_of_two(
 def test_a_batch_of_tokens_is_one_pass_and_is_counted(encoders, monkeypatch) -> None:
     (batch,) = batches(1)
     (found,) = BatchEncoder(encoders).submit(batch, ["tokens", "tokens"])
-    assert [t.shape for t in found.tokens] == [(5, 49, 1280), (5, 196, 384)]
-    for encoder, embedding in zip(encoders, found.tile_embeddings, strict=True):
+    shapes = [tokens.shape for tokens in found.tokens.values()]
+    assert shapes == [(5, 49, 1280), (5, 196, 384)]
+    for encoder in encoders:
+        embedding = found.tile_embeddings[encoder.label]
         assert np.array_equal(embedding, encoder.encode(batch.tiles).numpy())
         more = batch_bytes(encoder, batch_size=32, tokens=True) - batch_bytes(
             encoder, batch_size=32
@@ -131,8 +134,9 @@ def test_an_encoder_of_which_nothing_is_wanted_is_left_out(
     (batch,) = batches(1)
     monkeypatch.setattr(encoders[0], "encode", None)
     (found,) = BatchEncoder(encoders).submit(batch, ["", "embeddings"])
-    assert found.tile_embeddings[0] is None and found.tokens == (None, None)
-    assert np.array_equal(found.tile_embeddings[1], encoders[1].encode(batch.tiles))
+    (label,) = found.tile_embeddings
+    assert label == encoders[1].label and found.tokens == {}
+    assert np.array_equal(found.tile_embeddings[label], encoders[1].encode(batch.tiles))
 
 
 def test_an_encoder_without_tokens_names_those_that_have_them(encoders) -> None:
@@ -175,19 +179,20 @@ def test_on_cuda_two_encoders_share_one_copy_and_give_the_bytes_of_single_runs()
     found, first = [], batches(3, released)
     for batch in first:
         found += together.submit(batch)
-        assert len(found) == max(0, batch.key - 1) and len(released) in (
-            batch.key,
-            batch.key + 1,
+        assert len(found) == max(0, batch.source - 1) and len(released) in (
+            batch.source,
+            batch.source + 1,
         )
     found += together.flush()
     assert released == [0, 1, 2]
-    for place, encoder in enumerate(made):
+    for encoder in made:
+        label = encoder.label
         alone = BatchEncoder([encoder])
         single = [i for batch in batches() for i in alone.submit(batch)] + [
             *alone.flush()
         ]
         for both, one in zip(found, single, strict=True):
             assert (
-                both.tile_embeddings[place].tobytes()
-                == one.tile_embeddings[0].tobytes()
+                both.tile_embeddings[label].tobytes()
+                == one.tile_embeddings[label].tobytes()
             )

@@ -9,9 +9,10 @@ import torch
 from tests.support.timed_card import TimedCard
 
 from thinsection.encode import TileEncoder, encoder_spec
-from thinsection.encode.embed import BatchEncoder, EmbeddedBatch
+from thinsection.encode.embed import BatchEncoder
 from thinsection.encode.queues import Card
 from thinsection.stream import TileBatch
+from thinsection.stream.batches import EmbeddedBatch
 
 CUDA = torch.device("cuda", 0)
 DIM, EDGE, BATCH = 12, 4, 6
@@ -32,8 +33,15 @@ class OnCard(TileEncoder):
         "0",
     )
 
-    def __init__(self, card: TimedCard, *, most: int = BATCH) -> None:
+    def __init__(
+        self, card: TimedCard, *, most: int = BATCH, label: str = "one"
+    ) -> None:
         self.card, self.most, self.seen = card, most, []
+        self._label = label
+
+    @property
+    def label(self) -> str:
+        return self._label
 
     def encode(self, tiles_u8: torch.Tensor) -> torch.Tensor:
         self.seen.append(len(tiles_u8))
@@ -100,14 +108,14 @@ def run(
     loop = BatchEncoder(encoders, card=lambda device: card)
     found = [made for batch in source for made in loop.submit(batch, wanted)]
     found += loop.flush()
-    assert [made.key for made in found] == list(range(count))
+    assert [made.source for made in found] == list(range(count))
     assert sorted(n for n, _ in source.released) == list(range(count))
     for (number, when), (_, copied) in zip(
         source.released, card.streams[0].spans, strict=True
     ):
         assert when >= copied, f"buffer {number} was released before its copy ended"
     for made, tiles in zip(found, source.tiles, strict=True):
-        for got in made.tile_embeddings:
+        for got in made.tile_embeddings.values():
             assert np.array_equal(got, expected(tiles))
     return found
 
@@ -156,17 +164,20 @@ def test_slow_copies_hold_back_neither_order_nor_buffers() -> None:
 
 def test_answers_come_back_through_a_ring_that_does_not_grow() -> None:
     card = TimedCard()
-    run(card, OnCard(card), OnCard(card), count=20)
+    run(card, OnCard(card), OnCard(card, label="two"), count=20)
     assert card.num_pinned == 2 * 3
 
 
 def test_tokens_and_embeddings_share_a_batch_and_its_copy() -> None:
     card = TimedCard()
-    found = run(card, OnCard(card), OnCard(card), wanted=["tokens", "embeddings"])
+    found = run(
+        card, OnCard(card), OnCard(card, label="two"), wanted=["tokens", "embeddings"]
+    )
     assert len(card.streams[0].spans) == 8
     for made in found:
-        assert np.array_equal(made.tokens[0][:, 1], made.tile_embeddings[0])
-        assert made.tokens[1] is None
+        (tokens,) = made.tokens.values()
+        assert np.array_equal(tokens[:, 1], made.tile_embeddings["one"])
+        assert list(made.tokens) == ["one"]
 
 
 def test_a_batch_that_the_card_cannot_hold_is_halved_and_said_so() -> None:
@@ -176,7 +187,7 @@ def test_a_batch_that_the_card_cannot_hold_is_halved_and_said_so() -> None:
     assert encoder.seen[:5] == [6, 3, 2, 2, 2]  # what did not fit is not tried again
     assert max(encoder.seen[2:]) == 2
     assert {made.notes for made in found} == {
-        ("lunit_vits16: the GPU ran out of memory; continuing with 2 tiles at once",)
+        ("one: the GPU ran out of memory; continuing with 2 tiles at once",)
     }
 
 

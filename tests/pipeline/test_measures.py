@@ -4,7 +4,8 @@ import csv
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from thinsection.pipeline.run import run
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig
 from thinsection.stages.measures import STAIN_COLUMNS, TileMeasures
+from thinsection.stages.stage import GridTiles
 from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import write_he_slide
@@ -171,15 +173,29 @@ def test_stain_vectors_are_those_of_a_sample_of_every_tile(
     assert float(row["px_focus"]) == float(np.median(focus))
 
 
+class Tiles:
+    """A table that has a length and the size of its tiles."""
+
+    plan = SimpleNamespace(tile_px=64)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+
 def test_the_sample_is_bounded_and_the_same_whatever_the_order_of_batches() -> None:
     rng = np.random.default_rng(0)
     tiles = rng.integers(0, 256, (40, 64, 64, 3)).astype(np.uint8)
     for many in (40, 4000):
-        one, other = (TileMeasures(num_tiles=many, tile_px=64) for _ in range(2))
+        table: Any = Tiles(many)
+        source = GridTiles(slide=None, table=table, work=cast(Any, None))
+        one, other = (TileMeasures(cast(Any, None), source) for _ in range(2))
         places = np.arange(many).reshape(-1, 40)
         for made, order in ((one, places), (other, places[::-1])):
             for indices in order:
-                made(indices, tiles)
+                made.measure(indices, tiles)
         kept = np.arange(0, many, 3)
         assert len(one.sample(kept)) <= 2**20
         np.testing.assert_array_equal(one.sample(kept), other.sample(kept))

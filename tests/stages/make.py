@@ -7,11 +7,10 @@ from typing import Any
 from thinsection.slide import Slide, open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.source import source_key
-from thinsection.stages.stage import SlideStage, SlideWork, Stage
+from thinsection.stages.stage import SlideWork, Stage
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.identity import fingerprint
 from thinsection.store.ledger import SlideLedger, load_ledger
-from thinsection.store.tiles_h5 import tile_attributes
 from thinsection.tiles import TileTable
 
 
@@ -24,10 +23,7 @@ class Opened:
 
     def perform(self, stage: Stage[Any]) -> None:
         """Runs a stage that reads the slide or the store, and records it."""
-        if isinstance(stage, SlideStage):
-            self.work.perform_on(self.slide, stage)
-        else:
-            self.work.perform(stage)
+        self.work.perform(stage)
 
 
 def open_work(path: Path, out: Path, *stages: Stage[Any]) -> Opened:
@@ -39,25 +35,19 @@ def open_work(path: Path, out: Path, *stages: Stage[Any]) -> Opened:
     ledger = SlideLedger(out=out, slide_id=path.stem)
     work = SlideWork(entry=entry, out=out, source=source, ledger=ledger, stages=stages)
     slide = open_slide(path)
-    work.note_metadata(slide)
+    work.note_opened(slide)
     return Opened(work, slide)
 
 
 def attributes_of(opened: Opened, stage: TilesStage) -> dict[str, Any]:
     """Attributes of the files of a grid's tiles."""
-    table = opened.work.value(stage)
-    slide_id = opened.work.entry.slide_id
-    return tile_attributes(slide_id, opened.slide, table, config=stage.config)
+    return stage.attributes(opened.work, opened.slide, opened.work.value(stage))
 
 
 def lay_grid(opened: Opened, stage: TilesStage) -> TileTable:
     """Performs a grid whose tiles need no look at their px."""
-    work, slide = opened.work, opened.slide
-    table = stage.candidates(work, slide)
-    slide_id, config = work.entry.slide_id, stage.config
-    attributes = tile_attributes(slide_id, slide, table, config=config)
-    work.make_and_record(stage, lambda: stage.write(work, slide, table, attributes))
-    return table
+    opened.work.perform(stage)
+    return opened.work.value(stage)
 
 
 def later(work: SlideWork, *, entry: SlideEntry | None = None) -> SlideWork:

@@ -99,7 +99,8 @@ def test_what_is_redone_with_the_same_key_keeps_what_was_made_from_it(
     again = later(work)
     again.remove_outdated(MASK)
     assert files(work) == before
-    again.perform_on(opened.slide, MASK)
+    again.slide = opened.slide
+    again.perform(MASK)
     assert files(work) == before
     assert all(again.is_done(stage) for stage in work.stages)
 

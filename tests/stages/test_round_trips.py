@@ -14,12 +14,13 @@ from tests.stages.make import Opened, attributes_of, later, lay_grid, open_work
 from thinsection.errors import InvalidInputError
 from thinsection.qc import QcResult, load_pipeline
 from thinsection.qc.tissue import TissueConfig, TissueMask
-from thinsection.stages.features import FeaturesStage, OpenResult, TokensStage
+from thinsection.stages.features import FeaturesStage, TokensStage
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage
 from thinsection.stages.masks import CheckedTissue, QcStage, TissueStage
-from thinsection.stages.stage import SlideStage, SlideWork, StoreStage
+from thinsection.stages.stage import GridTiles, SlideWork
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.tiles_h5 import read_tiles
+from thinsection.stream.batches import EmbeddedBatch
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TileTable
 from thinsection.tiles.grid import TilesConfig
@@ -58,11 +59,38 @@ def embed(
     """What the stream does with the tiles of a slide."""
     work = opened.work
     table = work.value(stage.tiles)
-    result = OpenResult(work, stage, attributes_of(opened, stage.tiles))
+    tiles = tiles_of(opened, table, stage.encoder, values.shape[1])
+    writer = stage.open(tiles)
     for start in range(0, len(table), batch):
-        stop = start + batch
-        result.append(table.coords_l0[start:stop], values[start:stop])
-    work.record(stage, result.close(values.shape[1:]))
+        writer.append(batch_of(tiles, slice(start, start + batch), values))
+    work.record(stage, writer.finish())
+
+
+def tiles_of(opened: Opened, table: TileTable, encoder: str, width: int) -> GridTiles:
+    """Tiles of a grid as the stream gets them."""
+    return GridTiles(
+        slide=opened.slide,
+        table=table,
+        work=opened.work,
+        attributes=attributes_of(opened, GRID),
+        dims={encoder: width},
+    )
+
+
+def batch_of(
+    tiles: GridTiles, rows: slice, values: np.ndarray
+) -> EmbeddedBatch[GridTiles]:
+    """The next tiles, with the embeddings or tokens of an encoder."""
+    assert tiles.table is not None
+    (label,) = tiles.dims
+    kind = "tokens" if values.ndim == 3 else "tile_embeddings"
+    coords_l0 = tiles.table.coords_l0[rows]
+    return EmbeddedBatch(
+        source=tiles,
+        indices=np.arange(len(tiles.table))[rows],
+        coords_l0=coords_l0,
+        **{kind: {label: values[rows][: len(coords_l0)]}},
+    )
 
 
 def random_embeddings(work: SlideWork, width: int = 7) -> np.ndarray:
@@ -211,7 +239,7 @@ def test_a_slide_without_tiles_has_embeddings_of_no_rows(
 ) -> None:
     opened.perform(MASK)
     table = GRID.candidates(work, opened.slide).select(np.empty(0, np.int64))
-    work.record(GRID, GRID.write(work, opened.slide, table, {}))
+    work.record(GRID, GRID.write(work, table, {}))
     embed(opened, UNI, np.empty((0, 7), np.float32))
     stored = UNI.load(later(work))
     assert stored.features is not None
@@ -227,10 +255,11 @@ def test_tokens_come_back_in_float16(opened: Opened, work: SlideWork) -> None:
     table = lay_grid(opened, GRID)
     stage = TokensStage(features=UNI)
     values = np.random.default_rng(1).normal(size=(len(table), 4, 6)).astype(np.float32)
-    result = OpenResult(work, stage, attributes_of(opened, GRID))
-    result.append(table.coords_l0[:3], values[:3])
-    result.append(table.coords_l0[3:], values[3:])
-    work.record(stage, result.close((4, 6)))
+    tiles = tiles_of(opened, table, "uni", 6)
+    writer = stage.open(tiles)
+    writer.append(batch_of(tiles, slice(0, 3), values))
+    writer.append(batch_of(tiles, slice(3, None), values))
+    work.record(stage, writer.finish())
     with h5py.File(work.path(stage.file("a"))) as file:
         assert_same(values.astype(np.float16), file["tokens"][...])
         assert_same(table.coords_l0, file["coords"][...])
@@ -243,11 +272,14 @@ def test_what_is_abandoned_leaves_nothing_and_a_bad_value_is_refused(
 ) -> None:
     opened.perform(MASK)
     table = lay_grid(opened, GRID)
-    result = OpenResult(work, UNI, attributes_of(opened, GRID))
-    result.append(table.coords_l0[:2], np.zeros((2, 3), np.float32))
+    tiles = tiles_of(opened, table, "uni", 3)
+    writer = UNI.open(tiles)
+    values = np.zeros((len(table), 3), np.float32)
+    values[2] = np.nan
+    writer.append(batch_of(tiles, slice(0, 2), values))
     with pytest.raises(InvalidInputError, match="features must be finite"):
-        result.append(table.coords_l0[2:3], np.full((1, 3), np.nan, np.float32))
-    result.abandon()
+        writer.append(batch_of(tiles, slice(2, 3), values))
+    writer.abandon()
     assert not [p for p in work.path(UNI.address).rglob("*") if p.is_file()]
     assert UNI.address not in later(work).ledger.stages
 
@@ -294,6 +326,10 @@ def test_what_the_stream_feeds_does_not_run_and_what_nobody_needs_is_not_read_ba
     opened: Opened,
     work: SlideWork,
 ) -> None:
-    assert not isinstance(UNI, SlideStage | StoreStage) and not hasattr(UNI, "run")
+    assert UNI.reads == "tiles"
+    with pytest.raises(TypeError, match="reads tiles, so `open` makes its writer"):
+        UNI.make(work)
+    with pytest.raises(TypeError, match="reads no tiles, so `make` makes its result"):
+        MASK.open(GridTiles(slide=opened.slide, table=None, work=work))
     with pytest.raises(TypeError, match=r"128px_.*/overviews must define `load`"):
         OverviewStage(tiles=GRID).load(work)

@@ -265,7 +265,8 @@ def test_what_is_missing_is_what_the_ledger_lacks_or_everything(
 def test_a_stage_of_the_slide_runs_on_it(tmp_path: Path) -> None:
     work = work_in(tmp_path, Size())
     work.find_missing()
-    work.perform_on(SimpleNamespace(size=(7, 5)), Size())  # type: ignore[arg-type]
+    work.slide = SimpleNamespace(size=(7, 5))  # type: ignore[assignment]
+    work.perform(Size())
     assert work.value(Size()) == 7 and work.missing == []
     assert work.stage_title == "size"
     assert load_ledger(tmp_path, "a").stages["slides/size"].facts == {"width": 7}
@@ -274,8 +275,9 @@ def test_a_stage_of_the_slide_runs_on_it(tmp_path: Path) -> None:
 def test_the_title_of_a_stage_that_fails_is_known(tmp_path: Path) -> None:
     work = work_in(tmp_path, Size())
     assert work.stage_title == "open"
+    work.slide = SimpleNamespace()  # type: ignore[assignment]
     with pytest.raises(AttributeError):
-        work.perform_on(None, Size())  # type: ignore[arg-type]
+        work.perform(Size())
     assert work.stage_title == "size"
 
 
@@ -445,12 +447,12 @@ def test_a_slide_that_changed_while_it_was_read_loses_what_was_made_of_it(
     slide = tmp_path / "a.svs"
     work = work_in(tmp_path, FIRST, SECOND)
     work.ledger.source["samples"] = fingerprint(slide)
-    times = file_times(slide)
+    work.times = file_times(slide)
     work.perform(SECOND)
-    work.check_unchanged(times)
+    work.check_unchanged()
     slide.write_bytes(b"other pixels of it")
     with pytest.raises(StoreError, match="slide must not change while it is read"):
-        work.check_unchanged(times)
+        work.check_unchanged()
     assert list(load_ledger(tmp_path, "a").stages) == ["grid/first"]
     assert not (tmp_path / "grid/second/a.txt").exists()
     assert (tmp_path / "grid/first/a.txt").exists()
@@ -466,7 +468,7 @@ def test_results_of_a_changed_slide_may_be_gone_already(tmp_path: Path) -> None:
     (tmp_path / "grid/second/a.txt").unlink()
     (tmp_path / "a.svs").write_bytes(b"other pixels of it")
     with pytest.raises(StoreError, match="slide must not change"):
-        work.check_unchanged("")
+        work.check_unchanged()
     assert load_ledger(tmp_path, "a").stages == {}
 
 
@@ -475,14 +477,18 @@ def test_times_that_do_not_count_are_not_compared_but_bytes_are(tmp_path: Path) 
     work = work_in(tmp_path)
     work.ledger.source["samples"] = fingerprint(slide)
     times = file_times(slide)
-    work.check_unchanged(times)
+    work.times = times
+    work.check_unchanged()
     os.utime(slide, (1, 1))
-    work.check_unchanged("")
+    work.times = ""
+    work.check_unchanged()
+    work.times = times
     with pytest.raises(StoreError):  # who wrote the same bytes may have been at it
-        work.check_unchanged(times)
+        work.check_unchanged()
+    work.times = ""
     slide.write_bytes(b"x")
     with pytest.raises(StoreError):
-        work.check_unchanged("")
+        work.check_unchanged()
 
 
 def test_the_hash_of_every_byte_is_added_to_what_is_known_of_the_file(
@@ -507,7 +513,7 @@ def test_an_opened_slide_is_described_in_the_ledger(tmp_path: Path) -> None:
         rendering="r",
         notes=("n1", "n2"),
     )
-    work.note_metadata(slide)  # type: ignore[arg-type]
+    work.note_opened(slide)  # type: ignore[arg-type]
     assert work.ledger.slide == {
         "slide_id": "a",
         "slide_path": str(tmp_path / "a.svs"),
@@ -528,7 +534,7 @@ def test_an_opened_slide_is_described_in_the_ledger(tmp_path: Path) -> None:
         "more": {"site": "x"},
     }
     slide.slide_mpp = (0.5, 0.25)
-    work.note_metadata(slide)  # type: ignore[arg-type]
+    work.note_opened(slide)  # type: ignore[arg-type]
     assert (work.ledger.slide["mpp_x"], work.ledger.slide["mpp_y"]) == (0.5, 0.25)
 
 
@@ -549,8 +555,8 @@ def test_files_that_lie_elsewhere_are_fetched_before_a_stage_reads_them(
     assert fetched == [key]
     work.perform(SECOND)
     assert fetched == [key, key]
-    slide = SimpleNamespace(size=(7, 5))
-    work.perform_on(slide, SizeOf(of=FIRST))  # type: ignore[arg-type]
+    work.slide = SimpleNamespace(size=(7, 5))  # type: ignore[assignment]
+    work.perform(SizeOf(of=FIRST))
     assert fetched == [key, key, key]
 
 

@@ -1,6 +1,7 @@
 """Filters refuse tiles; still an encoder gets full batches, in order, in the same buffers."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -19,6 +20,13 @@ from thinsection.tiles import TileFilter, TilesConfig, TileTable, tile_grid
 
 PX = 32
 PIXELS = position_pixels((700, 430))
+
+
+@dataclass(kw_only=True, eq=False)
+class Numbered(SlideTiles):
+    """Tiles that say of which slide they are."""
+
+    number: int
 
 
 def keep_share(modulus: int, least: int) -> TileFilter:
@@ -81,7 +89,7 @@ def test_an_encoder_sees_full_batches_but_the_last_of_each_slide() -> None:
     with stream_of([WatchedSlide([PIXELS]) for _ in sizes], tile_filter) as stream:
         for event in stream:
             if isinstance(event, TileBatch):
-                sizes[event.key].append(len(event))
+                sizes[event.source.number].append(len(event))
                 event.release()
     kept = len(kept_by(tile_filter, grid()[1]))
     for found in sizes.values():
@@ -136,10 +144,10 @@ def stream_of(
 ) -> TileStream:
     """A stream with the fewest buffers, batches of 8 tiles."""
 
-    def prepare(entry: tuple[int, WatchedSlide]) -> list[SlideTiles]:
-        key, slide = entry
+    def prepare(entry: tuple[int, WatchedSlide]) -> list[Numbered]:
+        number, slide = entry
         table = tile_grid(slide, TilesConfig(tile_px=PX))
-        return [SlideTiles(key=key, slide=slide, table=table)]
+        return [Numbered(number=number, slide=slide, table=table)]
 
     budget = StreamBudget(
         slots=3, batch_bytes=8 * PX * PX * 3, scratch_bytes=1 << 20, workers=2

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -131,6 +132,13 @@ def test_threads_take_turns_where_the_scratch_holds_no_more() -> None:
     assert most[0] == 500  # more than all: alone
 
 
+@dataclass(kw_only=True, eq=False)
+class Numbered(SlideTiles):
+    """Tiles that say of which slide they are."""
+
+    number: int
+
+
 def entries(
     *slides: WatchedSlide | Exception,
 ) -> Iterator[tuple[int, WatchedSlide | Exception]]:
@@ -139,12 +147,13 @@ def entries(
 
 def prepare(
     entry: tuple[int, WatchedSlide | Exception],
-) -> list[SlideTiles | SlideFailed]:
-    key, slide = entry
+) -> list[Numbered | SlideFailed]:
+    number, slide = entry
     if isinstance(slide, Exception):
-        return [SlideFailed(key=key, stage="open", error=slide)]
+        source = Numbered(number=number, slide=None, table=None)
+        return [SlideFailed(source=source, stage="open", error=slide)]
     table = tile_grid(slide, TilesConfig(tile_px=32))
-    return [SlideTiles(key=key, slide=slide, table=table)]
+    return [Numbered(number=number, slide=slide, table=table)]
 
 
 def test_slides_follow_each_other_and_a_bad_one_stops_no_other() -> None:
@@ -160,7 +169,7 @@ def test_slides_follow_each_other_and_a_bad_one_stops_no_other() -> None:
         for event in stream:
             if isinstance(event, TileBatch):
                 event.release()
-            story.append((event.key, type(event).__name__))
+            story.append((event.source.number, type(event).__name__))
     kinds = {key: [name for k, name in story if k == key] for key in range(4)}
     assert kinds[0][0] == "SlideStarted"
     assert kinds[0][-1] == "SlideFinished"
@@ -243,4 +252,6 @@ def test_an_error_of_the_stream_itself_is_raised_not_swallowed() -> None:
 def test_failed_events_carry_stage_and_error() -> None:
     error = OSError("truncated")
     with TileStream(entries(error), prepare, budget=budget(8), batch_size=8) as stream:
-        assert list(stream) == [SlideFailed(key=0, stage="open", error=error)]
+        (failed,) = stream
+    assert isinstance(failed, SlideFailed)
+    assert (failed.source.number, failed.stage, failed.error) == (0, "open", error)

@@ -26,36 +26,23 @@ from thinsection.encode.queues import (
 from thinsection.errors import InvalidInputError
 from thinsection.slide import Slide
 from thinsection.stream import StageClock, StreamConfig, TileBatch, iter_tiles
+from thinsection.stream.batches import EmbeddedBatch, S, SlideTiles
 from thinsection.tiles import TileFilter, TileTable
-from thinsection.types import CoordsL0, RgbArray
+from thinsection.types import RgbArray
 
 # batches on a GPU: one in transfer to it, one in computation, one in transfer back
 _IN_FLIGHT = 3
 
 # request to an encoder for a batch: nothing, embeddings, or embeddings and tokens
 EncoderRequest = Literal["", "embeddings", "tokens"]
-K = TypeVar("K")  # type of the caller's key for a slide
 Marker = TypeVar("Marker")  # type of the caller's markers between batches
-OptionalArrays = tuple[npt.NDArray[np.float32] | None, ...]
-
-
-@dataclass(frozen=True)
-class EmbeddedBatch(Generic[K]):
-    """Embeddings of one batch of tiles on the host, in the order of the encoders."""
-
-    key: K  # key of the slide
-    indices: npt.NDArray[np.int64]  # (b,), places in the tile table
-    coords_l0: CoordsL0
-    tile_embeddings: OptionalArrays  # (b, D); None if not requested
-    tokens: OptionalArrays  # (b, T, C); None if not requested
-    notes: tuple[str, ...] = ()  # notes on how it was encoded, for the slide's record
 
 
 @dataclass(frozen=True, eq=False)
-class _Pending(Generic[K]):
+class _Pending(Generic[S]):
     """Batch in computation, with one result per encoder."""
 
-    batch: TileBatch[K]
+    batch: TileBatch[S]
     answers: list[Answer | Arrays | None]
     notes: tuple[str, ...]
 
@@ -67,7 +54,7 @@ class _Marker(Generic[Marker]):
     value: Marker
 
 
-class BatchEncoder(Generic[K, Marker]):
+class BatchEncoder(Generic[S, Marker]):
     """Gives each batch to every encoder from one buffer and returns embeddings in order.
 
     On CUDA, batch k+1 is copied to the device, batch k is encoded and batch k-1 is copied back at
@@ -88,6 +75,11 @@ class BatchEncoder(Generic[K, Marker]):
         if not encoders:
             raise InvalidInputError("encoders must name at least one encoder, got none")
         self._encoders = tuple(encoders)
+        self._labels = [encoder.label for encoder in encoders]
+        if len(set(self._labels)) < len(self._labels):
+            raise InvalidInputError(
+                f"encoders must have different labels, got {', '.join(self._labels)}"
+            )
         self._clock = clock or StageClock()
         devices = dict.fromkeys(encoder.device for encoder in self._encoders)
         cards = {device: card(device) for device in devices if device.type == "cuda"}
@@ -99,12 +91,12 @@ class BatchEncoder(Generic[K, Marker]):
             for encoder in self._encoders
         ]
         self._most_under_way = _IN_FLIGHT - 1 if cards else 0
-        self._under_way: deque[_Pending[K] | _Marker[Marker]] = deque()
-        self._copying: deque[tuple[TileBatch[K], list[Sent]]] = deque()
+        self._under_way: deque[_Pending[S] | _Marker[Marker]] = deque()
+        self._copying: deque[tuple[TileBatch[S], list[Sent]]] = deque()
 
     def submit(
-        self, batch: TileBatch[K], requests: Sequence[EncoderRequest] | None = None
-    ) -> Iterator[EmbeddedBatch[K] | Marker]:
+        self, batch: TileBatch[S], requests: Sequence[EncoderRequest] | None = None
+    ) -> Iterator[EmbeddedBatch[S] | Marker]:
         """Encode a batch as requested of each encoder (None: embeddings); yields finished batches.
 
         The batch's buffer is released when all encoders have read it, at most one batch later.
@@ -126,12 +118,12 @@ class BatchEncoder(Generic[K, Marker]):
         self._under_way.append(_Pending(batch, answers, self._notes()))
         yield from self._drain(self._most_under_way)
 
-    def queue_in_order(self, marker: Marker) -> Iterator[EmbeddedBatch[K] | Marker]:
+    def queue_in_order(self, marker: Marker) -> Iterator[EmbeddedBatch[S] | Marker]:
         """Pass a marker through the queue: it comes out after every batch submitted before it."""
         self._under_way.append(_Marker(marker))
         yield from self._drain(self._most_under_way)
 
-    def flush(self) -> Iterator[EmbeddedBatch[K] | Marker]:
+    def flush(self) -> Iterator[EmbeddedBatch[S] | Marker]:
         """Yield all batches that are not finished yet."""
         self.release()
         yield from self._drain(0)
@@ -175,7 +167,7 @@ class BatchEncoder(Generic[K, Marker]):
             if halving is not None and halving.at_once
         )
 
-    def _drain(self, leave: int) -> Iterator[EmbeddedBatch[K] | Marker]:
+    def _drain(self, leave: int) -> Iterator[EmbeddedBatch[S] | Marker]:
         """Yield from the front of the queue until only `leave` batches remain."""
         while self._under_way:
             first = self._under_way[0]
@@ -189,24 +181,28 @@ class BatchEncoder(Generic[K, Marker]):
             self._under_way.popleft()
             yield self._fetch(first)
 
-    def _fetch(self, pending: _Pending[K]) -> EmbeddedBatch[K]:
+    def _fetch(self, pending: _Pending[S]) -> EmbeddedBatch[S]:
         """Batch with its encoders' results on the host."""
-        embeddings: list[npt.NDArray[np.float32] | None] = []
-        tokens: list[npt.NDArray[np.float32] | None] = []
+        embeddings: dict[str, npt.NDArray[np.float32]] = {}
+        tokens: dict[str, npt.NDArray[np.float32]] = {}
         with self._clock.timed("encode_busy"):
-            for encoder, answer in zip(self._encoders, pending.answers, strict=True):
+            for encoder, label, answer in zip(
+                self._encoders, self._labels, pending.answers, strict=True
+            ):
                 if isinstance(answer, Answer):
                     arrays = self._queues[encoder.device].fetch(answer)
                 else:
                     arrays = answer or ()
-                embeddings.append(arrays[0] if arrays else None)
-                tokens.append(arrays[1] if len(arrays) > 1 else None)
+                if arrays:
+                    embeddings[label] = arrays[0]
+                if len(arrays) > 1:
+                    tokens[label] = arrays[1]
         return EmbeddedBatch(
-            key=pending.batch.key,
+            source=pending.batch.source,
             indices=pending.batch.indices,
             coords_l0=pending.batch.coords_l0,
-            tile_embeddings=tuple(embeddings),
-            tokens=tuple(tokens),
+            tile_embeddings=embeddings,
+            tokens=tokens,
             notes=pending.notes,
         )
 
@@ -253,8 +249,8 @@ def embed_tiles(
             f"encoder must be a tile encoder, got {type(encoder).__name__}; pass the result of "
             "load_encoder, or of make_encoder for a network of your own"
         )
-    worker: BatchEncoder[str, Never] = BatchEncoder([encoder])
-    batches: list[EmbeddedBatch[str]] = []
+    worker: BatchEncoder[SlideTiles, Never] = BatchEncoder([encoder])
+    batches: list[EmbeddedBatch[SlideTiles]] = []
     for batch in iter_tiles(
         slide, tiles, batch_size=batch_size, filters=filters, config=config
     ):
@@ -266,5 +262,5 @@ def embed_tiles(
     embeddings = [np.empty((0, encoder.dim), dtype=np.float32)]
     for embedded in batches:
         indices.append(embedded.indices)
-        embeddings += [part for part in embedded.tile_embeddings if part is not None]
+        embeddings.append(embedded.tile_embeddings[encoder.label])
     return np.concatenate(embeddings), tiles.select(np.concatenate(indices))

@@ -25,17 +25,14 @@ from thinsection.pipeline.results import (
     failure_path,
     record_failure,
 )
-from thinsection.pipeline.sink import ResultSink, SinkItem, encoder_of
-from thinsection.pipeline.slide_states import ClaimedSlide, PreparedSlide, SlideEnd
+from thinsection.pipeline.sink import ResultSink, SinkItem
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.features import TokensStage
-from thinsection.stages.graph import stages_of
+from thinsection.stages.graph import grids_of, stages_of
 from thinsection.stages.spec import RunSpec
-from thinsection.stages.stage import AnyStage, SlideStage
-from thinsection.stages.tiles import TilesStage
+from thinsection.stages.stage import AnyStage, GridTiles, SlideWork
 from thinsection.store.ledger import SLIDES
 from thinsection.stream import StageClock, TileBatch, TileStream
-from thinsection.stream.batches import SlideFailed, SlideFinished, SlideStarted
+from thinsection.stream.batches import EmbeddedBatch, SlideStarted
 from thinsection.stream.threads import MemoryAllowance
 from thinsection.tiles import load_filters
 from thinsection.types import parse_bytes
@@ -109,14 +106,10 @@ class SlideProcessor:
         if encoders:
             from thinsection.encode import embed
 
-            batch_encoder = embed.BatchEncoder[PreparedSlide, SinkItem](
+            batch_encoder = embed.BatchEncoder[GridTiles, SinkItem](
                 encoders, clock=self.clock
             )
-        sink = ResultSink(
-            dims={encoder.label: encoder.dim for encoder in encoders},
-            on_end=self._record_end,
-            clock=self.clock,
-        )
+        sink = ResultSink(on_end=self._record_end, clock=self.clock)
         stream = self._open_stream(self._claim(entries, held_elsewhere))
         with sink, stream:
             try:
@@ -128,8 +121,8 @@ class SlideProcessor:
         return held_elsewhere
 
     def _open_stream(
-        self, slides: Iterator[ClaimedSlide]
-    ) -> TileStream[ClaimedSlide, PreparedSlide]:
+        self, slides: Iterator[SlideWork]
+    ) -> TileStream[SlideWork, GridTiles]:
         """Opens the stream of decoded tiles of the claimed slides."""
         spec = self.spec
         encoders = self.models.encoders
@@ -144,6 +137,8 @@ class SlideProcessor:
         bytes_left = parse_bytes(spec.stream.memory) - budget.total_bytes
         preparer = SlidePreparer(
             spec=spec,
+            grids=grids_of(self._stages),
+            dims={encoder.label: encoder.dim for encoder in encoders},
             memory_for_whole_images=MemoryAllowance(bytes_left),
             stain_target=self.models.identities.stain_target,
         )
@@ -160,16 +155,16 @@ class SlideProcessor:
 
     def _forward_events(
         self,
-        stream: TileStream[ClaimedSlide, PreparedSlide],
-        batch_encoder: "BatchEncoder[PreparedSlide, SinkItem] | None",
+        stream: TileStream[SlideWork, GridTiles],
+        batch_encoder: "BatchEncoder[GridTiles, SinkItem] | None",
         sink: ResultSink,
     ) -> None:
         """Passes the stream's events on to the sink; tiles are replaced by their embeddings."""
         for event in stream:
             if isinstance(event, SlideStarted):
-                # the key of an event is its slide with one of its grids
-                if event.key.num_tiles_of_slide is not None:
-                    self._emit("started", event.key, event.key.num_tiles_of_slide)
+                if event.source.is_first:
+                    work = event.source.work
+                    self._emit("started", work, work.num_tiles)
             elif isinstance(event, TileBatch):
                 self._put(self._encode(event, batch_encoder), sink)
             else:
@@ -179,30 +174,31 @@ class SlideProcessor:
 
     def _encode(
         self,
-        batch: TileBatch[PreparedSlide],
-        batch_encoder: "BatchEncoder[PreparedSlide, SinkItem] | None",
+        batch: TileBatch[GridTiles],
+        batch_encoder: "BatchEncoder[GridTiles, SinkItem] | None",
     ) -> Iterable[SinkItem]:
         """Submits a batch to the encoders that need it; returns items that are complete now."""
-        requests = encoder_requests(batch.key, self.models.encoders)
+        requests = encoder_requests(batch.source, self.models.encoders)
         if batch_encoder is not None and any(requests):
             return batch_encoder.submit(batch, requests)
         # no encoder needs the pixels; the sink only needs the indices of the tiles
         batch.release()
-        return _queue_in_order(batch, batch_encoder)
+        without_embeddings = EmbeddedBatch(
+            source=batch.source, indices=batch.indices, coords_l0=batch.coords_l0
+        )
+        return _queue_in_order(without_embeddings, batch_encoder)
 
     def _put(self, items: Iterable[SinkItem], sink: ResultSink) -> None:
         """Puts items into the sink, and reports progress for each batch of embeddings."""
         for item in items:
-            # every other item is an `EmbeddedBatch`, whose module is not imported here, because
-            # it imports torch
-            if not isinstance(item, TileBatch | SlideFinished | SlideFailed):
+            if isinstance(item, EmbeddedBatch) and item.tile_embeddings:
                 bottleneck = slowest_step(self.clock.seconds())
-                self._emit("tiles", item.key, len(item.indices), bottleneck)
+                self._emit("tiles", item.source.work, len(item.indices), bottleneck)
             sink.put(item)
 
     def _claim(
         self, entries: Sequence[SlideEntry], held_elsewhere: list[SlideEntry]
-    ) -> Iterator[ClaimedSlide]:
+    ) -> Iterator[SlideWork]:
         """Yields slides that are not done and that no other process holds.
 
         Runs in the stream's prepare thread.
@@ -215,22 +211,22 @@ class SlideProcessor:
             if self._stopping:
                 return
             try:
-                claimed = self._claim_one(entry)
+                work = self._claim_one(entry)
             except OutputError:
                 raise
             except (StoreError, InvalidInputError) as error:
                 self._close_slide(entry, record_failure(self.out, entry, "open", error))
                 continue
-            if claimed is None:
+            if work is None:
                 held_elsewhere.append(entry)
                 continue
-            if not claimed.work.missing:
-                self._skip(claimed)
+            if not work.missing:
+                self._skip(work)
                 continue
-            self._emit("opening", claimed, 0, _describe_opening(claimed.work.missing))
-            yield claimed
+            self._emit("opening", work, 0, _describe_opening(work.missing))
+            yield work
 
-    def _claim_one(self, entry: SlideEntry) -> ClaimedSlide | None:
+    def _claim_one(self, entry: SlideEntry) -> SlideWork | None:
         """Locks a slide and reads its ledger; returns None if another process holds the lock."""
         path = self.out / SLIDES / entry.slide_id / LOCK_NAME
         lock = self._foreign_locks.pop(entry.slide_id, FileLock(path))
@@ -253,11 +249,11 @@ class SlideProcessor:
             },
         )
 
-    def _skip(self, claimed: ClaimedSlide) -> None:
+    def _skip(self, work: SlideWork) -> None:
         """Ends a slide whose results are complete; quality rules may still exclude it."""
-        work = claimed.work
+        failure = None
         try:
-            if claimed.ledger_is_old:
+            if work.has_new_facts:
                 # Save the identity of the slide file, so that the next run need not hash the
                 # whole file again. No result has changed, so the ledger keeps its time stamp.
                 work.ledger.save(keep_time=True)
@@ -265,22 +261,28 @@ class SlideProcessor:
         except OutputError:
             raise
         except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded
-            end = SlideEnd(entry=work.entry, error=error, stage=work.stage_title)
-        else:
-            end = SlideEnd(entry=work.entry, facts=work.facts())
-        self._record_end(end, status="skipped")
+            failure = work.stage_title, error
+        self._record_end(work, failure, status="skipped")
 
-    def _record_end(self, end: SlideEnd, *, status: Status = "done") -> None:
+    def _record_end(
+        self,
+        work: SlideWork,
+        failure: tuple[str, Exception] | None,
+        *,
+        status: Status = "done",
+    ) -> None:
         """Writes or removes the slide's failure record, and closes the slide."""
-        entry = end.entry
-        if end.error is not None:
-            end.error.add_note(f"slide {entry.slide_id!r}, stage {end.stage}")
-            result = record_failure(self.out, entry, end.stage, end.error)
+        entry = work.entry
+        if failure is not None:
+            stage, error = failure
+            error.add_note(f"slide {entry.slide_id!r}, stage {stage}")
+            result = record_failure(self.out, entry, stage, error)
         else:
             # remove the failure record of an earlier run
             with output_errors(self.out):
                 failure_path(self.out, entry.slide_id).unlink(missing_ok=True)
-            result = SlideResult.of(entry, status, dict(end.facts))
+            facts = {**work.facts(), **work.fetched()}
+            result = SlideResult.of(entry, status, facts)
         self._close_slide(entry, result)
 
     def _close_slide(self, entry: SlideEntry, result: SlideResult) -> None:
@@ -301,11 +303,11 @@ class SlideProcessor:
     def _emit(
         self,
         kind: str,
-        slide: ClaimedSlide | PreparedSlide,
+        work: SlideWork,
         num_tiles: int,
         text: str = "",
     ) -> None:
-        slide_id = slide.entry.slide_id
+        slide_id = work.entry.slide_id
         self.on_event(
             RunEvent(kind=kind, slide_id=slide_id, num_tiles=num_tiles, text=text)
         )
@@ -323,7 +325,7 @@ class SlideProcessor:
 
 
 def _queue_in_order(
-    item: SinkItem, batch_encoder: "BatchEncoder[PreparedSlide, SinkItem] | None"
+    item: SinkItem, batch_encoder: "BatchEncoder[GridTiles, SinkItem] | None"
 ) -> Iterable[SinkItem]:
     """Queues an item behind the batches in the encoders; returns items that are complete now."""
     if batch_encoder is None:
@@ -332,19 +334,16 @@ def _queue_in_order(
 
 
 def encoder_requests(
-    prepared: PreparedSlide, encoders: Sequence["TileEncoder"]
+    tiles: GridTiles, encoders: Sequence["TileEncoder"]
 ) -> list["EncoderRequest"]:
     """Returns the request to each encoder; '' if no stage needs it for this slide."""
+    wanted = {stage.encoding for stage in tiles.stages if stage.encoding is not None}
     requests: list[EncoderRequest] = []
     for encoder in encoders:
-        stages_of_encoder = [
-            stage
-            for stage in prepared.streamed_stages
-            if encoder_of(stage) == encoder.label
-        ]
-        if any(isinstance(stage, TokensStage) for stage in stages_of_encoder):
+        results = {result for label, result in wanted if label == encoder.label}
+        if "tokens" in results:
             requests.append("tokens")
-        elif stages_of_encoder:
+        elif results:
             requests.append("embeddings")
         else:
             requests.append("")
@@ -356,12 +355,7 @@ def _describe_opening(missing: Sequence[AnyStage]) -> str:
 
     If none is missing, only stored results are read before the tiles.
     """
-    titles = [
-        stage.title
-        for stage in missing
-        if isinstance(stage, SlideStage)
-        or (isinstance(stage, TilesStage) and not stage.has_pixel_filters)
-    ]
+    titles = [stage.title for stage in missing if stage.reads == "slide"]
     return ", ".join(dict.fromkeys(titles)) or "stored results"
 
 

@@ -1,9 +1,9 @@
 """Buffers of tiles of several slides, read ahead in a thread: what `TileDataset` shuffles."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -56,11 +56,11 @@ class Buffer:
         return len(self.tiles)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Piece:
+@dataclass(kw_only=True, eq=False)
+class _Piece(SlideTiles):
     """Tiles of one slide in a buffer."""
 
-    slide: int
+    number: int  # place in the list of slides
     places: Numbers  # (k,), places in the buffer, by ascending row of the tile table
 
 
@@ -134,16 +134,16 @@ class BufferReader(Closing):
         """Reads the tiles of one buffer into the first rows of an array."""
         buffer = self._new_buffer(runs, array)
         pieces = _pieces(buffer)
-        self._close_unused(pieces)
+        self._close_unused([piece.number for piece in pieces])
 
-        def prepare(slide: int) -> list[Prepared[int]]:
+        def prepare(piece: _Piece) -> list[Prepared[_Piece]]:
             try:
-                return [self._prepare(buffer, pieces[slide])]
+                return [self._prepare(buffer, piece)]
             except Exception as error:  # noqa: BLE001 - the per-slide boundary
-                return [SlideFailed(key=slide, stage="open", error=error)]
+                return [SlideFailed(source=piece, stage="open", error=error)]
 
         with TileStream(
-            list(pieces),
+            pieces,
             prepare,
             budget=self._budget,
             batch_size=self._batch_size,
@@ -153,11 +153,11 @@ class BufferReader(Closing):
                 if self._stopped.is_set():
                     break
                 if isinstance(event, TileBatch):
-                    places = pieces[event.key].places[event.indices]
+                    places = event.source.places[event.indices]
                     buffer.tiles[places] = event.tiles
                     event.release()
                 elif isinstance(event, SlideFinished):
-                    buffer.is_read[pieces[event.key].places] = True
+                    buffer.is_read[event.source.places] = True
                 elif isinstance(event, SlideFailed):
                     self._report(event)
         return buffer
@@ -191,21 +191,21 @@ class BufferReader(Closing):
             columns=columns,
         )
 
-    def _prepare(self, buffer: Buffer, piece: _Piece) -> SlideTiles[int]:
+    def _prepare(self, buffer: Buffer, piece: _Piece) -> _Piece:
         """Opens the slide of a piece, or takes it where it is open."""
-        opened = self._opened.get(piece.slide)
+        opened = self._opened.get(piece.number)
         is_kept = opened is not None
         if opened is None:
-            opened = self._open(piece.slide)
+            opened = self._open(piece.number)
             if len(self._opened) < self._open_slides:
-                self._opened[piece.slide] = opened
+                self._opened[piece.number] = opened
                 is_kept = True
         slide, table = opened
         chosen = table.select(buffer.rows[piece.places])
         buffer.coords_l0[piece.places] = chosen.coords_l0
         for name in self._columns:
             buffer.columns[name][piece.places] = chosen.columns[name]
-        return SlideTiles(key=piece.slide, slide=slide, table=chosen, owned=not is_kept)
+        return replace(piece, slide=slide, table=chosen, owned=not is_kept)
 
     def _open(self, index: int) -> tuple[Slide, TileTable]:
         tiled = self._slides[index]
@@ -227,27 +227,27 @@ class BufferReader(Closing):
             raise
         return slide, table
 
-    def _close_unused(self, pieces: Mapping[int, _Piece]) -> None:
+    def _close_unused(self, needed: Sequence[int]) -> None:
         """Closes slides that the next buffer does not need."""
-        for index in [index for index in self._opened if index not in pieces]:
+        for index in [index for index in self._opened if index not in needed]:
             slide, _ = self._opened.pop(index)
             slide.close()
 
-    def _report(self, failed: SlideFailed[int]) -> None:
+    def _report(self, failed: SlideFailed[_Piece]) -> None:
         """Reports the failure of a slide once."""
-        slide_id = self._slides[failed.key].slide_id
+        slide_id = self._slides[failed.source.number].slide_id
         text = f"{slide_id}: left out: {failed.error}"
         if text not in self._reported:
             self._reported.add(text)
             self._on_message(text)
 
 
-def _pieces(buffer: Buffer) -> dict[int, _Piece]:
+def _pieces(buffer: Buffer) -> list[_Piece]:
     """Tiles of a buffer by slide; slides come in the order in which they enter it."""
     slides, first_places = np.unique(buffer.slides, return_index=True)
-    pieces = {}
-    for slide in slides[np.argsort(first_places)].tolist():
-        places = np.flatnonzero(buffer.slides == slide)
+    pieces = []
+    for number in slides[np.argsort(first_places)].tolist():
+        places = np.flatnonzero(buffer.slides == number)
         ascending = places[np.argsort(buffer.rows[places])]
-        pieces[slide] = _Piece(slide=slide, places=ascending)
+        pieces.append(_Piece(number=number, places=ascending, slide=None, table=None))
     return pieces

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -14,13 +14,22 @@ from thinsection.files.atomic import atomic_path, link_or_copy
 from thinsection.slide.resize import resample_filter
 from thinsection.stages.labels import join_label, variant
 from thinsection.stages.reuse import Block, KnownRows, RowMerger, read_known_rows
-from thinsection.stages.stage import AnyStage, Output, SlideWork, TileStage
+from thinsection.stages.stage import (
+    AnyStage,
+    Encoding,
+    GridTiles,
+    Output,
+    SlideWork,
+    TileStage,
+    TileWriter,
+)
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.tile_tables import EmbeddingRows
-from thinsection.store.tiles_h5 import Embeddings, TilesFile, TilesWriter, read_tiles
+from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
+from thinsection.stream.batches import EmbeddedBatch
 from thinsection.tiles import TileTable
 from thinsection.tiles.transforms import StainConfig, StainLook
-from thinsection.types import CoordsL0, PlainValues
+from thinsection.types import PlainValues
 
 
 def features_label(encoder: str, *, dtype: str, stain: StainConfig | None) -> str:
@@ -143,6 +152,13 @@ class FeaturesStage(TileStage[TilesFile]):
         candidates = [read_known_rows(path, table.coords_l0) for path in paths]
         return min(candidates, key=lambda known: known.lacking.sum(), default=None)
 
+    @property
+    def encoding(self) -> Encoding:
+        return Encoding(self.encoder, "embeddings")
+
+    def open(self, tiles: GridTiles) -> "EmbeddingsWriter":
+        return EmbeddingsWriter(self, self, tiles)
+
     def load(self, work: SlideWork) -> TilesFile:
         """The stored embeddings. Memory: 4 N D bytes."""
         return read_tiles(work.path(self.file(work.entry.slide_id)))
@@ -158,25 +174,6 @@ def deciding(identity: PlainValues) -> PlainValues:
         name: value
         for name, value in identity.items()
         if name not in ("revision", "engine", "sample")
-    }
-
-
-def find_known_rows(
-    work: SlideWork, stages: Sequence[FeaturesStage], table: TileTable
-) -> dict[str, KnownRows]:
-    """Embeddings that need no encoder, by address; empty unless every stage has some.
-
-    A tile that one stage lacks goes to all encoders, since it is read once for all of them.
-    """
-    found = []
-    for stage in stages:
-        known = stage.known_rows(work, table)
-        if known is None:
-            return {}
-        found.append(known)
-    lacking = np.any([known.lacking for known in found], axis=0)
-    return {
-        stage.address: known.without(lacking) for stage, known in zip(stages, found)
     }
 
 
@@ -200,64 +197,65 @@ class TokensStage(TileStage[None]):
     def needs(self) -> tuple[AnyStage, ...]:
         return (self.features.tiles,)
 
+    @property
+    def encoding(self) -> Encoding:
+        return Encoding(self.features.encoder, "tokens")
 
-class OpenResult:
-    """File of a stage while the stream fills it; it appears complete or not at all.
+    def open(self, tiles: GridTiles) -> "EmbeddingsWriter":
+        return EmbeddingsWriter(self, self.features, tiles)
+
+
+class EmbeddingsWriter(TileWriter):
+    """File of embeddings or tokens, filled by the stream; it appears complete or not at all.
 
     Args:
-        work: the slide.
         stage: stage that the file belongs to.
-        attributes: attributes of the slide's tile files.
-        known: rows that need no encoder.
+        features: stage of the embeddings from the same pass; for embeddings `stage` itself.
+        tiles: tiles of the slide.
 
     Memory: one batch.
     """
 
     def __init__(
         self,
-        work: SlideWork,
-        stage: FeaturesStage | TokensStage,
-        attributes: PlainValues,
-        known: KnownRows | None = None,
+        stage: "FeaturesStage | TokensStage",
+        features: FeaturesStage,
+        tiles: GridTiles,
     ) -> None:
-        self.stage = stage
-        self._work = work
-        self._features = stage.features if isinstance(stage, TokensStage) else stage
-        self._attributes = attributes
+        self._stage = stage
+        self._features = features
+        self._tiles = tiles
+        self._notes = list(tiles.notes)
+        known = tiles.known.get(stage.address)
         self._merger = None if known is None else RowMerger(known)
-        self._name = stage.file(work.entry.slide_id)
+        self._name = stage.file(tiles.work.entry.slide_id)
         self._stack = ExitStack()
-        self._tmp = self._stack.enter_context(atomic_path(work.path(self._name)))
         self._writer: TilesWriter | None = None
 
-    def append(self, coords_l0: CoordsL0, values: Embeddings) -> None:
+    def append(self, batch: EmbeddedBatch[GridTiles]) -> None:
         """Adds the embeddings (b, D) or tokens (b, T, C) of the encoder's next tiles."""
-        writer = self._open(values.shape[1:])
+        self._notes += [note for note in batch.notes if note not in self._notes]
+        label, result = self._stage.encoding
+        parts = batch.tokens if result == "tokens" else batch.tile_embeddings
+        values = parts[label]
+        writer = self._opened(values.shape[1:])
         if self._merger is None:
-            writer.append(coords_l0, values)
+            writer.append(batch.coords_l0, values)
         else:
-            _append_blocks(writer, self._merger.add(coords_l0, values))
+            _append_blocks(writer, self._merger.add(batch.coords_l0, values))
 
-    def close(
-        self, empty_shape: tuple[int, ...], warnings: Sequence[str] = ()
-    ) -> Output[None]:
-        """Moves the finished file to its place.
-
-        Args:
-            empty_shape: shape of a row, for a slide without tiles.
-            warnings: warnings about how the tiles were changed and encoded.
-        """
-        work = self._work
+    def finish(self) -> Output[None]:
+        """Moves the finished file to its place; a slide without tiles gets an empty one."""
+        work = self._tiles.work
         features = self._features
-        writer = self._open(empty_shape)
+        writer = self._opened((self._tiles.dims[features.encoder],))
         if self._merger is not None:
             _append_blocks(writer, self._merger.remaining())
         writer.close()
-        work.remove_outdated(self.stage)
         self._stack.close()  # fsync and rename
         facts: dict[str, object] = {"dim": writer.shape[-1], **features.attributes}
-        facts["warnings"] = "; ".join(warnings)
-        if self.stage is features:
+        facts["warnings"] = "; ".join(self._notes)
+        if self._stage is features:
             table = work.value(features.tiles)
             facts["content"] = features.content(work, table)
             facts["rows"] = features.row_content(work, table)
@@ -265,20 +263,22 @@ class OpenResult:
 
     def abandon(self) -> None:
         """Deletes what was written so far."""
-        if self._writer is not None:
-            with suppress(OSError, RuntimeError):  # a full disk may refuse this, too
-                self._writer.close()
+        if self._writer is None:
+            return
+        with suppress(OSError, RuntimeError):  # a full disk may refuse this, too
+            self._writer.close()
         self._stack.__exit__(OSError, OSError("abandoned"), None)
 
-    def _open(self, shape: tuple[int, ...]) -> TilesWriter:
+    def _opened(self, shape: tuple[int, ...]) -> TilesWriter:
         if self._writer is None:
-            is_features = self.stage is self._features
+            path = self._tiles.work.path(self._name)
+            is_features = self._stage is self._features
             self._writer = TilesWriter(
-                self._tmp,
+                self._stack.enter_context(atomic_path(path)),
                 dim=shape,
                 dataset="features" if is_features else "tokens",
                 dtype=self._features.dtype if is_features else "float16",
-                attributes=dict(self._attributes) | self._features.attributes,
+                attributes=dict(self._tiles.attributes) | self._features.attributes,
             )
         return self._writer
 

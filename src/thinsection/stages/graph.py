@@ -18,9 +18,13 @@ from thinsection.stages.leaves import (
     GraphStage,
     OverviewStage,
     PoolingStage,
-    QcOverlayStage,
 )
-from thinsection.stages.masks import QcPicturesStage, QcStage, TissueStage
+from thinsection.stages.masks import (
+    QcOverlayStage,
+    QcPicturesStage,
+    QcStage,
+    TissueStage,
+)
 from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.regions import AnnotatedTissueStage, RegionsStage
 from thinsection.stages.segments import SegmentedTissueStage, SegmentStage
@@ -79,6 +83,11 @@ def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
         embeddings += features
     stages += _pooling_stages(embeddings, models)
     return tuple(stages)
+
+
+def grids_of(stages: Sequence[AnyStage]) -> tuple[TilesStage, ...]:
+    """The tile grids among a run's stages."""
+    return tuple(stage for stage in stages if isinstance(stage, TilesStage))
 
 
 def _with_needs(stage: AnyStage) -> list[AnyStage]:
@@ -215,7 +224,7 @@ def grid_names(spec: RunSpec) -> tuple[str, ...]:
         return ()
     until_tiles = replace(spec, output=replace(spec.output, until="tiles"))
     graph = stages_of(until_tiles, Models())
-    return tuple(stage.grid for stage in graph if isinstance(stage, TilesStage))
+    return tuple(stage.grid for stage in grids_of(graph))
 
 
 def _features_stages(

@@ -17,7 +17,7 @@ from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.features import FeaturesStage, deciding
 from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import join_label, slug
-from thinsection.stages.masks import CheckedTissue, QcStage
+from thinsection.stages.masks import CheckedTissue
 from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.stage import AnyStage, Output, SlideWork, StoreStage
 from thinsection.stages.tiles import TilesStage
@@ -185,26 +185,6 @@ class OverviewStage(StoreStage[None]):
         )
         picture = open_picture(work.ledger)
         write_drawing(work.path(name), picture, (*layers, tiles))
-        return Output(files=(name,))
-
-
-@dataclass(frozen=True, kw_only=True)
-class QcOverlayStage(StoreStage[None]):
-    """`slides/ID/qc_NAME/overlay.jpg`: the marks of the checks, for a run that lays no tiles."""
-
-    title: ClassVar[str] = "overview"
-
-    qc: QcStage
-
-    @cached_property
-    def address(self) -> str:
-        return f"{self.qc.address}_overlay"
-
-    def run(self, work: SlideWork) -> Output[None]:
-        """Draws from stored files only."""
-        name = f"{self.qc.folder(work.entry.slide_id)}/overlay.jpg"
-        layers = overlay_layers(work.value(self.qc).qc)
-        write_drawing(work.path(name), open_picture(work.ledger), layers)
         return Output(files=(name,))
 
 

@@ -20,19 +20,28 @@ from thinsection.files.atomic import atomic_path
 from thinsection.qc.rules import parse_rule, qc_fail
 from thinsection.qc.segmenter_classes import ClassMap
 from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
+from thinsection.report.draw import write_drawing
 from thinsection.report.picture import (
     PICTURE,
     PICTURE_NAME,
+    open_picture,
     read_mask,
     save_picture,
     slide_picture,
 )
+from thinsection.report.qc_overlay import overlay_layers
 from thinsection.report.qc_store import QC_FILE
 from thinsection.slide import Slide
 from thinsection.slide.geometry import mean_mpp
 from thinsection.slide.readers import AUTO
 from thinsection.stages.labels import join_label, short_hash, slug, variant
-from thinsection.stages.stage import Output, SlideStage, SlideWork, Stage
+from thinsection.stages.stage import (
+    Output,
+    SlideStage,
+    SlideWork,
+    Stage,
+    StoreStage,
+)
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import TileTable
 from thinsection.tiles.table import Column
@@ -207,13 +216,24 @@ class QcStage(SlideStage[CheckedTissue]):
         folder = self.folder(work.entry.slide_id)
         return _checked_tissue(load_qc(work.path(folder)))
 
-    def check_rules(self, work: SlideWork) -> None:
-        """Raises QcExclusion, with rule and value, if a rule excludes the slide."""
+    def judge(self, work: SlideWork) -> None:
+        """Raises QcExclusion, with rule and value, if a rule excludes the slide.
+
+        An excluded slide gets no overview, so the marks of the checks are drawn here.
+        """
+        if not self.rules:
+            return
+        work.stage_title = self.title
         row = work.value(self).qc.row
         for rule in self.rules:
-            if qc_fail(row, rule):
-                column = parse_rule(rule).column
-                raise QcExclusion(f"excluded by {rule!r}: {column} is {row[column]}")
+            if not qc_fail(row, rule):
+                continue
+            overlay = QcOverlayStage(qc=self)
+            if not work.is_done(overlay):
+                work.perform(overlay)
+            work.stage_title = self.title
+            column = parse_rule(rule).column
+            raise QcExclusion(f"excluded by {rule!r}: {column} is {row[column]}")
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
         """Share of each tile that each check removed."""
@@ -244,6 +264,26 @@ class QcPicturesStage(SlideStage[None]):
         folder = self.qc.folder(work.entry.slide_id)
         names = write_qc_pictures(result, work.path(folder))
         return Output(files=tuple(f"{folder}/{name}" for name in names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QcOverlayStage(StoreStage[None]):
+    """`slides/ID/qc_NAME/overlay.jpg`: the marks of the checks, for a run that lays no tiles."""
+
+    title: ClassVar[str] = "overview"
+
+    qc: QcStage
+
+    @cached_property
+    def address(self) -> str:
+        return f"{self.qc.address}_overlay"
+
+    def run(self, work: SlideWork) -> Output[None]:
+        """Draws from stored files only."""
+        name = f"{self.qc.folder(work.entry.slide_id)}/overlay.jpg"
+        layers = overlay_layers(work.value(self.qc).qc)
+        write_drawing(work.path(name), open_picture(work.ledger), layers)
+        return Output(files=(name,))
 
 
 def _checked_tissue(result: QcResult) -> CheckedTissue:

@@ -3,35 +3,66 @@
 A stage also lists the stages that it needs, and the settings that change its result. A run is the
 graph of the stages that its last result needs. Three kinds differ in what they read:
 
-    SlideStage   the opened slide: tissue, quality control, segmentations
+    SlideStage   the opened slide: tissue, quality control, segmentations, the tile grid
     TileStage    decoded tiles, all such stages of a slide in one pass: embeddings, token grids
     StoreStage   results of other stages on disk: pooling, pictures, graphs, exports
 
-The tile grid is made like a SlideStage; with pixel filters it is made like a TileStage, because
-then the pixels of a tile decide whether the tile is kept.
+The run asks a stage only what it `reads`. It then calls `make`, or `open` for what the stream
+feeds, and never asks for its class.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    cast,
+)
+
+import numpy as np
+import numpy.typing as npt
 
 from thinsection.errors import StaleResultError, StoreError
 from thinsection.files.atomic import TMP_MARK, link_or_copy
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.facts import cohort_facts, ledger_facts, slide_facts
+from thinsection.stages.reuse import KnownRows
 from thinsection.stages.source import Source
-from thinsection.store.identity import file_sum, file_times, fingerprint
+from thinsection.store.identity import (
+    WholeSum,
+    file_sum,
+    file_times,
+    fingerprint,
+    fingerprint_reads,
+)
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, stage_key
-from thinsection.types import Document, PlainValues
+from thinsection.stream.batches import EmbeddedBatch, SlideTiles
+from thinsection.tiles import TileTable
+from thinsection.types import Document, PlainValues, TileArray
 
 if TYPE_CHECKING:
     from thinsection.pool import SlideEncoder
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+# what a stage reads; see the docstring of this file
+Reads = Literal["slide", "tiles", "store"]
+
+
+class Encoding(NamedTuple):
+    """What a stage takes from a tile encoder."""
+
+    encoder: str  # label of the encoder
+    # tokens come with the embeddings of the same pass
+    result: Literal["embeddings", "tokens"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +79,8 @@ class Output(Generic[T_co]):
 class Stage(ABC, Generic[T_co]):
     """One step of the work on a slide; `load` reads its result back as a `T_co`.
 
-    Subclasses are frozen dataclasses. Their fields are the settings of the step. Class attributes
-    hold for all stages of a subclass.
+    Subclasses are frozen dataclasses of one of the three kinds. Their fields are the settings of
+    the step. Class attributes hold for all stages of a subclass.
     """
 
     # name of the step in messages: tissue, qc, tile, embed, ...
@@ -67,7 +98,8 @@ class Stage(ABC, Generic[T_co]):
     def address(self) -> str:
         """Folder-like name, unique in a results folder: 'slides/tissue', '256px_0.5mpp/tiles'.
 
-        Stages whose settings differ have different addresses.
+        Stages whose settings differ have different addresses. What is made from the tiles of a
+        grid has an address in the folder of the grid.
         """
 
     @property
@@ -79,6 +111,40 @@ class Stage(ABC, Generic[T_co]):
     def needs(self) -> tuple["AnyStage", ...]:
         """Stages whose results this one reads; by default every field that is a stage."""
         return tuple(value for value in vars(self).values() if isinstance(value, Stage))
+
+    @property
+    @abstractmethod
+    def reads(self) -> Reads:
+        """What the result is made from."""
+
+    def make(self, work: "SlideWork") -> Output[T_co]:
+        """Makes the result from the opened slide or from stored results."""
+        raise TypeError(f"stage {self.address} reads tiles, so `open` makes its writer")
+
+    def open(self, tiles: "GridTiles") -> "TileWriter":
+        """Makes the writer that the stream feeds with the tiles of one slide."""
+        raise TypeError(
+            f"stage {self.address} reads no tiles, so `make` makes its result"
+        )
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """What the stream must get from a tile encoder for this stage; None if nothing."""
+        return None
+
+    def reuse(self, work: "SlideWork", table: TileTable) -> Output[T_co] | None:
+        """Takes the same result of these tiles from another address; None if there is none."""
+        return None
+
+    def known_rows(self, work: "SlideWork", table: TileTable) -> KnownRows | None:
+        """Stored rows of some of these tiles, which the stream need not read; None without any."""
+        return None
+
+    def judge(self, work: "SlideWork") -> None:
+        """Looks at the finished result before any tile is read.
+
+        Raises QcExclusion: the slide must be left out.
+        """
 
     def load(self, work: "SlideWork") -> T_co:
         """Reads the value of the result from its files; only for stages that others need."""
@@ -120,7 +186,15 @@ class Stage(ABC, Generic[T_co]):
 
 
 class SlideStage(Stage[T_co]):
-    """A stage that reads the opened slide."""
+    """A stage that reads the opened slide. It may need the tile grid, but nothing of the stream."""
+
+    @property
+    def reads(self) -> Reads:
+        return "slide"
+
+    def make(self, work: "SlideWork") -> Output[T_co]:
+        assert work.slide is not None
+        return self.run(work, work.slide)
 
     @abstractmethod
     def run(self, work: "SlideWork", slide: Slide) -> Output[T_co]:
@@ -128,19 +202,86 @@ class SlideStage(Stage[T_co]):
 
 
 class TileStage(Stage[T_co]):
-    """A stage that reads the stream of decoded tiles.
+    """A stage that reads the stream of decoded tiles, through the writer of `open`.
 
-    It has no `run`: tiles are decoded once for all such stages of a slide, so the code that reads
-    the stream writes their results.
+    Tiles are decoded once for all such stages of a slide.
     """
+
+    @property
+    def reads(self) -> Reads:
+        return "tiles"
+
+    @abstractmethod
+    def open(self, tiles: "GridTiles") -> "TileWriter": ...
 
 
 class StoreStage(Stage[T_co]):
     """A stage that reads results of other stages on disk."""
 
+    @property
+    def reads(self) -> Reads:
+        return "store"
+
+    def make(self, work: "SlideWork") -> Output[T_co]:
+        return self.run(work)
+
     @abstractmethod
     def run(self, work: "SlideWork") -> Output[T_co]:
         """Makes the result."""
+
+
+class TileWriter(ABC):
+    """Makes the result of a stage from the tiles of one slide, while the stream decodes them.
+
+    It is made before the first tile is decoded, and puts nothing on disk before `append` or
+    `finish`. After an error it gets `abandon`, and nothing else.
+    """
+
+    # True if `measure` must see the pixels
+    reads_pixels: ClassVar[bool] = False
+
+    def measure(  # noqa: B027 - most writers see no pixels
+        self, indices: npt.NDArray[np.int64], tiles: TileArray
+    ) -> None:
+        """Sees the pixels (b, tile_px, tile_px, 3) of tiles that the filters kept.
+
+        Decode threads call it, several at a time and in any order. `indices` (b,) are places in
+        the table of the tiles to read.
+        """
+
+    @abstractmethod
+    def append(self, batch: EmbeddedBatch["GridTiles"]) -> None:
+        """Takes the next tiles that the filters kept, in the order of the table."""
+
+    @abstractmethod
+    def finish(self) -> Output[object]:
+        """Completes the result: every tile was appended."""
+
+    def abandon(self) -> None:  # noqa: B027 - most writers put nothing on disk
+        """Removes what `append` put on disk."""
+
+
+@dataclass(kw_only=True, eq=False)
+class GridTiles(SlideTiles):
+    """Tiles of one grid of a slide, and what the stream must make of them.
+
+    A slide with several grids to read is several of these, which follow each other and share the
+    opened slide. The prepare thread makes it; then the sink's thread has its `work` and writers.
+    """
+
+    work: "SlideWork"
+    # attributes of all files of its tiles
+    attributes: PlainValues = field(default_factory=dict)
+    # width of each encoder's embeddings by label
+    dims: Mapping[str, int] = field(default_factory=dict)
+    # stages whose results are made from its tiles, and their writers
+    stages: tuple["AnyStage", ...] = ()
+    writers: tuple[TileWriter, ...] = ()
+    # stored rows of tiles that are not read, by the address of a stage
+    known: Mapping[str, KnownRows] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # on how its tiles were changed, for the slide's record
+    is_first: bool = True  # nothing of the slide comes before
+    is_last: bool = True  # nothing of the slide follows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +299,10 @@ class RecordedStage(Stage[None]):
     @property
     def address(self) -> str:
         return self.recorded_address
+
+    @property
+    def reads(self) -> Reads:
+        return "store"
 
     def key_from(self, input_keys: Sequence[str], source: Source) -> str:
         """The key that the ledger has."""
@@ -183,7 +328,7 @@ class SlideWork:
 
     One thread uses it at a time: the stream's prepare thread until the slide is prepared, then the
     sink's thread from the slide's first batch to its end. The threads that decode and encode in
-    between use only the frozen `PreparedSlide`.
+    between read only its `entry` and `num_tiles`.
 
     Args:
         entry: row of the cohort.
@@ -193,6 +338,7 @@ class SlideWork:
         stages: all stages of the run; each comes after the stages that it needs.
         overwrite: True if results of another slide file or other settings may be replaced.
         slide_encoders: loaded slide encoders by name, for the stages that pool.
+        times: `file_times` of the slide file before it was read; '' if times are not compared.
     """
 
     def __init__(
@@ -205,6 +351,7 @@ class SlideWork:
         stages: tuple[AnyStage, ...],
         overwrite: bool = False,
         slide_encoders: Mapping[str, "SlideEncoder"] | None = None,
+        times: str = "",
     ) -> None:
         self.entry = entry
         self.out = out
@@ -212,6 +359,17 @@ class SlideWork:
         self.stages = stages
         self.overwrite = overwrite
         self.slide_encoders = slide_encoders or {}
+        self.times = times
+        # the slide, once it was opened; later stages may find it closed
+        self.slide: Slide | None = None
+        # hash of the complete file, while it is computed; None if it is known
+        self.whole_sum: WholeSum | None = None
+        # tiles to read of all grids
+        self.num_tiles = 0
+        # True if the stored ledger lacks facts of the slide's file or of its cohort row
+        self.has_new_facts = False
+        # first error of a grid, and its stage; the other grids are still read
+        self.failure: tuple[str, Exception] | None = None
         facts = ledger.slide | cohort_facts(entry, ledger)
         self.ledger = replace(ledger, slide=facts)
         # stages that are not done
@@ -275,24 +433,17 @@ class SlideWork:
         if record is not None:
             self.ledger = self.ledger.with_local_files(record)
 
-    def perform(self, stage: StoreStage[T]) -> None:
-        """Runs a stage that reads stored results, and records its result."""
-        self._start(stage)
-        self.make_and_record(stage, lambda: stage.run(self))
-
-    def perform_on(self, slide: Slide, stage: SlideStage[T]) -> None:
-        """Runs a stage that reads the opened slide, and records its result."""
-        self._start(stage)
-        self.make_and_record(stage, lambda: stage.run(self, slide))
-
-    def make_and_record(self, stage: Stage[T], make: Callable[[], Output[T]]) -> None:
-        """Removes an outdated result of the stage, makes a new one and records it."""
+    def perform(self, stage: Stage[T]) -> None:
+        """Makes the result of a stage and records it; an outdated result is removed first."""
         self.stage_title = stage.title
+        for need in stage.needs:
+            self.fetch(need)
         self.remove_outdated(stage)
-        self.record(stage, make())
+        self.record(stage, stage.make(self))
 
-    def note_metadata(self, slide: Slide) -> None:
-        """Copies the metadata of the opened slide into the ledger."""
+    def note_opened(self, slide: Slide) -> None:
+        """Keeps the opened slide for stages that read it, and its metadata for the ledger."""
+        self.slide = slide
         facts = slide_facts(slide, self.entry, self.ledger)
         self.ledger = replace(self.ledger, slide=facts)
 
@@ -302,13 +453,10 @@ class SlideWork:
         source = self.ledger.source | {"whole": file_hash}
         self.ledger = replace(self.ledger, source=source)
 
-    def check_unchanged(self, times: str) -> None:
+    def check_unchanged(self) -> None:
         """Checks that the slide file was not written while it was read.
 
         If it was, the results that this object made are removed; they may mix old and new bytes.
-
-        Args:
-            times: `file_times` of the slide from before it was read; '' skips this comparison.
 
         Raises:
             StoreError: the slide file has changed.
@@ -316,8 +464,8 @@ class SlideWork:
         path = self.entry.slide_path
         hash_of_sampled_bytes = self.ledger.source["samples"]
         same_times = True
-        if times:
-            same_times = file_times(path) == times
+        if self.times:
+            same_times = file_times(path) == self.times
         if same_times and fingerprint(path) == hash_of_sampled_bytes:
             return
         for address in self._made_addresses:
@@ -404,28 +552,48 @@ class SlideWork:
         if output.value is not None:
             self._values[stage.address] = output.value
 
-    def ready_stages(self) -> Iterator[StoreStage[object]]:
-        """Yields the missing stages that read stored results, as soon as all of these are there."""
+    def ready(self, reads: Reads) -> Iterator[AnyStage]:
+        """Yields the missing stages that read this, each when all that it needs is there."""
         for stage in list(self.missing):
             lacking = {other.address for other in self.missing}
             is_ready = lacking.isdisjoint(need.address for need in stage.needs)
-            if isinstance(stage, StoreStage) and is_ready:
+            if stage.reads == reads and is_ready:
                 yield stage
+
+    def check_complete(self) -> None:
+        """Raises TypeError if a stage was not made, although nothing failed."""
+        if self.missing:
+            stage = self.missing[0]
+            raise TypeError(
+                f"stage {stage.address} must be made before the slide ends, got no call for it; "
+                "what reads the slide must not need what reads tiles, and what reads tiles must "
+                "have its address in the folder of a grid"
+            )
 
     def facts(self) -> Document:
         """Facts of the slide and of the run's stages, with all warnings joined into one text."""
         return ledger_facts(self.ledger, [stage.address for stage in self.stages])
 
+    def fetched(self) -> dict[str, int]:
+        """Bytes and requests for a slide read from a URL; empty for a local file.
+
+        The fingerprint counts twice, since it is taken before and after the slide is read. The
+        look that finds what an earlier run has done is not counted.
+        """
+        remote = None if self.slide is None else self.slide.source
+        if remote is None:
+            return {}
+        sampled, requests = fingerprint_reads(remote.size)
+        return {
+            "fetched_bytes": remote.fetched_bytes + 2 * sampled,
+            "file_bytes": remote.size,
+            "requests": remote.requests + 2 * requests,
+        }
+
     def drop_embeddings_before_edit(self) -> None:
         """Removes the embeddings that were kept from before an annotation was edited."""
         for embeddings in self.embeddings_before_edit:
             embeddings.path.unlink(missing_ok=True)
-
-    def _start(self, stage: AnyStage) -> None:
-        """Notes the stage at work, and downloads the files that it needs."""
-        self.stage_title = stage.title
-        for need in stage.needs:
-            self.fetch(need)
 
     def _keep_embeddings(self, settings_hash: str, path: Path) -> None:
         """Keeps a file of embeddings under a hidden name, to reuse it for unchanged tiles."""

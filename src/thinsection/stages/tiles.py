@@ -5,6 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from thinsection.config import from_mapping
 from thinsection.errors import BudgetError
 from thinsection.files.atomic import atomic_path
@@ -14,8 +16,17 @@ from thinsection.stages.labels import grid_label, join_label
 from thinsection.stages.masks import Columns, QcStage, TissueStage
 from thinsection.stages.regions import ROI_SHARE, RegionsStage
 from thinsection.stages.segments import SegmentStage
-from thinsection.stages.stage import AnyStage, Output, SlideWork, Stage
-from thinsection.store.tiles_h5 import TilesWriter, read_tiles
+from thinsection.stages.stage import (
+    AnyStage,
+    GridTiles,
+    Output,
+    Reads,
+    SlideStage,
+    SlideWork,
+    TileWriter,
+)
+from thinsection.store.tiles_h5 import TilesWriter, read_tiles, tile_attributes
+from thinsection.stream.batches import EmbeddedBatch
 from thinsection.stream.budget import MAX_SCRATCH, read_bytes
 from thinsection.tiles import TileTable, load_filters, tile_grid
 from thinsection.tiles.filters import MASK_FILTER, kept_by_rules
@@ -29,11 +40,11 @@ _LEAST_SHARE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class TilesStage(Stage[TileTable]):
+class TilesStage(SlideStage[TileTable]):
     """`GRID/tiles/ID.h5`; value: the `TileTable`.
 
-    `candidates` come from the opened slide. If pixel filters are on, the stream reads them, and
-    `write` receives those that the filters keep.
+    `candidates` come from the opened slide. If pixel filters are on, the stream reads their tiles,
+    and the filters decide which are kept; so the stage then reads tiles, and not only the slide.
     """
 
     title: ClassVar[str] = "tile"
@@ -50,9 +61,8 @@ class TilesStage(Stage[TileTable]):
         return (self.mask, *self.segments, self.roi)
 
     @property
-    def has_pixel_filters(self) -> bool:
-        """True if pixel filters in the stream decide which candidates are kept."""
-        return bool(load_filters(self.config.tile_filter))
+    def reads(self) -> Reads:
+        return "tiles" if load_filters(self.config.tile_filter) else "slide"
 
     @cached_property
     def grid(self) -> str:
@@ -107,25 +117,36 @@ class TilesStage(Stage[TileTable]):
             )
         return table
 
+    def run(self, work: SlideWork, slide: Slide) -> Output[TileTable]:
+        """Lays the grid and writes it, where no pixel filter is on."""
+        table = self.candidates(work, slide)
+        return self.write(work, table, self.attributes(work, slide, table))
+
+    def open(self, tiles: GridTiles) -> "GridWriter":
+        return GridWriter(self, tiles)
+
+    def attributes(
+        self, work: SlideWork, slide: Slide, table: TileTable
+    ) -> PlainValues:
+        """Attributes of all files of the grid's tiles."""
+        return tile_attributes(work.entry.slide_id, slide, table, config=self.config)
+
     def write(
-        self,
-        work: SlideWork,
-        slide: Slide | None,
-        table: TileTable,
-        attributes: PlainValues,
+        self, work: SlideWork, table: TileTable, attributes: PlainValues
     ) -> Output[TileTable]:
         """Writes the final table."""
         name = self.file(work.entry.slide_id)
         write_columns(work.path(name), table.coords_l0, table.columns, attributes)
         facts = {
             "num_tiles": len(table),
-            "warnings": self._warning(work, slide, table),
+            "warnings": self._warning(work, table),
             "plan": asdict(table.plan),
             "tile_mpp": table.plan.tile_mpp,
         }
         return Output(files=(name,), facts=facts, value=table)
 
-    def _warning(self, work: SlideWork, slide: Slide | None, table: TileTable) -> str:
+    def _warning(self, work: SlideWork, table: TileTable) -> str:
+        slide = work.slide
         if len(table) == 0:
             if work.value(self.mask).mask.any():
                 return "no tile contains enough tissue"
@@ -142,6 +163,25 @@ class TilesStage(Stage[TileTable]):
         stored = read_tiles(work.path(self.file(work.entry.slide_id)))
         plan = from_mapping(ReadPlan, work.ledger.stages[self.address].facts["plan"])
         return TileTable(coords_l0=stored.coords_l0, plan=plan, columns=stored.columns)
+
+
+class GridWriter(TileWriter):
+    """The candidates that pixel filters keep."""
+
+    def __init__(self, stage: TilesStage, tiles: GridTiles) -> None:
+        self._stage = stage
+        self._tiles = tiles
+        self._kept = [np.empty(0, dtype=np.int64)]
+
+    def append(self, batch: EmbeddedBatch[GridTiles]) -> None:
+        self._kept.append(batch.indices)
+
+    def finish(self) -> Output[TileTable]:
+        """Writes the table of the tiles that were kept."""
+        tiles = self._tiles
+        assert tiles.table is not None
+        table = tiles.table.select(np.concatenate(self._kept))
+        return self._stage.write(tiles.work, table, tiles.attributes)
 
 
 def write_columns(

@@ -1,15 +1,12 @@
-"""Slides and batches on their way through the stream, and the packing of kept tiles.
-
-`K` is the type by which a caller identifies a slide; the key comes back with every event.
-"""
+"""Slides and batches on their way through the stream, and the packing of kept tiles."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,22 +16,24 @@ from thinsection.tiles import TileTable
 from thinsection.tiles.transforms import TileTransform
 from thinsection.types import CoordsL0, TileArray
 
-K = TypeVar("K")
 Indices = npt.NDArray[np.int64]  # (b,), places in a tile table
 TileMeasure = Callable[[Indices, TileArray], None]
 
 
 @dataclass(kw_only=True, eq=False)
-class SlideTiles(Generic[K]):
-    """An opened slide and the tiles of one grid to read from it."""
+class SlideTiles:
+    """An opened slide and the tiles of one grid to read from it.
 
-    key: K
+    Every event of the stream has it as `source`. A caller that needs more with its events makes a
+    subclass.
+    """
+
     slide: Slide | None  # None where no tile of it is to be read
     table: TileTable | None  # may be empty; None with no slide
     # changes kept tiles, in the decode threads
     transform: TileTransform | None = None
-    # gets kept tiles before `transform`, with their places, in the decode threads
-    measure: TileMeasure | None = None
+    # each gets kept tiles before `transform`, with their places, in the decode threads
+    measures: tuple[TileMeasure, ...] = ()
     # the stream closes a slide that it owns
     owned: bool = True
     # raised by decoding; the rest of the slide is not read
@@ -51,19 +50,21 @@ class SlideTiles(Generic[K]):
             self.slide.close()
 
 
+S = TypeVar("S", bound=SlideTiles)
+
+
 @dataclass(frozen=True, kw_only=True)
-class SlideStarted(Generic[K]):
+class SlideStarted(Generic[S]):
     """The first event of a slide that could be opened."""
 
-    key: K
-    num_tiles: int
+    source: S
 
 
 @dataclass
-class TileBatch(Generic[K]):
+class TileBatch(Generic[S]):
     """Decoded tiles of one slide, in table order."""
 
-    key: K
+    source: S
     indices: Indices  # int64 (b,), the tiles' places in the table
     coords_l0: CoordsL0  # int64 (b, 2)
     # (b, tile_px, tile_px, 3), a view of a buffer that `release` gives back
@@ -82,27 +83,45 @@ class TileBatch(Generic[K]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlideFinished(Generic[K]):
-    """Every batch of the slide was yielded."""
+class EmbeddedBatch(Generic[S]):
+    """A batch whose pixels were given back, with what the encoders made of them.
 
-    key: K
+    A label is absent where its encoder was not asked for this slide.
+    """
+
+    source: S
+    indices: Indices  # (b,), the tiles' places in the table
+    coords_l0: CoordsL0  # (b, 2)
+    # (b, D) and (b, T, C) float32 by the label of the encoder
+    tile_embeddings: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    tokens: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # on how it was encoded, for the slide's record
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlideFailed(Generic[K]):
+class SlideFinished(Generic[S]):
+    """Every batch of the slide was yielded."""
+
+    source: S
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlideFailed(Generic[S]):
     """The slide could not be prepared or decoded; no event of it follows."""
 
-    key: K
+    source: S
     stage: str
     error: Exception
 
 
 # one tile grid of a slide that is ready to be read, or the error of a slide
-Prepared = SlideTiles[K] | SlideFailed[K]
-StreamEvent = SlideStarted[K] | TileBatch[K] | SlideFinished[K] | SlideFailed[K]
+Prepared: TypeAlias = SlideFailed[S] | S
+StreamEvent: TypeAlias = (
+    SlideStarted[S] | TileBatch[S] | SlideFinished[S] | SlideFailed[S]
+)
 
 
-class DecodedBatch(Generic[K]):
+class DecodedBatch(Generic[S]):
     """Tiles of a slide, in table order, while workers decode them, and after.
 
     The first b tiles of `buffer` (batch_size, tile_px, tile_px, 3) are used. `keep` (b,)
@@ -110,7 +129,7 @@ class DecodedBatch(Generic[K]):
     """
 
     def __init__(
-        self, source: SlideTiles[K], indices: Indices, buffer: TileArray, num_tasks: int
+        self, source: S, indices: Indices, buffer: TileArray, num_tasks: int
     ) -> None:
         self.source = source
         self.indices = indices
@@ -128,7 +147,7 @@ class DecodedBatch(Generic[K]):
                 self.done.set()
 
 
-class BatchPacker(Generic[K]):
+class BatchPacker(Generic[S]):
     """Closes the gaps that filters leave: all batches of a slide but its last are full.
 
     Memory: none of its own; the batch that is being filled is one of the stream's
@@ -139,9 +158,9 @@ class BatchPacker(Generic[K]):
     def __init__(self, give_back: Callable[[TileArray], None]) -> None:
         self._give_back = give_back
         # its indices are those of the first rows of its buffer
-        self._filling: DecodedBatch[K] | None = None
+        self._filling: DecodedBatch[S] | None = None
 
-    def add(self, batch: DecodedBatch[K]) -> Iterator[TileBatch[K]]:
+    def add(self, batch: DecodedBatch[S]) -> Iterator[TileBatch[S]]:
         """Takes a decoded batch and its buffer; yields batches that are full."""
         kept = np.flatnonzero(batch.keep)
         filling = self._filling
@@ -161,7 +180,7 @@ class BatchPacker(Generic[K]):
         self._filling = batch
         yield from self._flush_full()
 
-    def flush(self) -> Iterator[TileBatch[K]]:
+    def flush(self) -> Iterator[TileBatch[S]]:
         """Yields the last batch of a slide, which may be smaller; none of a failed slide."""
         batch = self._filling
         self._filling = None
@@ -172,14 +191,14 @@ class BatchPacker(Generic[K]):
             self._give_back(batch.buffer)
             return
         yield TileBatch(
-            key=source.key,
+            source=source,
             indices=batch.indices,
             coords_l0=source.table.coords_l0[batch.indices],
             tiles=batch.buffer[: len(batch.indices)],
             _release=partial(self._give_back, batch.buffer),
         )
 
-    def _flush_full(self) -> Iterator[TileBatch[K]]:
+    def _flush_full(self) -> Iterator[TileBatch[S]]:
         batch = self._filling
         if batch is not None and len(batch.indices) == len(batch.buffer):
             yield from self.flush()

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,8 +26,8 @@ from thinsection.slide.resize import read_tiles
 from thinsection.stream.batches import (
     BatchPacker,
     DecodedBatch,
-    K,
     Prepared,
+    S,
     SlideFailed,
     SlideFinished,
     SlideStarted,
@@ -56,10 +56,10 @@ Entry = TypeVar("Entry")
 _CHECK_S = 0.5
 
 # The consumer's queue; `SlideTiles` stands for the end of its slide.
-_Queued = SlideTiles[K] | SlideFailed[K] | SlideStarted[K] | DecodedBatch[K]
+_Queued: TypeAlias = SlideFailed[S] | SlideStarted[S] | DecodedBatch[S] | S
 
 
-class TileStream(Generic[Entry, K]):
+class TileStream(Generic[Entry, S]):
     """Iterates over the events of many slides; use as a context manager, iterate once.
 
     Args:
@@ -82,7 +82,7 @@ class TileStream(Generic[Entry, K]):
     def __init__(
         self,
         entries: Iterable[Entry],
-        prepare: Callable[[Entry], Sequence[Prepared[K]]],
+        prepare: Callable[[Entry], Sequence[Prepared[S]]],
         *,
         budget: StreamBudget,
         batch_size: int,
@@ -98,19 +98,19 @@ class TileStream(Generic[Entry, K]):
         self._allocate = allocate or _allocate_pageable
         self._workers = budget.workers
         self.clock = clock or StageClock()
-        self._prepared: Channel[Sequence[Prepared[K]]] = Channel(prefetch_slides)
+        self._prepared: Channel[Sequence[Prepared[S]]] = Channel(prefetch_slides)
         # None is a buffer that nobody needed yet. The newest comes first: it is still in
         # the CPU's caches, and where the consumer keeps up some are never made.
         self._free: Channel[TileArray | None] = Channel(newest_first=True)
         for _ in range(budget.slots):
             self._free.put(None)
-        self._ordered: Channel[_Queued[K]] = Channel()
+        self._ordered: Channel[_Queued[S]] = Channel()
         # no method of this object: a cycle of references would keep the buffers for a while
         self._give_back = partial(_give_back, self._free)
-        self._packer: BatchPacker[K] = BatchPacker(self._give_back)
+        self._packer: BatchPacker[S] = BatchPacker(self._give_back)
         self._scratch = MemoryAllowance(budget.scratch_bytes)
         self._failure: BaseException | None = None
-        self._opened: list[SlideTiles[K]] = []
+        self._opened: list[S] = []
         self._tasks = self._plan_tasks()
         self._tasks_lock = threading.Lock()
         self._threads = [self._new_thread(self._run_prepare)]
@@ -120,7 +120,7 @@ class TileStream(Generic[Entry, K]):
     def _new_thread(self, body: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=self._guard, args=(body,), daemon=True)
 
-    def __enter__(self) -> TileStream[Entry, K]:
+    def __enter__(self) -> TileStream[Entry, S]:
         for thread in self._threads:
             thread.start()
         return self
@@ -134,7 +134,7 @@ class TileStream(Generic[Entry, K]):
         for parts in (*waiting, self._opened):
             _close_all(parts)
 
-    def __iter__(self) -> Iterator[StreamEvent[K]]:
+    def __iter__(self) -> Iterator[StreamEvent[S]]:
         """Yields each slide's events in order; raises errors of the stream itself."""
         for item in self._ordered:
             if isinstance(item, SlideFailed | SlideStarted):
@@ -146,7 +146,7 @@ class TileStream(Generic[Entry, K]):
                 yield self._close_slide(item)
         self._raise_failure()
 
-    def _pack(self, batch: DecodedBatch[K]) -> Iterator[TileBatch[K]]:
+    def _pack(self, batch: DecodedBatch[S]) -> Iterator[TileBatch[S]]:
         with self.clock.timed("encode_wait"):
             while not batch.done.wait(_CHECK_S):
                 self._raise_failure()
@@ -155,12 +155,12 @@ class TileStream(Generic[Entry, K]):
         else:
             self._give_back(batch.buffer)
 
-    def _close_slide(self, source: SlideTiles[K]) -> SlideFinished[K] | SlideFailed[K]:
+    def _close_slide(self, source: S) -> SlideFinished[S] | SlideFailed[S]:
         self._opened.remove(source)
         source.close()
         if source.error is None:
-            return SlideFinished(key=source.key)
-        return SlideFailed(key=source.key, stage="decode", error=source.error)
+            return SlideFinished(source=source)
+        return SlideFailed(source=source, stage="decode", error=source.error)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -187,7 +187,7 @@ class TileStream(Generic[Entry, K]):
                 raise
         self._prepared.finish()
 
-    def _plan_tasks(self) -> Iterator[tuple[DecodedBatch[K], slice]]:
+    def _plan_tasks(self) -> Iterator[tuple[DecodedBatch[S], slice]]:
         """Yields tasks in order; a worker that finds none left plans the next batch.
 
         So a buffer is taken no sooner than a worker decodes into it, and in the batches'
@@ -199,11 +199,11 @@ class TileStream(Generic[Entry, K]):
                 yield from self._plan_part(part)
         self._ordered.finish()
 
-    def _plan_part(self, part: Prepared[K]) -> Iterator[tuple[DecodedBatch[K], slice]]:
+    def _plan_part(self, part: Prepared[S]) -> Iterator[tuple[DecodedBatch[S], slice]]:
         if isinstance(part, SlideFailed):
             self._ordered.put(part)
             return
-        self._ordered.put(SlideStarted(key=part.key, num_tiles=part.num_tiles))
+        self._ordered.put(SlideStarted(source=part))
         if part.slide is not None and part.table is not None:
             part.slide.expect(part.table.coords_l0, part.table.plan)
             for start in range(0, part.num_tiles, self._batch_size):
@@ -211,8 +211,8 @@ class TileStream(Generic[Entry, K]):
         self._ordered.put(part)
 
     def _plan_batch(
-        self, source: SlideTiles[K], table: TileTable, start: int
-    ) -> Iterator[tuple[DecodedBatch[K], slice]]:
+        self, source: S, table: TileTable, start: int
+    ) -> Iterator[tuple[DecodedBatch[S], slice]]:
         indices = np.arange(start, min(start + self._batch_size, len(table)))
         tasks = split_tasks(len(indices), self._workers)
         with self.clock.timed("decode_wait"):
@@ -241,7 +241,7 @@ class TileStream(Generic[Entry, K]):
             finally:
                 batch.finish_task()
 
-    def _decode(self, batch: DecodedBatch[K], rows: slice) -> None:
+    def _decode(self, batch: DecodedBatch[S], rows: slice) -> None:
         source = batch.source
         slide = source.slide
         table = source.table
@@ -254,14 +254,16 @@ class TileStream(Generic[Entry, K]):
             read_tiles(slide, table.plan, table.coords_l0[indices], tiles)
             for tile_filter in self._filters:
                 keep &= tile_filter(tiles)
-            if source.measure is not None:
-                source.measure(indices[keep], tiles if keep.all() else tiles[keep])
+            if source.measures:
+                kept = tiles if keep.all() else tiles[keep]
+                for measure in source.measures:
+                    measure(indices[keep], kept)
             if source.transform is not None:
                 for index in np.flatnonzero(keep).tolist():
                     source.transform(tiles[index : index + 1])
 
 
-def _close_all(parts: Sequence[Prepared[K]]) -> None:
+def _close_all(parts: Sequence[Prepared[S]]) -> None:
     for part in parts:
         if isinstance(part, SlideTiles):
             part.close()
@@ -285,7 +287,7 @@ def iter_tiles(
     filters: Sequence[TileFilter] = (),
     transform: TileTransform | None = None,
     config: StreamConfig | None = None,
-) -> Iterator[TileBatch[str]]:
+) -> Iterator[TileBatch[SlideTiles]]:
     """Decodes tiles of one opened slide in batches, in table order.
 
     `batch.tiles` is valid until the next batch is asked for; copy tiles that should stay.
@@ -317,9 +319,8 @@ def iter_tiles(
         batch_size, tile_px=tiles.plan.tile_px, tile_bytes=read_bytes(tiles.plan)
     )
 
-    def prepare(entry: Slide) -> list[SlideTiles[str]]:
+    def prepare(entry: Slide) -> list[SlideTiles]:
         whole = SlideTiles(
-            key=entry.slide_path,
             slide=entry,
             table=tiles,
             transform=transform,
