@@ -30,6 +30,7 @@ from thinsection.pipeline.process import SlideProcessor
 from thinsection.pipeline.models import load_models
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
+from thinsection.stages.graph import stages_of
 from thinsection.stages.spec import resolve
 from pathlib import Path
 slides, out, first = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
@@ -38,7 +39,9 @@ spec = resolve(RunConfig(), settings)
 models = load_models(spec.encoding)
 entries = load_cohort([slides])
 print("ready", flush=True); sys.stdin.readline()
-SlideProcessor(out=out, spec=spec, models=models).process(entries[first:] + entries[:first])
+stages = stages_of(spec, models.identities)
+processor = SlideProcessor(out=out, spec=spec, models=models, stages=stages)
+processor.process(entries[first:] + entries[:first])
 """
 
 

@@ -27,7 +27,7 @@ from thinsection.pipeline.results import (
 )
 from thinsection.pipeline.sink import ResultSink, SinkItem
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.graph import grids_of, stages_of
+from thinsection.stages.graph import grids_of
 from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import AnyStage, GridTiles, SlideWork
 from thinsection.store.ledger import SLIDES
@@ -58,11 +58,12 @@ class SlideProcessor:
     out: Path  # results folder
     spec: RunSpec
     models: LoadedModels
+    # all stages of the run; each comes after the stages that it needs
+    stages: tuple[AnyStage, ...]
     # adds up the busy and the waiting time of each step
     clock: StageClock = field(default_factory=StageClock)
     # called with progress events, from any thread
     on_event: OnEvent = lambda event: None
-    _stages: tuple[AnyStage, ...] = field(init=False)
     _results: dict[str, SlideResult] = field(default_factory=dict, init=False)
     _locks: dict[str, FileLock] = field(default_factory=dict, init=False)
     # locks that other processes hold; kept between tries, because a lock is stale when the same
@@ -77,9 +78,6 @@ class SlideProcessor:
     _claimed_at: dict[str, float] = field(default_factory=dict, init=False)
     # time at which the last slide was closed
     _last_closed_at: float = field(default=0.0, init=False)
-
-    def __post_init__(self) -> None:
-        self._stages = stages_of(self.spec, self.models.identities)
 
     def process(self, entries: Sequence[SlideEntry]) -> list[SlideResult]:
         """Returns one result for each slide, in the order of `entries`.
@@ -137,7 +135,7 @@ class SlideProcessor:
         bytes_left = parse_bytes(spec.stream.memory) - budget.total_bytes
         preparer = SlidePreparer(
             spec=spec,
-            grids=grids_of(self._stages),
+            grids=grids_of(self.stages),
             dims={encoder.label: encoder.dim for encoder in encoders},
             memory_for_whole_images=MemoryAllowance(bytes_left),
             stain_target=self.models.identities.stain_target,
@@ -241,7 +239,7 @@ class SlideProcessor:
             sweep_slide(entry.slide_id, lock.path.parent, self._leftover_files)
         return claim_slide(
             entry,
-            self._stages,
+            self.stages,
             out=self.out,
             spec=self.spec,
             slide_encoders={

@@ -104,6 +104,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
                 out=self.out,
                 spec=self.spec,
                 models=models,
+                stages=stages_of(self.spec, models.identities),
                 clock=clock,
                 on_event=note_end,
             )
