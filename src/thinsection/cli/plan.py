@@ -1,5 +1,6 @@
 """`thinsection plan`: predicts memory and time of a run."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ from thinsection.cli.documents import JobPlan, PlanDocument, print_document
 from thinsection.cli.flags import with_config
 from thinsection.cli.screen import AsJson
 from thinsection.machine import cpu_count
+from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.types import format_bytes
@@ -52,20 +54,20 @@ def plan(
 
     The option --gpu names the GPU model of a Slurm job; see --help-all.
     """
-    from thinsection.slide.cohort import load_cohort
+    from thinsection.stages.request import cohort_of
 
-    # report a wrong path or name before slow work
-    load_cohort(slides, allow_local_urls=True)
+    # a wrong path or name is said before slow work
+    entries = cohort_of(slides, config.slides, config.regions)
     spec = resolve(config)
 
     from thinsection.planning.plan import plan as predict
 
     predicted = predict(
-        slides, config=config, on_message=lambda text: typer.echo(text, err=True)
+        entries, config=config, on_message=lambda text: typer.echo(text, err=True)
     )
     job = None
     if slurm:
-        job = _plan_job(slides, spec, predicted.memory.gpu_bytes)
+        job = _plan_job(entries, spec, predicted.memory.gpu_bytes)
     if as_json:
         print_document(PlanDocument.of(predicted, job))
         return
@@ -110,7 +112,7 @@ def _size(num_bytes: int | None) -> str:
     return "" if num_bytes is None else format_bytes(num_bytes)
 
 
-def _plan_job(slides: list[str], spec: RunSpec, gpu_bytes: int) -> JobPlan:
+def _plan_job(entries: Sequence[SlideEntry], spec: RunSpec, gpu_bytes: int) -> JobPlan:
     """Request that `thinsection slurm script` would make, and the nodes that fit it."""
     from thinsection.jobs.chunks import make_chunks
     from thinsection.jobs.executor import Rung
@@ -122,9 +124,7 @@ def _plan_job(slides: list[str], spec: RunSpec, gpu_bytes: int) -> JobPlan:
     from thinsection.jobs.slurm_states import node_list
     from thinsection.planning.cost import GPUS
     from thinsection.planning.job import run_request
-    from thinsection.stages.request import cohort_of
 
-    entries = cohort_of(slides, spec.slides, spec.regions)
     chunks = make_chunks(entries, spec.executor)
     listed = node_list()
     job = fit_to_nodes(run_request(chunks, spec), listed, spec.executor)

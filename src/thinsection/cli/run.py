@@ -128,20 +128,23 @@ def _run_and_report(
     as_json: bool = False,
 ) -> int:
     """Runs with a progress bar, prints the path of the results, and returns the exit code."""
-    from thinsection.slide.cohort import load_cohort
+    from thinsection.cli.progress import RunProgress
+    from thinsection.stages.request import cohort_of
 
-    # report a wrong path or name before slow work
-    num_slides = len(load_cohort(slides, allow_local_urls=True))
+    # a wrong path or name is said before slow work
+    messages: list[str] = []
+    entries = cohort_of(slides, config.slides, config.regions, messages.append)
     resolve(config)
 
-    from thinsection.cli.progress import RunProgress
     from thinsection.pipeline.run import run
 
     console = message_console(as_json=as_json)
-    progress = RunProgress(console, num_slides, level=level)
+    progress = RunProgress(console, len(entries), level=level)
     with progress.bar:
+        for message in messages:
+            progress.say(message)
         summary = run(
-            slides,
+            entries,
             out=out,
             config=config,
             on_event=progress,
@@ -218,7 +221,7 @@ def qc(
     from thinsection.files.atomic import write_text
     from thinsection.pipeline.qc_run import check_slides, chosen_pipeline
     from thinsection.qc.pipeline import dump_pipeline
-    from thinsection.slide.cohort import load_cohort
+    from thinsection.stages.request import cohort_of
 
     slides = slides or []
     level = chosen_level(quiet=quiet, verbose=verbose)
@@ -232,12 +235,14 @@ def qc(
             return
 
     console = message_console(as_json=False)
-    progress = RunProgress(
-        console, len(load_cohort(slides, allow_local_urls=True)), level=level
-    )
+    messages: list[str] = []
+    entries = cohort_of(slides, config.slides, None, messages.append)
+    progress = RunProgress(console, len(entries), level=level)
     with progress.bar:
+        for message in messages:
+            progress.say(message)
         summary = check_slides(
-            slides, out=out, config=config, on_event=progress, on_message=progress.say
+            entries, out=out, config=config, on_event=progress, on_message=progress.say
         )
     progress.say_skipped()
     for slide_id, rule in summary.failing:

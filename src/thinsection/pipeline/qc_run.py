@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from thinsection.report.qc_sheet import write_qc_parquet
 from thinsection.segment.segmenter import SegmentConfig
 from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig
 from thinsection.stages.labels import short_hash
+from thinsection.stages.request import Slides
 from thinsection.stages.spec import resolve
 
 
@@ -119,7 +120,7 @@ def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
 
 
 def check_slides(
-    slides: Sequence[str | Path],
+    slides: Slides,
     *,
     out: Path,
     config: QcRunConfig,

@@ -45,7 +45,7 @@ from thinsection.pipeline.task import OwnEncoderTask, RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import LastResult, PoolingConfig, RunConfig
 from thinsection.stages.graph import Models, grid_names, stages_of
-from thinsection.stages.request import check_run, cohort_of
+from thinsection.stages.request import Slides, check_run, cohort_of
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.store.claims import claim_ids
 from thinsection.store.ledger import SLIDES, SlideLedger
@@ -89,7 +89,7 @@ class Listeners:
 
 
 def run(
-    slides: Sequence[str | Path] | str | Path,
+    slides: Slides,
     *,
     out: str | Path,
     config: RunConfig | None = None,
@@ -107,7 +107,7 @@ def run(
     settings write to other folders; nothing is overwritten unless `output.overwrite` is on.
 
     Args:
-        slides: files, folders, URLs or cohort CSVs.
+        slides: files, folders, URLs or cohort CSVs; or the entries of `load_cohort`.
         out: results folder, made if absent; or a URL (s3://, ...), for one run at a time.
         config: all settings.
         encoder: name of a tile encoder, or one from `make_encoder` or `load_encoder`, in place of

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -41,7 +40,7 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.formats.tiff_decoder import MAX_READ_BYTES
 from thinsection.slide.geometry import mean_mpp
 from thinsection.stages.config import RunConfig
-from thinsection.stages.request import cohort_of
+from thinsection.stages.request import Slides, cohort_of
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.stream import iter_tiles
 from thinsection.stream.budget import CHANNELS, read_bytes
@@ -102,7 +101,7 @@ class RunPlan:
 
 
 def plan(
-    slides: Sequence[str | Path] | str | Path,
+    slides: Slides,
     *,
     config: RunConfig | None = None,
     on_message: Listener | None = None,
@@ -110,7 +109,7 @@ def plan(
     """Predicts peak memory and time from headers, thumbnails and this machine's calibration.
 
     Args:
-        slides: files, folders or cohort CSVs.
+        slides: files, folders or cohort CSVs; or the entries of `load_cohort`.
         config: settings of the planned run.
         on_message: called before each measurement, once per machine and encoder.
 

@@ -22,22 +22,31 @@ from thinsection.stages.masks import QcStage
 from thinsection.stages.spec import RunSpec
 from thinsection.tiles import load_filters
 
+# what a caller may pass as slides; entries are taken as they are
+Slides = Sequence[str | Path | SlideEntry] | str | Path
+
 
 def cohort_of(
-    slides: Sequence[str | Path] | str | Path,
+    slides: Slides,
     settings: SlidesConfig,
     regions: RegionsConfig | None = None,
     on_message: Callable[[str], None] = lambda text: None,
 ) -> tuple[SlideEntry, ...]:
     """Slides of a cohort; slides without a resolution get the one from the settings.
 
+    A command reads the cohort once, and hands its entries on.
+
     Raises CohortError: no slides; ConfigError: no file of annotations fits these slides.
     """
+    named = [slides] if isinstance(slides, str | Path) else slides
+    entries = tuple(item for item in named if isinstance(item, SlideEntry))
+    if entries and len(entries) == len(named):
+        return entries
     mpp = None
     if settings.slide_mpp:
         mpp = parse_mpp(settings.slide_mpp, where="slides.slide_mpp")
     entries = load_cohort(
-        [slides] if isinstance(slides, str | Path) else slides,
+        [str(item) for item in named],
         slide_mpp=mpp,
         on_message=on_message,
         look=settings.look,
