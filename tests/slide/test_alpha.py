@@ -124,8 +124,6 @@ def test_a_transparent_tiff_is_on_white(
                 if slide.reader == "tiff":  # OpenSlide interpolates there
                     np.testing.assert_array_equal(half, composite(straight[::2, ::2]))
     assert found["auto"] == ("openslide" if layout == "planes" else "tiff")
-    with pytest.raises(SlideOpenError, match=r"fourth sample|separate planes|cucim"):
-        open_slide(path, reader="cucim")
 
 
 @pytest.mark.parametrize("codec", ("none", "deflate"))
@@ -140,11 +138,8 @@ def test_a_fourth_sample_that_is_no_alpha_is_not_shown_and_hides_nothing(
             assert slide.reader == "tiff"
             whole = slide.read_region((0, 0), 0, SIZE)
         np.testing.assert_array_equal(whole, stored[..., :3])
-    for reader in ("openslide", "cucim"):
-        with pytest.raises(
-            SlideOpenError, match="left to reader 'tiff': page 0 has a f"
-        ):
-            open_slide(path, reader=reader)
+    with pytest.raises(SlideOpenError, match="left to reader 'tiff': page 0 has a f"):
+        open_slide(path, reader="openslide")
 
 
 def test_without_a_word_on_its_fourth_sample_a_tiff_is_as_pillow_shows_it(

@@ -1,11 +1,9 @@
 """Every reader against the contract, and all of them against OpenSlide."""
 
-import pytest
-
 from thinsection.testing.slide_contract import KINDS, STRIPED, SlideContract
 from thinsection.testing.synthetic import PyramidKind
 
-JUDGED = {  # by OpenSlide as well; by cuCIM not all
+JUDGED = {  # by OpenSlide as well
     "zstd": PyramidKind(compression="zstd"),
     "zstd-differences": PyramidKind(compression="zstd", differences=True),
     "lzw-differences": PyramidKind(compression="lzw", differences=True),
@@ -36,15 +34,6 @@ class TestOpenSlide(SlideContract):
     reader = "openslide"
     kinds = KINDS | JUDGED
     whole_px = False
-
-
-class TestCucim(SlideContract):
-    reader = "cucim"
-    reports_damage = False  # it prints to stdout and returns memory that nobody wrote
-
-    @pytest.fixture(autouse=True)
-    def _installed(self) -> None:
-        pytest.importorskip("cucim")
 
 
 class TestImage(SlideContract):

@@ -223,7 +223,7 @@ def test_an_unknown_reader_is_answered_with_the_nearest(tmp_path: Path) -> None:
 
 def test_available_readers_name_their_versions() -> None:
     found = {status.name: status for status in available_readers()}
-    assert set(found) == {"tiff", "cucim", "openslide", "dicom", "image", "zarr"}
+    assert set(found) == {"tiff", "openslide", "dicom", "image", "zarr"}
     assert found["openslide"].available
     assert openslide.__version__ in found["openslide"].detail
 

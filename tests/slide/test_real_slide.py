@@ -21,10 +21,8 @@ TCGA = FOLDER / "tcga-cr-7395-01a-01-ts1.svs"  # JPEG 2000; levels 1 and 2.0005
 pytestmark = pytest.mark.skipif(not SLIDE.is_file(), reason=f"no test slide at {SLIDE}")
 
 
-@pytest.fixture(params=["auto", "tiff", "cucim", "openslide"])
+@pytest.fixture(params=["auto", "tiff", "openslide"])
 def reader(request: pytest.FixtureRequest) -> str:
-    if request.param == "cucim":
-        pytest.importorskip("cucim")
     return str(request.param)
 
 

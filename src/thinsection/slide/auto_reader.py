@@ -25,7 +25,6 @@ from thinsection.slide.dicom_series import (
 from thinsection.slide.look import Look
 from thinsection.slide.readers import (
     LEFT_TO_TIFF,
-    NEVER_TRUSTED,
     OWN_PARSERS,
     READERS,
     TRIED_ON_ANY_FILE,
@@ -40,8 +39,7 @@ from thinsection.slide.verdicts import (
 )
 from thinsection.types import Mpp
 
-# The reader that 'auto' prefers to OpenSlide. Not cuCIM: of a tile that it cannot decode it returns
-# memory that nobody wrote, without an error, and no probe can find every such tile.
+# the reader that 'auto' prefers to OpenSlide
 FASTEST = "tiff"
 _DICOM = "dicom"  # the reader that knows all pictures of a DICOM slide
 _AGREES = f"{FASTEST}: fastest reader that agrees with OpenSlide"
@@ -258,12 +256,9 @@ def load_safely(
     if checked or name in OWN_PARSERS:
         return load_slide(name, path, slide_mpp, look=look, image=image)
     is_sound, refusal = _inspect(path, image)
-    if isinstance(refusal, (ImageError, ProvedDamageError)):
+    if isinstance(refusal, ImageError | ProvedDamageError | ChannelsError):
         raise refusal
-    never_trusted = name in NEVER_TRUSTED
-    if isinstance(refusal, ChannelsError) and not never_trusted:
-        raise refusal
-    if never_trusted or not is_sound:
+    if not is_sound:
         # where a TIFF's structure is impossible all its px are doubted
         is_tiff = path.lower().endswith(READERS.entry(FASTEST).suffixes)
         try_in_child(

@@ -48,7 +48,7 @@ class Slide(Closing):
     package also has what `thinsection.registry.Entry` has.
 
     Attributes:
-        reader: name of the reader that holds it: 'openslide', 'tiff', 'cucim', 'image'.
+        reader: name of the reader that holds it: 'openslide', 'tiff', 'image'.
         slide_path: the path or URL it was opened from.
         levels: finest first; `levels[0].downsample == 1.0`.
         size: (width, height) of level 0, px.

@@ -1,6 +1,6 @@
 """A process that opens files for us first, so that a C library's abort or hang costs only itself.
 
-OpenSlide, cuCIM and their like end the process where a damaged file asks for the impossible. What
+OpenSlide and its like end the process where a damaged file asks for the impossible. What
 our own parser has not found sound is opened first, and read in a few places, by a child of this
 process, which stays warm for the next file. Sound TIFFs never need it.
 """

@@ -33,14 +33,6 @@ _BUILT_IN = (
         needs=("tifffile", "imagecodecs", "simplejpeg"),
     ),
     Entry(
-        name="cucim",
-        help="Tiled TIFF and SVS by cuCIM, on the CPU or a GPU.",
-        target=f"{_FORMATS}.cucim_reader:CucimSlide",
-        suffixes=(".tif", ".tiff", ".svs"),
-        needs=("cucim",),
-        extra="cucim",
-    ),
-    Entry(
         name="openslide",
         help="Every format of OpenSlide, DICOM included.",
         target=f"{_FORMATS}.openslide_reader:OpenSlideSlide",
@@ -77,13 +69,12 @@ READERS: Registry[Callable[..., Slide]] = Registry(
     "reader", "thinsection.readers", _BUILT_IN
 )
 # any file may be one of these; others are tried where the suffix is theirs
-TRIED_ON_ANY_FILE = ("tiff", "cucim", "openslide", "image")
+TRIED_ON_ANY_FILE = ("tiff", "openslide", "image")
 PICKS_CHANNELS = ("zarr",)  # readers that are called with the look
 # readers that know all pictures of a file, and are called with the image that is asked for
-CHOOSES_IMAGE = ("tiff", "cucim", "openslide", "image", "zarr", "dicom")
+CHOOSES_IMAGE = ("tiff", "openslide", "image", "zarr", "dicom")
 # parsed by our own code, which checks sizes before a C library sees the file
 OWN_PARSERS = ("tiff", "image")
-NEVER_TRUSTED = ("cucim",)  # ends the process over damage that no check of sizes finds
 # begins OpenSlide's answer for a format that it does not know
 UNKNOWN_FORMAT = "openslide: it does not know this format"
 # begins OpenSlide's answer where its library would show other px than a TIFF describes

@@ -32,7 +32,7 @@ from thinsection.slide.formats.tiff_inventory import (
 from thinsection.slide.formats.tiff_metadata import TiffMetadata, read_metadata
 from thinsection.slide.formats.tiff_pages import (
     find_unsupported,
-    has_fourth_sample,
+    has_unexplained_sample,
     is_sound,
     level_of_page,
     orientation_of,
@@ -369,20 +369,18 @@ def library_view(
     *,
     image: str | None = None,
     verdicts: Verdicts = MappingProxyType({}),
-    alpha_too: bool = False,
 ) -> LibraryView:
-    """Returns what a C library may show of a file.
+    """Returns what OpenSlide may show of a file.
 
     OpenSlide leaves px as they are stored, or mirrors them within each tile, and takes any fourth
-    sample for alpha. cuCIM, with `alpha_too`, ignores alpha and orientation. Both take the first
-    picture of a size.
+    sample for alpha. It takes the first picture of a size.
 
     Raises:
         ImageError: the file has no such picture, or none that could be a slide.
     """
     try:
         with _parsed(path) as file:
-            objection = _objection(file, alpha_too=alpha_too)
+            objection = _objection(file)
             if objection:
                 return LibraryView(objection=objection)
             contents = _read_contents(file, image, verdicts)
@@ -405,13 +403,13 @@ def library_view(
         return LibraryView()
 
 
-def _objection(file: TiffFile, *, alpha_too: bool) -> str:
-    """Returns which page a C library would show otherwise; '' where none."""
+def _objection(file: TiffFile) -> str:
+    """Returns which page OpenSlide would show otherwise; '' where none."""
     for page in file.pages:
         orientation = orientation_of(page)
         if orientation != UPRIGHT:
             return f"page {page.index} has orientation {orientation}"
-        if has_fourth_sample(page, undeclared_only=not alpha_too):
+        if has_unexplained_sample(page):
             return f"page {page.index} has a fourth sample"
     return ""
 

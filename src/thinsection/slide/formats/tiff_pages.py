@@ -203,8 +203,8 @@ def _declared_alpha(page: TiffPage) -> Alpha | None:
     return _ALPHA_BY_EXTRA_SAMPLE.get(int(page.extrasamples[0]))
 
 
-def has_fourth_sample(page: TiffPage, *, undeclared_only: bool) -> bool:
-    """Tells whether px have a fourth sample; or only one that is not declared as alpha."""
+def has_unexplained_sample(page: TiffPage) -> bool:
+    """Tells whether px have a fourth sample that is not declared as alpha."""
     if page.samplesperpixel != _RGBA_SAMPLES:
         return False
-    return not undeclared_only or _declared_alpha(page) is None
+    return _declared_alpha(page) is None
