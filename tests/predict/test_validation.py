@@ -26,9 +26,11 @@ from thinsection.errors import (
     InvalidInputError,
     WeightsError,
 )
+from thinsection.evaluation.embeddings import read_embeddings
 from thinsection.evaluation.hazard import breslow_baseline
 from thinsection.predict.model_file import Lock, load_model, read_card, save_model
 from thinsection.predict.predicting import predict
+from thinsection.predict.validation_review import beside_training
 
 DIM = 8
 CLASSES = ("a", "b", "c")
@@ -529,6 +531,16 @@ def test_a_lock_that_makes_no_sense_is_refused(
         read_card(path)
 
 
+@pytest.mark.parametrize("table", [None, {"columns": 1}, {"rows": [[]]}])
+def test_a_damaged_description_of_the_training_cohort_is_refused(
+    study: Study, table: Any
+) -> None:
+    data = read_card(study.model("binary")).data
+    with pytest.raises(WeightsError, match="must describe its training cohort"):
+        beside_training(data, {"table_one": table, "prevalence": {}})
+    assert beside_training(data, {})["missing"]
+
+
 def test_labels_that_do_not_fit_are_refused(study: Study, tmp_path: Path) -> None:
     labels = tmp_path / "labels.csv"
     labels.write_text("slide_id,grade\ne001,medium\ne002,medium\n")
@@ -707,16 +719,17 @@ def test_a_copy_inside_the_set_and_earlier_tests_are_on_the_page(
     rows.append({**like, "slide_id": "again", "case_id": "another"})
     labels = write_labels(tmp_path / "l" / "copied.csv", rows)
     pages = []
-    for model in ("binary", "multiclass"):
-        path = study.model(model)
-        target = TASKS[model]["target"]
+    for task in ("binary", "multiclass"):
+        path = study.model(task)
+        target = TASKS[task]["target"]
         told = predict(
-            path, data, out=tmp_path / model, labels=labels, target=target, device="cpu"
+            path, data, out=tmp_path / task, labels=labels, target=target, device="cpu"
         )
         assert told.validation["copies"]["pairs"] == [["e002", "again"]]
         assert told.validation["uses"]["number"] == 1  # other labels are another set
         pages.append(told.page.read_text())
-    assert "1 pair of slides of different patients look like copies" in pages[0]
+    words = "1 pair of slides of different patients in the test set look like copies"
+    assert words in pages[0]
     model = load_model(study.model("binary"))
     renamed = tmp_path / "second.safetensors"
     save_model(renamed, replace(model, card=replace(model.card, name="second")))
@@ -729,6 +742,32 @@ def test_a_copy_inside_the_set_and_earlier_tests_are_on_the_page(
     words = "this is the 2nd model tested on these cases, after binary ("
     assert any(line.startswith(words) for line in lines)
     assert words in second.page.read_text()
+
+
+def test_a_rescan_of_a_training_slide_is_named_where_the_training_cohort_is_at_hand(
+    study: Study, tmp_path: Path
+) -> None:
+    data = tmp_path / "rescanned"
+    shutil.copytree(study.external, data)
+    tiles = read_embeddings(study.training / "t011.h5")
+    noise = 0.02 * np.random.default_rng(0).normal(size=tiles.shape)
+    write_embeddings(data / "rescan.h5", (tiles + noise)[::-1])
+    rows = external_table(study)
+    rows.append({**rows[0], "slide_id": "rescan", "case_id": "another"})
+    labels = write_labels(tmp_path / "l" / "rescans.csv", rows)
+    model = study.model("binary")
+    alone = tmp_path / "alone" / "model.safetensors"
+    alone.parent.mkdir()
+    shutil.copy(model, alone)
+    for path, known in ((model, True), (alone, False)):
+        out = tmp_path / path.parent.name
+        told = predict(path, data, out=out, labels=labels, device="cpu").validation
+        copies = told["copies"]
+        assert copies["pairs"] == []
+        assert copies["pairs_with_training"] == ([["rescan", "t011"]] if known else [])
+        words = "'rescan' and 't011'"
+        assert any(words in line for line in told["warnings"]) is known
+        assert ("not known: rescans" in copies["training"]) is not known
 
 
 def test_calibration_before_and_after_recalibration(

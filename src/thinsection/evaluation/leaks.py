@@ -78,6 +78,16 @@ class Contents:
             kept=tuple(self.kept[row] for row in rows),
         )
 
+    def joined(self, other: "Contents") -> "Contents":
+        """Contents of these slides, then of the others."""
+        return Contents(
+            digests=(*self.digests, *other.digests),
+            means=np.concatenate([self.means, other.means]),
+            num_tiles=np.concatenate([self.num_tiles, other.num_tiles]),
+            directions=np.concatenate([self.directions, other.directions]),
+            kept=(*self.kept, *other.kept),
+        )
+
     def case_means(self, cases: IndexArray) -> npt.NDArray[np.float64]:
         """Mean over all tiles of each case, (C, D), of slides whose cases are 0..C-1."""
         sums = np.zeros((int(cases.max()) + 1, self.means.shape[1]))

@@ -272,7 +272,7 @@ def predict(
     page = None
     if cohort is not None and labels is not None:
         page = validation / "index.html"
-        locked = Locked(card=card, file=path.name, sha256=task.model_sum)
+        locked = Locked(card=card, path=path, sha256=task.model_sum)
         answered = _rows_of_cases(rows, cohort)
         document = write_validation(
             page.parent,

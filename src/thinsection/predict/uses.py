@@ -163,8 +163,10 @@ def _others(use: Use, known: Sequence[Use]) -> Iterator[Use]:
 
 
 def _words(other: Use, use: Use) -> OtherUse:
+    # the file may be of anybody: no control characters of a terminal
+    model = "".join(c for c in other.model if c.isprintable())
     return OtherUse(
-        model=other.model,
+        model=model,
         sha256=other.sha256,
         date=other.date[:10],
         shared=use.shared(other),

@@ -34,12 +34,13 @@ from thinsection.predict.validation_figures import (
 )
 from thinsection.predict.validation_page import validation_page
 from thinsection.predict.validation_review import (
-    TestSet,
+    ReadCohort,
     beside_training,
     checklist_of,
     copies_of,
     described,
-    read_test_set,
+    read_slides,
+    read_training_set,
 )
 from thinsection.probe.curves import Columns
 from thinsection.probe.result import METRIC_WORDS, strict
@@ -56,7 +57,7 @@ class Locked:
     """Model that is not changed any more."""
 
     card: ModelCard
-    file: str  # name of the model's file
+    path: Path
     sha256: str  # sha256 of the file
 
 
@@ -79,7 +80,7 @@ def write_validation(
         table: file with the labels.
         results: folder of the embeddings.
 
-    Memory: BLOCK_BYTES of weights, 16 n² bytes for survival, and `read_test_set`.
+    Memory: BLOCK_BYTES of weights, 16 n² bytes for survival, and `read_slides`.
 
     Raises DatasetError: no case is left, or no two times can be compared.
     """
@@ -101,7 +102,10 @@ def write_validation(
         answers=np.array([answered[i].answers for i in kept]),
         groups=scored.groups,
     )
-    test_set = read_test_set(scored)
+    test_set = read_slides(scored)
+    training_set = None
+    if not internal:
+        training_set = read_training_set(model.path, model.card)
     document: dict[str, Json] = {
         "validation": "internal" if internal else "external",
         **_sources(model, cohort, table),
@@ -117,7 +121,7 @@ def write_validation(
             described(test_set.cohort, test_set.contents.num_tiles.tolist()),
             model.card.data,
         ),
-        "copies": copies_of(test_set, answered, internal=internal),
+        "copies": copies_of(test_set, training_set, answered, internal=internal),
         "uses": None,
     }
     if not internal:
@@ -127,7 +131,7 @@ def write_validation(
         *cohort.warnings,
         *_warnings(cohort, answered, kept),
         *_threshold_warnings(model.card.lock),
-        *filter(None, [document["copies"]["words"]]),
+        *document["copies"]["warnings"],
         *use_lines(document),
     ]
     items = checklist_of(model.card, scored, document)
@@ -151,7 +155,7 @@ def _sources(model: Locked, cohort: Cohort, table: Path) -> dict[str, Json]:
     return {
         "model": {
             "name": model.card.name,
-            "file": model.file,
+            "file": model.path.name,
             "sha256": model.sha256,
             "head": model.card.head.head,
             "members": len(model.card.members),
@@ -187,7 +191,7 @@ def _new_class_words(label: str) -> str:
     return f"class {label!r}, which the model does not have"
 
 
-def _recorded(test_set: TestSet, model: Locked, table: Path, results: Path) -> Uses:
+def _recorded(test_set: ReadCohort, model: Locked, table: Path, results: Path) -> Uses:
     """Records the use of these cases beside the labels, and in a results folder of ours."""
     folders = [split_sheet(table)[0].absolute().parent]
     if (results / SLIDES).is_dir() and results != folders[0]:

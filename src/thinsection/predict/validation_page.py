@@ -126,10 +126,14 @@ def _calibration(axes: "Axes", outcomes: Sequence[Json]) -> Words:
         smooth = outcome["smooth_calibration"]
         if smooth is not None:
             draw_band(axes, _smooth_band(smooth), outcome["name"], color)
+        if smooth is not None and len(outcomes) > 1:
+            continue  # the points of several classes hide each other
         label = outcome["name"] if smooth is None else None
         band = _band(outcome["calibration_curve"])
         form = "o-" if smooth is None else "o"
         draw_frequencies(axes, band, color=color, label=label, form=form)
+    axes.plot([0, 1], [0, 1], color="#999999", linestyle=":", linewidth=1)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
     after = outcomes[0]["recalibration"] if len(outcomes) == 1 else None
     if after and after["smooth_calibration"]:
         band = _smooth_band(after["smooth_calibration"])
@@ -144,10 +148,13 @@ def _calibration(axes: "Axes", outcomes: Sequence[Json]) -> Words:
     axes.set(xlabel="predicted probability", ylabel="observed frequency")
     caption = (
         "Line and band: logistic regression on a restricted cubic spline, with its pointwise 95 % "
-        "confidence interval over patients. Points: groups of equally many cases with 95 % "
-        "confidence intervals. On the dotted line predicted probabilities equal observed "
-        "frequencies."
+        "confidence interval over patients. On the dotted line predicted probabilities equal "
+        "observed frequencies."
     )
+    if len(outcomes) == 1:
+        caption += (
+            " Points: groups of equally many cases with 95 % confidence intervals."
+        )
     if after:
         caption += (
             " Dashed: after recalibration of intercept and slope, each case by the other "

@@ -5,13 +5,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from thinsection.errors import ThinsectionError, WeightsError, rewording
 from thinsection.evaluation.audit import copies_between_patients
+from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.external import Estimate, difference
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.leaks import Contents, read_usable
 from thinsection.evaluation.table_one import prevalences, table_one
 from thinsection.predict.answering import Prediction
-from thinsection.predict.model_file import ModelCard
+from thinsection.predict.folds import Study
+from thinsection.predict.model_file import ModelCard, content_mark
 from thinsection.predict.tested import Score
 from thinsection.predict.tripod import Item, checklist
 from thinsection.probe.result import METRIC_WORDS, strict
@@ -23,15 +26,36 @@ NO_TRAINING = (
 )
 
 
-class TestSet(NamedTuple):
-    """Scored cases with the slides whose embeddings can be read, and what these contain."""
+class ReadCohort(NamedTuple):
+    """Cases with the slides whose embeddings can be read, and what these contain."""
 
     cohort: Cohort
     contents: Contents
 
 
-def read_test_set(cohort: Cohort) -> TestSet:
-    """Reads the embeddings of scored cases; slides that cannot be read are left out.
+def read_training_set(model: Path, card: ModelCard) -> ReadCohort | None:
+    """Training cohort of a model whose experiment folder and embeddings are at hand, else None.
+
+    Args:
+        model: file of the model, in the folder of its experiment.
+        card: header of the model; the folder must be of the cases that it was trained on.
+
+    Memory: see `read_usable`.
+    """
+    try:
+        study = Study.load(model.parent)
+    except (OSError, ValueError, KeyError, ThinsectionError):
+        return None
+    trained = {*card.trained}
+    marks = {content_mark(digest) for digest in study.digests}
+    files = [path for paths in study.cohort.paths for path in paths]
+    if not marks <= trained or not all(path.is_file() for path in files):
+        return None
+    return read_slides(study.cohort)
+
+
+def read_slides(cohort: Cohort) -> ReadCohort:
+    """Reads the embeddings of cases; slides that cannot be read are left out.
 
     Memory: see `read_usable`.
     """
@@ -52,7 +76,7 @@ def read_test_set(cohort: Cohort) -> TestSet:
             tuple(str(files[slide]) for slide in slides_of_cases[i]) for i in readable
         ),
     )
-    return TestSet(usable, contents)
+    return ReadCohort(usable, contents)
 
 
 def described(cohort: Cohort, tiles_by_slide: Sequence[int]) -> dict[str, Json]:
@@ -74,6 +98,8 @@ def beside_training(
     Args:
         here: see `described`.
         training: the same of the training cohort; without its parts for older model files.
+
+    Raises WeightsError: what the model file says of its training cohort is damaged.
     """
     if "table_one" not in training:
         return {
@@ -81,6 +107,15 @@ def beside_training(
             "prevalence": _shifts(here["prevalence"], {}),
             "missing": NO_TRAINING,
         }
+    rule = "the model file must describe its training cohort as `train` does"
+    errors = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+    with rewording(rule, training, *errors, error=WeightsError):
+        return _side_by_side(here, training)
+
+
+def _side_by_side(
+    here: Mapping[str, Json], training: Mapping[str, Json]
+) -> dict[str, Json]:
     own = here["table_one"]
     other = training["table_one"]
     columns = [""]
@@ -133,26 +168,92 @@ def _shifts(
     return shifts
 
 
+def _joined(test_set: ReadCohort, training: ReadCohort) -> ReadCohort:
+    """Cases of both cohorts as one, whose patients are never the same."""
+    first = test_set.cohort
+    second = training.cohort
+    cohort = replace(
+        first,
+        cases=(*first.cases, *second.cases),
+        slides=(*first.slides, *second.slides),
+        files=(*first.files, *second.files),
+        values=(*first.values, *second.values),
+        patients=(
+            *(f"test {patient}" for patient in first.patients),
+            *(f"training {patient}" for patient in second.patients),
+        ),
+    )
+    return ReadCohort(cohort, test_set.contents.joined(training.contents))
+
+
 def copies_of(
-    test_set: TestSet, answered: Sequence[Prediction], *, internal: bool
+    test_set: ReadCohort,
+    training_set: ReadCohort | None,
+    answered: Sequence[Prediction],
+    *,
+    internal: bool,
 ) -> dict[str, Json]:
-    """Copies of slides inside the set, and what is known of copies from the training cohort."""
-    pairs, words = copies_between_patients(*test_set)
-    names = [slide for slides in test_set.cohort.slides for slide in slides]
+    """Copies of slides inside the set and from the training cohort, as far as they are known.
+
+    Args:
+        test_set: the scored cases.
+        training_set: the training cohort, if it is at hand.
+        answered: predictions of all labelled cases.
+        internal: True if all cases are from the training study.
+    """
+    joined = test_set
+    if training_set is not None and not internal:
+        joined = _joined(test_set, training_set)
+    names = [slide for slides in joined.cohort.slides for slide in slides]
+    num_test = sum(map(len, test_set.cohort.slides))
+    inside = []
+    across = []
+    for pair in copies_between_patients(*joined)[0]:
+        pair_names = [names[pair.first], names[pair.second]]
+        if pair.second < num_test:
+            inside.append(pair_names)
+        elif pair.first < num_test:
+            across.append(pair_names)
     equal = sum(one.seen == "content" for one in answered)
     near = sum(one.seen == "near" for one in answered)
     training = "all cases are from the training study"
     if not internal:
         training = (
             f"{counted(equal, 'case')} with the embeddings of a training slide under another "
-            f"name, not used; {counted(near, 'case')} with nearly the mean embedding of one; not "
-            "known: rescans and other tiles of training slides, which the model file cannot show"
+            f"name, not used; {counted(near, 'case')} with nearly the mean embedding of one; "
         )
+        if training_set is None:
+            training += (
+                "not known: rescans and other tiles of training slides, as the embeddings of the "
+                "training cohort are not at hand"
+            )
+        else:
+            training += (
+                f"{counted(len(across), 'pair')} that look like rescans or other tiles"
+            )
     return {
-        "pairs": [[names[pair.first], names[pair.second]] for pair in pairs],
-        "words": words if pairs else "",
+        "pairs": inside,
+        "pairs_with_training": across,
         "training": training,
+        "warnings": [
+            *_pair_words(inside, "slides of different patients in the test set", ""),
+            *_pair_words(
+                across,
+                "a test slide and a training slide",
+                "; the scores are too optimistic",
+            ),
+        ],
     }
+
+
+def _pair_words(pairs: Sequence[Sequence[str]], kind: str, end: str) -> list[str]:
+    if not pairs:
+        return []
+    shown = listed_names([f"{first!r} and {second!r}" for first, second in pairs])
+    number = counted(len(pairs), "pair")
+    return [
+        f"{number} of {kind} look like copies ({shown}): rescans, other tiles or another scale{end}"
+    ]
 
 
 def checklist_of(
@@ -183,14 +284,13 @@ def checklist_of(
         "8a": f"{target} as in {document['labels']['file']}; definition and assessment: to be "
         "filled by the authors",
         "9a": "not applicable: no model was developed",
-        "9b": f"embeddings of whole-slide images: {card.inputs.encoder}, "
-        f"{card.inputs.tile_px} px tiles at {card.inputs.tile_mpp} µm/px",
+        "9b": _input_words(card),
         "10": f"{events}; justification: to be filled by the authors",
         "11": f"{cohort.unlabelled} rows without a label and {cohort.without_embeddings} without "
         "embeddings are not used; nothing is imputed",
         "12a": f"all scored cases test the model, none is used to fit it; {left_out} not used",
         "12c": "not applicable: no model was developed",
-        "12d": f"scores by {columns}" if cohort.sites else "",
+        "12d": "scores by site" if cohort.sites else "",
         "12e": f"{shown}; 95 % confidence intervals over {units}",
         "12f": _updating_words(document),
         "12g": f"mean of the predictions of the {len(card.members)} models in "
@@ -214,6 +314,17 @@ def checklist_of(
         "24": _updating_words(document),
     }
     return checklist({number: words for number, words in answers.items() if words})
+
+
+def _input_words(card: ModelCard) -> str:
+    """Encoder and tiles of the embeddings, as far as they are known."""
+    inputs = card.inputs
+    words = f"{inputs.level} embeddings of {inputs.encoder or 'an unknown encoder'}"
+    if inputs.tile_px:
+        words += f", tiles of {inputs.tile_px} px"
+    if inputs.tile_mpp:
+        words += f" at {inputs.tile_mpp} µm/px"
+    return words
 
 
 def _event_words(document: Mapping[str, Json]) -> str:
