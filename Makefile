@@ -44,6 +44,7 @@ bench-smoke: setup
 SEED ?= 1
 fuzz: setup
 	$(BIN)/python -m tests.slide.fuzz 2000 --seed $(SEED)
+	$(BIN)/python -m tests.fuzz.data 500 --seed $(SEED)
 
 # the artefact networks of `auto`, from stated seeds, into the package: two hours of two cores. Started again,
 # it goes on where it was stopped. THINSECTION_TEST_SLIDES has the real section that it needs

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args, get_origin
 
 import tomli_w
 
-from thinsection.errors import ConfigError, ThinsectionError
+from thinsection.errors import ConfigError, ThinsectionError, naming_file
 from thinsection.types import Document
 
 if sys.version_info >= (3, 11):
@@ -334,8 +334,14 @@ def read_toml(path: Path) -> Document:
         raise ConfigError(
             f"config must be an existing file, got {str(path)!r}"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"config must be TOML, got {str(path)!r}: {error}") from None
+
+
+def config_of_file(cls: type[D], path: Path) -> D:
+    """The configuration of a TOML file. Raises ConfigError, which names the file."""
+    with naming_file(path):
+        return from_mapping(cls, read_toml(path))
 
 
 def replace_flat(config: D, overrides: Mapping[str, object]) -> D:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from traceback import walk_stack
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
@@ -266,6 +267,18 @@ def slide_boundary(
 def add_note(error: BaseException, note: str) -> None:
     """Adds a line to the error, as `BaseException.add_note` of Python 3.11 does."""
     error.__notes__ = [*getattr(error, "__notes__", []), note]
+
+
+@contextmanager
+def naming_file(*paths: str | Path) -> Iterator[None]:
+    """Adds a line with the file to an error of the block whose words do not name it."""
+    try:
+        yield
+    except ThinsectionError as error:
+        names = [str(path) for path in paths]
+        if names and not any(Path(name).name in str(error) for name in names):
+            add_note(error, f"in {', '.join(map(repr, names))}")
+        raise
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from tests.support.segmentation import consep, monusac, pannuke
 from thinsection.errors import DatasetError
 from thinsection.evaluation.splits import shuffled_folds
 from thinsection.probe.segment.data import (
+    SEGMENT_DATASETS,
     load_consep,
     load_monusac,
     load_pannuke,
@@ -169,3 +170,41 @@ def test_a_folder_that_is_not_as_expected_is_told_what_was_looked_for(
     harm(tmp_path)
     with pytest.raises(DatasetError, match=message):
         load(tmp_path).labels()
+
+
+@pytest.mark.parametrize(
+    ("name", "picture", "label"),
+    [
+        ("monusac", "**/TCGA-01_1.tif", "**/TCGA-03_0.npy"),
+        ("consep", "**/train_1.png", "**/train_3.mat"),
+    ],
+)
+def test_a_bad_picture_and_a_bad_label_are_left_out_and_the_others_stay(
+    name: str, picture: str, label: str, tmp_path: Path
+) -> None:
+    root = {"monusac": monusac, "consep": consep}[name](tmp_path, 6)
+    whole = SEGMENT_DATASETS[name](root)
+    assert whole.readable() is whole
+    before = {row: (whole.image(i), whole.label(i)) for i, row in enumerate(whole.ids)}
+    folds = [
+        ({whole.ids[i] for i in train}, {whole.ids[i] for i in val})
+        for train, val in whole.folds
+    ]
+    (bad_picture,) = root.glob(picture)
+    (bad_label,) = root.glob(label)
+    bad_picture.write_bytes(bad_picture.read_bytes()[:60])
+    bad_label.write_bytes(b"no label")
+    data = SEGMENT_DATASETS[name](root).readable()
+    assert len(data.left_out) == 2
+    for path in (bad_picture, bad_label):
+        (reason,) = [why for key, why in data.left_out.items() if path.stem in key]
+        assert path.name in reason
+    assert {*data.ids} == {*whole.ids} - {*data.left_out}
+    for row, key in enumerate(data.ids):
+        assert np.array_equal(data.image(row), before[key][0])
+        assert np.array_equal(data.label(row), before[key][1])
+    for (train, val), (train_ids, val_ids) in zip(data.folds, folds, strict=True):
+        assert {data.ids[i] for i in train} == train_ids - {*data.left_out}
+        assert {data.ids[i] for i in val} == val_ids - {*data.left_out}
+    assert data.contents_hash() != whole.contents_hash()
+    assert data.labels().shape[0] == len(data.ids)

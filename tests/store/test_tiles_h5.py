@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from thinsection.errors import InvalidInputError, StoreError
-from thinsection.store.tiles_h5 import TilesWriter, read_tiles
+from thinsection.store.hdf5 import NAMES_CHECKSUM, damaged_datasets
+from thinsection.store.tiles_h5 import TilesWriter, column_names, read_tiles
 
 COORDS = np.random.default_rng(0).integers(0, 100_000, (300, 2)).astype(np.int64)
 FEATURES = np.random.default_rng(1).normal(size=(300, 40)).astype(np.float32)
@@ -120,3 +121,25 @@ def test_missing_truncated_and_foreign_files_are_named(tmp_path: Path) -> None:
             read_tiles(tmp_path / name)
     with pytest.raises(StoreError, match=r"must contain 'coords', got \['images'\]"):
         read_tiles(tmp_path / "other.h5")
+
+
+@pytest.mark.parametrize(
+    "name", ["tiles/tissue_fraction", "tiles", "coords", "features"]
+)
+def test_a_file_that_lost_a_dataset_is_damaged_and_one_of_others_is_not(
+    tmp_path: Path, name: str
+) -> None:
+    """A column that is gone would otherwise be a tile table without this column."""
+    for file_name in ("a.h5", "b.h5"):
+        write(tmp_path / file_name)
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        del file[name]
+    for read in (read_tiles, column_names):
+        with pytest.raises(StoreError, match=r"the datasets that were written.*a\.h5"):
+            read(tmp_path / "a.h5")
+    assert damaged_datasets(tmp_path / "a.h5")[1] != []
+    assert damaged_datasets(tmp_path / "b.h5")[1] == []
+    with h5py.File(tmp_path / "b.h5", "r+") as file:  # other tools do not write it
+        del file.attrs[NAMES_CHECKSUM]
+        del file["tiles"]
+    assert read_tiles(tmp_path / "b.h5").columns == {}

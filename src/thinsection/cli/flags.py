@@ -20,11 +20,10 @@ from typer.core import TyperCommand
 
 from thinsection.cli import screen
 from thinsection.config import (
+    config_of_file,
     flag_of,
     flat_fields,
-    from_mapping,
     keywords_in_errors,
-    read_toml,
     replace_flat,
 )
 from thinsection.errors import ConfigError
@@ -163,7 +162,7 @@ def _with_flags(
             name: value for name, value in settings.items() if value not in (None, [])
         }
         # a file's settings are named as in the file
-        base = from_mapping(cls, read_toml(path)) if path else cls()
+        base = config_of_file(cls, path) if path else cls()
         with keywords_in_errors(cls, flags=True):
             return command(**values, config=replace_flat(base, overrides))
 

@@ -394,10 +394,10 @@ def show_config(
     Example:
       thinsection config --write run.toml
     """
-    from thinsection.config import dump_toml, from_mapping, read_toml
+    from thinsection.config import config_of_file, dump_toml
     from thinsection.files.atomic import write_text
 
-    settings = from_mapping(RunConfig, read_toml(config)) if config else RunConfig()
+    settings = config_of_file(RunConfig, config) if config else RunConfig()
     text = dump_toml(settings)
     if write is None:
         print(text, end="")

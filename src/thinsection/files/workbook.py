@@ -30,13 +30,25 @@ def read_sheets(path: Path) -> dict[str, list[Record]]:
     Memory: all cells as text.
 
     Raises:
-        ValueError: a formula without a value, or merged cells, whose values are in one cell only.
+        ValueError: the file is damaged, a formula without a value, or merged cells, whose values
+            are in one cell only.
     """
+    try:
+        return _read_sheets(path)
+    except (ValueError, OSError, ImportError):
+        raise
+    except Exception as error:
+        # a damaged archive or XML makes openpyxl raise errors of any kind
+        raise ValueError(f"the workbook is damaged ({error})") from error
+
+
+def _read_sheets(path: Path) -> dict[str, list[Record]]:
     from openpyxl import load_workbook
 
-    values = load_workbook(path, read_only=True, data_only=True)
-    formulas = load_workbook(path, read_only=True)
-    try:
+    # openpyxl does not close a file that it cannot read
+    with path.open("rb") as first, path.open("rb") as second:
+        values = load_workbook(first, read_only=True, data_only=True)
+        formulas = load_workbook(second, read_only=True)
         sheets = {}
         for sheet in values.worksheets:
             # the size that a file states may be wrong
@@ -51,9 +63,6 @@ def read_sheets(path: Path) -> dict[str, list[Record]]:
                     for number, cells in records
                 ]
         return sheets
-    finally:
-        values.close()
-        formulas.close()
 
 
 def _records(sheet: Any, formulas: Any) -> Iterator[Record]:

@@ -284,8 +284,8 @@ def _read_ended_slides(logs: tuple[tuple[Path, int], ...]) -> dict[str, SlideRes
     """Results by slide from logs; their sizes are arguments so that a longer log is read again."""
     results = {}
     for path, _ in logs:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            # skips the incomplete last line of a killed process
+        for line in path.read_bytes().splitlines():
+            # skips the incomplete last line of a killed process, and damaged ones
             with contextlib.suppress(ValueError):
                 result = from_mapping(SlideResult, parse_json(line))
                 results[result.slide_id] = result

@@ -8,16 +8,17 @@ OUT/folds/<job>.safetensors    weights `head.*`; `logits` (n, K) of the test cas
     <job>.checkpoint       checkpoint of an unfinished fold
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import psutil
 from safetensors import SafetensorError
 
 from thinsection.config import as_mapping, from_mapping
+from thinsection.errors import naming_file
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import Part
@@ -57,8 +58,10 @@ class Study:
 
     @classmethod
     def load(cls, out: Path) -> Self:
-        """Reads OUT/cohort.json."""
-        return from_mapping(cls, read_json(out / COHORT_NAME))
+        """Reads OUT/cohort.json. Raises ConfigError: a field is wrong."""
+        path = out / COHORT_NAME
+        with naming_file(path):
+            return from_mapping(cls, read_json(path))
 
     @property
     def case_of_slide(self) -> IndexArray:
@@ -244,10 +247,14 @@ def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None
     """Reads a fold's file; None if it is missing, damaged, or does not have this key."""
     try:
         header, tensors = read_state(out / FOLDS / f"{name}.safetensors")
-    except (OSError, SafetensorError):
+        if key is not None and header["key"] != key:
+            return None
+        return _fold_of(name, header, tensors)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if key is not None and header["key"] != key:
-        return None
+
+
+def _fold_of(name: str, header: Mapping[str, Any], tensors: State) -> FoldResult:
     logits = tensors.pop("logits").numpy()
     inner_logits = tensors.pop("stop").numpy()
     slide_logits = tensors.pop("slides").numpy()

@@ -22,7 +22,7 @@ from torch import nn
 
 import thinsection
 from thinsection.config import as_mapping, from_mapping
-from thinsection.errors import WeightsError, rewording
+from thinsection.errors import WeightsError, naming_file, rewording
 from thinsection.evaluation.cases import plain_id
 from thinsection.evaluation.leaks import is_near, sketches
 from thinsection.evaluation.target import Floats, Target
@@ -257,6 +257,11 @@ def read_card(path: Path) -> ModelCard:
     Raises WeightsError: not a model, or a number is out of bounds. ConfigError: a field is wrong.
     """
     header = _read_header(path)
+    with naming_file(path):
+        return _check_card(header)
+
+
+def _check_card(header: dict[str, Json]) -> ModelCard:
     if header.get("format") != FORMAT:
         raise WeightsError(
             f"format must be {FORMAT}, got {header.get('format')!r}; update thinsection"

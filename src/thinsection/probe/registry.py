@@ -7,16 +7,17 @@ imported when a probe runs.
 """
 
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from thinsection.errors import InvalidInputError
+from thinsection.errors import DatasetError, InvalidInputError, ThinsectionError
 from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig
 from thinsection.probe.data.cases import load_cases, load_survival
 from thinsection.probe.data.load import load_robustness, load_tiles, load_values
 from thinsection.probe.data.sets import (
+    LEFT_OUT,
     CaseSet,
     RobustnessSet,
     SurvivalSet,
@@ -63,8 +64,20 @@ class Probe:
     config_type: type
 
     def run(self, data: object, config: object) -> tuple[ProbeResult, ...]:
-        """The results on data that `kind.load` gave."""
-        returned = self.function(data, config)
+        """The results on data that `kind.load` gave.
+
+        Raises:
+            DatasetError: what is left without damaged slides does not do for the probe.
+        """
+        try:
+            returned = self.function(data, config)
+        except ThinsectionError as error:
+            facts: Mapping[str, Any] = getattr(data, "facts", {})
+            left_out: Mapping[str, str] = facts.get(LEFT_OUT, {})
+            if not left_out:
+                raise
+            reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+            raise DatasetError(f"{error}; left out were {reasons}") from error
         results = returned if isinstance(returned, tuple) else (returned,)
         if not results or not all(isinstance(r, ProbeResult) for r in results):
             raise InvalidInputError(

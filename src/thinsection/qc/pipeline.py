@@ -13,7 +13,7 @@ from thinsection.config import (
     read_toml,
     toml_value,
 )
-from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.errors import ConfigError, InvalidInputError, naming_file
 from thinsection.qc.checks.artefacts import Bubbles, Dirt, Folds, Ink, Unsure
 from thinsection.qc.checks.by_example import ExampleCheck
 from thinsection.qc.checks.check import QcCheck, Statistics
@@ -183,7 +183,8 @@ def load_pipeline(source: str | Path) -> Pipeline:
         raise ConfigError(
             f"qc pipeline must be a preset or a .toml file, got {str(source)!r}{hint}"
         )
-    return pipeline_from_mapping(read_toml(path), folder=path.parent)
+    with naming_file(path):
+        return pipeline_from_mapping(read_toml(path), folder=path.parent)
 
 
 def dump_pipeline(pipeline: Pipeline) -> str:

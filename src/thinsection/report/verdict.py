@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from thinsection.config import from_mapping, read_toml
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, naming_file
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
 from thinsection.qc.rules import parse_rule
 
@@ -71,9 +71,10 @@ def load_rules(path: Path | None) -> tuple[VerdictRule, ...]:
     tables = read_toml(path).get("verdict", [])
     if not isinstance(tables, list) or not tables:
         raise ConfigError(f"qc_rules must have tables [[verdict]], got {str(path)!r}")
-    rules = [from_mapping(VerdictRule, table, where="verdict.") for table in tables]
-    for rule in rules:
-        parse_rule(rule.rule)
+    with naming_file(path):
+        rules = [from_mapping(VerdictRule, table, where="verdict.") for table in tables]
+        for rule in rules:
+            parse_rule(rule.rule)
     return tuple(rules)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from thinsection.config import from_mapping, read_toml
 from thinsection.encode.registry import IMAGENET_MEAN, IMAGENET_STD
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, naming_file
 from thinsection.registry import Entry, Registry
 from thinsection.types import Json
 
@@ -83,7 +83,8 @@ class SegmenterSpec:
 def read_spec(path: Path) -> SegmenterSpec:
     """Reads the entry of a TOML file."""
     values = read_toml(path).get(_TABLE, {})
-    return from_mapping(SegmenterSpec, values, where=f"{_TABLE}.")
+    with naming_file(path):
+        return from_mapping(SegmenterSpec, values, where=f"{_TABLE}.")
 
 
 @cache

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from thinsection.errors import CohortError
+from thinsection.errors import CohortError, naming_file
 from thinsection.files.tables import SUFFIXES as TABLE_SUFFIXES
 from thinsection.files.trust import check_table_url
 from thinsection.files.url_secrets import hide_secret, public_url
@@ -127,7 +127,9 @@ def load_cohort(
         )
     if image is not None:
         all_entries = [_with_image(entry, image) for entry in all_entries]
-    entries = _unique(all_entries, on_message)
+    tables = [item for item in slides if _is_table(str(item))]
+    with naming_file(*tables):
+        entries = _unique(all_entries, on_message)
     if not entries:
         items = ", ".join(repr(str(item)) for item in slides) or "nothing"
         raise CohortError(
@@ -156,7 +158,7 @@ def _entries_of(
     path = Path(item)
     if is_url(item):
         paths = find_by_url(hide_secret(item))
-    elif split_sheet(path)[0].suffix.lower() in TABLE_SUFFIXES:
+    elif _is_table(item):
         if not split_sheet(path)[0].is_file():
             raise CohortError.no_such_slide(item)
         rows = read_cohort_rows(path, on_message)
@@ -172,6 +174,12 @@ def _entries_of(
     else:
         raise CohortError.no_such_slide(item)
     return [SlideEntry(slide_id=stem_of(path), slide_path=path) for path in paths]
+
+
+def _is_table(item: str) -> bool:
+    return (
+        not is_url(item) and split_sheet(Path(item))[0].suffix.lower() in TABLE_SUFFIXES
+    )
 
 
 def _check_told_apart(rows: Sequence[CohortRow]) -> None:

@@ -27,6 +27,8 @@ Values = npt.NDArray[Any]  # the type is the file's
 
 # Attribute of a dataset.
 CHECKSUM = "thinsection_sha256"
+# Attribute of a file: hash of the names of its datasets and groups.
+NAMES_CHECKSUM = "thinsection_names_sha256"
 # A smaller dataset would grow by its compression.
 _LEAST_COMPRESSED_BYTES = 4096
 # Bytes of values for each byte of a file: deflate gives 1,032 of one repeated value.
@@ -40,23 +42,58 @@ def new_h5(path: Path) -> "Iterator[h5py.File]":
 
     with KeepingFile(path, "w+") as raw, h5py.File(raw, "w") as file:
         yield file
+        add_names_checksum(file)
 
 
 def open_h5(path: Path) -> "h5py.File":
     """Opens a file for reading.
 
     Raises:
-        StoreError: the file is missing, not HDF5, or truncated.
+        StoreError: the file is missing, not HDF5, truncated, or of ours without a dataset that
+            was written.
     """
     import h5py
 
     try:
-        return h5py.File(path, "r", locking="best-effort")
+        file = h5py.File(path, "r", locking="best-effort")
     except OSError as error:
         reason = "no such file" if not Path(path).exists() else str(error)
         raise StoreError(
             f"tiles file must be readable HDF5, got {str(path)!r}: {reason}"
         ) from None
+    try:
+        _check_names(file, path)
+    except StoreError:
+        file.close()
+        raise
+    return file
+
+
+def add_names_checksum(file: "h5py.File") -> None:
+    """Stores which datasets a file has, so that one that is lost later is noticed."""
+    file.attrs[NAMES_CHECKSUM] = _hash_names(file)
+
+
+def _hash_names(file: "h5py.File") -> str:
+    names: list[str] = []
+    file.visit_links(names.append)
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
+
+
+def _check_names(file: "h5py.File", path: Path) -> None:
+    """Raises StoreError: a file of ours has other datasets than those that were written."""
+    try:
+        recorded = file.attrs.get(NAMES_CHECKSUM)
+        is_whole = recorded is None or recorded == _hash_names(file)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise StoreError(
+            f"names of datasets must be readable, got {error} in {str(path)!r}"
+        ) from None
+    if not is_whole:
+        raise StoreError(
+            f"file must contain the datasets that were written, got {sorted(file)} in "
+            f"{str(path)!r}; remove the file and run the same command again"
+        )
 
 
 def add_dataset(

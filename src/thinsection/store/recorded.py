@@ -36,19 +36,26 @@ def check_finite(
         )
 
 
-def check_recorded(path: Path, shape: tuple[int, ...], attributes: PlainValues) -> None:
+def check_recorded(
+    path: Path,
+    attributes: PlainValues,
+    *,
+    num_tiles: int | None = None,
+    channels: int | None = None,
+) -> None:
     """Compares `GRID/FOLDER/ID.h5` of a results folder with what the ledger of the slide says.
 
     A file that no ledger lists (of another tool, or copied elsewhere) is not compared.
 
     Args:
         path: of the file.
-        shape: of its embeddings, (N, D) or (D,).
         attributes: of the file and its datasets.
+        num_tiles: rows of its coordinates; None in a file of a slide embedding.
+        channels: of its embeddings; None in a tile table.
 
     Raises:
         StoreError: the ledger is damaged, or the file has another size, other numbers of
-            tiles or channels, or embeddings of another slide.
+            tiles or channels, or values of another slide.
     """
     place = path.absolute()
     if len(place.parts) < 4:
@@ -65,29 +72,36 @@ def check_recorded(path: Path, shape: tuple[int, ...], attributes: PlainValues) 
     if record is None or name not in record.files:
         return
     size = path.stat().st_size
+    content = "tile table" if channels is None else "embeddings"
     if size != record.files[name]:
         raise StoreError(
-            f"embeddings must have the {record.files[name]} bytes that were written, got "
+            f"{content} must have the {record.files[name]} bytes that were written, got "
             f"{size} in {str(path)!r}; remove the file and run the same command again"
         )
-    if len(shape) == 2:
+    if num_tiles is not None:
         tiles = ledger.stages.get(f"{grid}/tiles")
-        num_tiles = None if tiles is None else tiles.facts.get("num_tiles")
-        _check_number(shape[0], num_tiles, "tiles", path)
-    channels = record.facts.get("dim" if len(shape) == 2 else "slide_dim")
-    _check_number(shape[-1], channels, "channels", path)
+        recorded_tiles = None if tiles is None else tiles.facts.get("num_tiles")
+        _check_number(num_tiles, recorded_tiles, f"{content} must have", "tiles", path)
+    if channels is not None:
+        fact = "slide_dim" if num_tiles is None else "dim"
+        recorded_channels = record.facts.get(fact)
+        _check_number(
+            channels, recorded_channels, f"{content} must have", "channels", path
+        )
     owner = attributes.get("name") if "thinsection_version" in attributes else None
     if owner is not None and owner != slide_id:
         raise StoreError(
-            f"embeddings must be those of the slide {slide_id!r}, got those of {owner!r} in "
+            f"{content} must be of the slide {slide_id!r}, got that of {owner!r} in "
             f"{str(path)!r}; remove the file and run the same command again"
         )
 
 
-def _check_number(number: int, recorded: object, unit: str, path: Path) -> None:
+def _check_number(
+    number: int, recorded: object, rule: str, unit: str, path: Path
+) -> None:
     """Raises StoreError: a number differs from the ledger's, which may know none."""
     if recorded is not None and number != recorded:
         raise StoreError(
-            f"embeddings must have the {recorded} {unit} that were written, got {number} in "
+            f"{rule} the {recorded} {unit} that were written, got {number} in "
             f"{str(path)!r}; remove the file and run the same command again"
         )

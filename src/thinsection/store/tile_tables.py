@@ -206,7 +206,12 @@ class EmbeddingRows:
                     "command again"
                 )
             attributes |= file["coords"].attrs
-        check_recorded(self._path, data.shape, attributes)
+        check_recorded(
+            self._path,
+            attributes,
+            num_tiles=len(self) if len(data.shape) > 1 else None,
+            channels=data.shape[-1],
+        )
 
     def _read_whole(self) -> Values:
         with open_h5(self._path) as file:

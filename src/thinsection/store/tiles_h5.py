@@ -29,6 +29,7 @@ from thinsection.store.hdf5 import (
     CHECKSUM,
     Values,
     add_dataset,
+    add_names_checksum,
     dataset_checksum,
     new_h5,
     open_h5,
@@ -253,6 +254,8 @@ class TilesWriter(Closing):
             self._coords.seal()
             if self._features is not None:
                 self._features.seal()
+            if self._file:
+                add_names_checksum(self._file)
 
 
 class _GrowingDataset:
@@ -322,7 +325,10 @@ def read_tiles(
             features = _read_features(file, path, len(coords), verify=verify)
             attributes = {**file["features"].attrs, **attributes}
             if verify:
-                check_recorded(path, features.shape, attributes)
+                num_tiles, channels = features.shape
+                check_recorded(path, attributes, num_tiles=num_tiles, channels=channels)
+        elif verify and "tiles" in file:
+            check_recorded(path, attributes, num_tiles=len(coords))
         check_numbers(attributes, path)
         columns = {}
         if "tiles" in file:
@@ -426,5 +432,5 @@ def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
         vector = np.ravel(values).astype(np.float32, copy=False)
         attributes = dict(file["features"].attrs)
         check_finite(vector[None], path)
-        check_recorded(path, vector.shape, attributes)
+        check_recorded(path, attributes, channels=len(vector))
         return SlideEmbeddingFile(slide_embedding=vector, attributes=attributes)

@@ -54,7 +54,8 @@ def page_of(folder: Path) -> Callable[[Request], Response]:
         # the icon, so that the browser does not ask for one without the token
         icon = '<link rel="icon" href="data:,">'
         meta = f'{icon}<meta name="{VIEWER_META}" content="{up}">'
-        text = path.read_text(encoding="utf-8").replace("<head>", f"<head>\n{meta}", 1)
+        text = path.read_text(encoding="utf-8", errors="replace")
+        text = text.replace("<head>", f"<head>\n{meta}", 1)
         return Response(text, media_type="text/html", headers=_HEADERS)
 
     return answer

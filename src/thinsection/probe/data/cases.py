@@ -220,6 +220,10 @@ def _grouped(
     by_slide: list[TextRow] = []
     for row in rows:
         by_slide += [{**row, "slide_id": s} for s in _slide_ids(row["slide_id"])]
+    if not by_slide:
+        raise DatasetError(
+            f"slide_id must name the slides of a case, got none in {name!r}"
+        )
     groups = table_groups(by_slide, repr(name))
     assert groups is not None  # there are slides
     named_cases = [_first_value(row, (key, *CASE_COLUMNS)) for row in by_slide]

@@ -4,8 +4,8 @@ Images of any size become 256 px squares: bilinear with Pillow's antialias, labe
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -16,7 +16,7 @@ from PIL import Image
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
-from thinsection.errors import DatasetError, rewording
+from thinsection.errors import DatasetError, rewording, slide_boundary
 from thinsection.evaluation.cases import Groups, group_rows
 from thinsection.evaluation.metrics import Fold, IndexArray
 from thinsection.evaluation.splits import shuffled_folds
@@ -63,13 +63,63 @@ class SegmentSet:
     label: Callable[[int], LabelImage]  # of a row
     split_rule: str  # for the result file
     groups: Groups | None = None  # whose the images are, where their folders say so
+    # why an image cannot be used, by its id
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    def readable(self) -> "SegmentSet":
+        """The images that can be read, with labels of these classes; the others are left out.
+
+        Every image is decoded once. Memory: one image.
+
+        Raises:
+            DatasetError: a fold has no image for training, or none for validation.
+        """
+        left_out: dict[str, str] = {}
+        kept = []
+        top = len(self.class_names) - 1
+        for row, name in enumerate(self.ids):
+            with slide_boundary(name, left_out.__setitem__):
+                self.image(row)
+                highest = self.label(row).max()
+                if highest > top:
+                    raise DatasetError(
+                        f"labels must be 0..{top}, got {highest} in {name!r} of {self.name}"
+                    )
+                kept.append(row)
+        if not left_out:
+            return self
+        rows = np.array(kept, np.int64)
+        folds = []
+        for training, validation in self.folds:
+            fold = (_places(rows, training), _places(rows, validation))
+            if not all(map(len, fold)):
+                reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+                raise DatasetError(
+                    f"a fold must have images for training and validation, got {reasons}"
+                )
+            folds.append(fold)
+        files = self.files
+        if len(files) == len(self.ids):
+            files = tuple(files[row] for row in kept)
+        return replace(
+            self,
+            ids=tuple(self.ids[row] for row in kept),
+            folds=tuple(folds),
+            files=files,
+            image=lambda row: self.image(kept[row]),
+            label=lambda row: self.label(kept[row]),
+            groups=self.groups and self.groups.take(rows),
+            left_out=left_out,
+        )
+
     def contents_hash(self) -> str:
         """sha256 over the name and the files' contents in their order. Memory: 256 KiB."""
         whole = hashlib.sha256(self.name.encode())
+        if self.left_out:
+            whole.update("\n".join(self.ids).encode())
         for path in self.files:
             rule = "data file must be readable"
             errors = rewording(rule, path, OSError, error=DatasetError)
@@ -94,6 +144,11 @@ class SegmentSet:
                     f"labels must be 0..{top}, got {out[i].max()} in {name!r} of {self.name}"
                 )
         return out
+
+
+def _places(rows: IndexArray, among: IndexArray) -> IndexArray:
+    """Places in `rows` of those that are also in `among`."""
+    return np.flatnonzero(np.isin(rows, among))
 
 
 def load_pannuke(root: Path) -> SegmentSet:

@@ -28,6 +28,7 @@ from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import Sampling, interval
 from thinsection.evaluation.metrics import Counts, IndexArray, image_counts
 from thinsection.probe.config import SegmentConfig
+from thinsection.probe.data.sets import left_out_fact
 from thinsection.probe.protocol import (
     NANOPATH,
     Geometry,
@@ -67,7 +68,7 @@ def run_segment_probe(root: Path, config: SegmentConfig) -> ProbeResult:
             raise ConfigError(f"epochs must be >= 1, got {chosen.epochs}")
         settings = replace(settings, epochs=chosen.epochs)
         protocol = replace(protocol, segment=settings)
-    data = SEGMENT_DATASETS[chosen.dataset](root)
+    data = SEGMENT_DATASETS[chosen.dataset](root).readable()
     with segment_features(
         data,
         load_encoder(  # without a name, so that it is freed once the features are there
@@ -205,6 +206,7 @@ def segment_probe(
             "dim": dim,
             "geometry": geometry,
             "split_rule": data.split_rule,
+            **left_out_fact(data.left_out),
         },
         examples=_examples(data, trainer, fits[0].head),
         remarks=(f"predicting background everywhere would score {background:.4f}",),
