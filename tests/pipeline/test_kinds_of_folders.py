@@ -21,6 +21,7 @@ from thinsection.pipeline.folder import open_results
 from thinsection.pipeline.merge import merge_results
 from thinsection.pipeline.peer_export import export_peer
 from thinsection.pipeline.peer_import import import_peer
+from thinsection.store.hdf5 import DATASETS
 from thinsection.store.identity import file_sum
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.view.layers import layers_of
@@ -96,6 +97,7 @@ def older_import(home: Path, out: Path) -> None:
     for path in out.glob("*/tiles/*.h5"):
         with h5py.File(path, "r+") as file:
             del file["tiles"]
+            del file.attrs[DATASETS]
         ledger = out / "slides" / path.stem / "slide.json"
         document = read_json(ledger)
         stage = document["stages"][path.parent.relative_to(out).as_posix()]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from thinsection.errors import InvalidInputError, StoreError
-from thinsection.store.hdf5 import NAMES_CHECKSUM, damaged_datasets
+from thinsection.store.hdf5 import DATASETS, damaged_datasets
 from thinsection.store.tiles_h5 import TilesWriter, column_names, read_tiles
 
 COORDS = np.random.default_rng(0).integers(0, 100_000, (300, 2)).astype(np.int64)
@@ -140,6 +140,6 @@ def test_a_file_that_lost_a_dataset_is_damaged_and_one_of_others_is_not(
     assert damaged_datasets(tmp_path / "a.h5")[1] != []
     assert damaged_datasets(tmp_path / "b.h5")[1] == []
     with h5py.File(tmp_path / "b.h5", "r+") as file:  # other tools do not write it
-        del file.attrs[NAMES_CHECKSUM]
+        del file.attrs[DATASETS]
         del file["tiles"]
     assert read_tiles(tmp_path / "b.h5").columns == {}

@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 
 import thinsection
 from thinsection.config import as_mapping, option, read_toml, replace_flat, section
-from thinsection.errors import ConfigError, ThinsectionError, error_words
+from thinsection.errors import ConfigError, ThinsectionError, error_words, naming_file
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.tables import TABLE_SUFFIXES
 from thinsection.files.atomic import write_json, write_table, write_text
@@ -229,7 +229,8 @@ def run_suite(
     config = config or BenchConfig()
     document = read_toml(path)
     out = Path(out)
-    jobs = suite_jobs(path, document)
+    with naming_file(path):
+        jobs = suite_jobs(path, document)
     rows = _run_jobs(jobs, out, config.executor, resume=True, tell=on_message)
     done = [row for row in rows if row.status != "failed"]
     if len({row.encoder for row in done}) > 1:

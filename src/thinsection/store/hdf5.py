@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from thinsection.errors import StoreError
 from thinsection.files.atomic import KeepingFile
+from thinsection.files.json_text import parse_json
 from thinsection.types import PlainValues, format_bytes
 
 if TYPE_CHECKING:
@@ -27,8 +28,10 @@ Values = npt.NDArray[Any]  # the type is the file's
 
 # Attribute of a dataset.
 CHECKSUM = "thinsection_sha256"
-# Attribute of a file: hash of the names of its datasets and groups.
-NAMES_CHECKSUM = "thinsection_names_sha256"
+# Attribute of a file: names of its datasets and groups, as JSON.
+DATASETS = "thinsection_datasets"
+# HDF5 stores no longer ones
+_MAX_ATTRIBUTE_BYTES = 60_000
 # A smaller dataset would grow by its compression.
 _LEAST_COMPRESSED_BYTES = 4096
 # Bytes of values for each byte of a file: deflate gives 1,032 of one repeated value.
@@ -42,7 +45,7 @@ def new_h5(path: Path) -> "Iterator[h5py.File]":
 
     with KeepingFile(path, "w+") as raw, h5py.File(raw, "w") as file:
         yield file
-        add_names_checksum(file)
+        list_datasets(file)
 
 
 def open_h5(path: Path) -> "h5py.File":
@@ -69,30 +72,47 @@ def open_h5(path: Path) -> "h5py.File":
     return file
 
 
-def add_names_checksum(file: "h5py.File") -> None:
-    """Stores which datasets a file has, so that one that is lost later is noticed."""
-    file.attrs[NAMES_CHECKSUM] = _hash_names(file)
+def list_datasets(file: "h5py.File") -> None:
+    """Stores the names of a file's datasets, so that one that is lost later is missed."""
+    text = json.dumps(_names_in(file))
+    if len(text) < _MAX_ATTRIBUTE_BYTES:
+        file.attrs[DATASETS] = text
 
 
-def _hash_names(file: "h5py.File") -> str:
+def _names_in(file: "h5py.File") -> list[str]:
     names: list[str] = []
     file.visit_links(names.append)
-    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
+    return sorted(names)
+
+
+def _is_in_group(file: "h5py.File", name: str) -> bool:
+    """True where the group of a dataset is there, or is lost with it."""
+    import h5py
+
+    parent = name.rpartition("/")[0]
+    if not parent or parent not in _names_in(file):
+        return True
+    link = file.get(parent, getlink=True)
+    return isinstance(link, h5py.HardLink) and isinstance(file[parent], h5py.Group)
 
 
 def _check_names(file: "h5py.File", path: Path) -> None:
-    """Raises StoreError: a file of ours has other datasets than those that were written."""
+    """Raises StoreError: a file of ours lacks a dataset that was written; others may be added."""
+    if DATASETS not in file.attrs:
+        return
     try:
-        recorded = file.attrs.get(NAMES_CHECKSUM)
-        is_whole = recorded is None or recorded == _hash_names(file)
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        recorded = {str(name) for name in parse_json(file.attrs[DATASETS])}
+        missing = recorded.difference(_names_in(file))
+        # what took the place of a group is refused by name where it is read
+        missing = {name for name in missing if _is_in_group(file, name)}
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
             f"names of datasets must be readable, got {error} in {str(path)!r}"
         ) from None
-    if not is_whole:
+    if missing:
         raise StoreError(
-            f"file must contain the datasets that were written, got {sorted(file)} in "
-            f"{str(path)!r}; remove the file and run the same command again"
+            f"file must contain the datasets that were written, got none of "
+            f"{sorted(missing)} in {str(path)!r}; remove the file and run the same command again"
         )
 
 

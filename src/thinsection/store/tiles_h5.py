@@ -29,8 +29,8 @@ from thinsection.store.hdf5 import (
     CHECKSUM,
     Values,
     add_dataset,
-    add_names_checksum,
     dataset_checksum,
+    list_datasets,
     new_h5,
     open_h5,
     read_values,
@@ -255,7 +255,7 @@ class TilesWriter(Closing):
             if self._features is not None:
                 self._features.seal()
             if self._file:
-                add_names_checksum(self._file)
+                list_datasets(self._file)
 
 
 class _GrowingDataset:
