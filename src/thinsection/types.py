@@ -115,7 +115,7 @@ def format_bytes(num_bytes: float) -> str:
 
 def rounded(value: float, rows: int, sign: str = "") -> str:
     """A score of so many rows with the decimals that it can carry, with a sign if that is '+'."""
-    decimals = 2 if rows < 100 else 3 if rows < 10_000 else 4
+    decimals = 2 if rows < 200 else 3 if rows < 10_000 else 4
     return f"{value:{sign}.{decimals}f}"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
+from tests.predict.planted import planted
 from tests.support.shell import Ended, thinsection
 
 from thinsection.cli.documents import DOCUMENTS
@@ -104,6 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "slides").mkdir()
     write_he_slide(home / "slides" / "good.svs", (900, 700), downsamples=(1, 4))
     (home / "slides" / "bad.svs").write_text("no slide")
+    planted(home / "features", cases=12, tiles=(20, 30))
     return home
 
 
@@ -111,7 +113,11 @@ def arguments_of(kind: str, home: Path) -> list[object]:
     """A command that prints a document of this kind."""
     slides = home / "slides"
     out = home / "out"
+    features = home / "features"
+    table = features / "labels.csv"
     commands: dict[str, list[object]] = {
+        "audit": ["audit", features, "--labels", table, "--target", "label"],
+        "labels": ["labels", table, "--target", "label"],
         "run": ["run", slides, "--out", out],
         "plan": ["plan", slides, "--until", "tiles", "--slurm"],
         "ls": ["ls", out],
@@ -222,3 +228,12 @@ def test_quiet_prints_what_is_wrong(folder: Path, tmp_path: Path) -> None:
     assert ended.returncode == 3
     assert lines[0].startswith("bad: failed (open)")
     assert lines[1:] == [f"see {tmp_path}/failed.csv"]
+
+
+def test_labels_that_must_be_corrected_have_a_document_too(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text("slide_id,label\na,x\nb,x\nc,y\n")
+    ended = thinsection("labels", table, "--target", "label", "--json")
+    assert ended.returncode == 2
+    (problem,) = checked("labels", ended)["problems"]
+    assert problem in ended.stderr

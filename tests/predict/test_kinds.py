@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.metrics import (
     brier_score_loss,
     cohen_kappa_score,
@@ -22,6 +23,7 @@ from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_table
 from thinsection.predict.config import FitConfig
 from thinsection.predict.experiment import train
+from thinsection.predict.experiment_page import _copy_pairs
 from thinsection.predict.heads.config import HEADS, HeadConfig
 from thinsection.predict.heads.ordinal import OrdinalHead, Thresholds, head_for
 from thinsection.predict.losses import criterion_of
@@ -383,3 +385,115 @@ def test_rows_of_a_case_fill_each_others_blanks_and_may_not_differ(
         DatasetError, match="slides of a case must have the same er, pr"
     ):
         read_cohort(root, columns)
+
+
+def measured(root: Path, *, far: float | None = None) -> Path:
+    """Embeddings whose first channel is a value; one case has a value far off."""
+    rng = np.random.default_rng(4)
+    root.mkdir()
+    value = rng.normal(size=40)
+    written = 10 + 3 * value + 0.3 * rng.normal(size=40)
+    if far is not None:
+        written[7] = far
+    lines = ["slide_id,label"]
+    for i in range(40):
+        x = rng.normal(size=(12, 4))
+        x[:, 0] += value[i]
+        write_embeddings(root / f"s{i:03}.h5", x)
+        lines.append(f"s{i:03},{written[i]:.4f}")
+    (root / "labels.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_a_value_far_off_is_named_used_and_does_not_spoil_the_others(
+    tmp_path: Path,
+) -> None:
+    scores = {}
+    for name, far in (("usual", None), ("far", 65504.0)):
+        root = measured(tmp_path / name, far=far)
+        config = config_for(root, head=LINEAR, fit=replace(QUICK, lr=5e-2))
+        out = tmp_path / f"e_{name}"
+        document = train(root, out=out, config=config)
+        lines = [line for line in document["warnings"] if "robust" in line]
+        if far is None:
+            assert lines == []
+        else:
+            (line,) = lines
+            assert line.startswith("1 value of label lies more than 5 robust")
+            assert "'65504.0000' (1) in line 9 (s007)" in line
+        rows = read_table(out / "predictions.csv")
+        assert len(rows) == 40
+        pairs = [
+            (float(row["truth_label"]), float(row["label"]))
+            for row in rows
+            if row["slide_id"] != "s007"
+        ]
+        scores[name] = float(np.corrcoef(np.array(pairs).T)[0, 1])
+    assert scores["usual"] > 0.9
+    assert scores["far"] > 0.9
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_the_unit_of_a_value_changes_no_prediction(
+    tmp_path: Path, scale: float
+) -> None:
+    root = measured(tmp_path / "f")
+    config = config_for(root, head=LINEAR, fit=replace(QUICK, epochs=3))
+    answers = []
+    for factor in (1.0, scale):
+        rows = read_table(root / "labels.csv")
+        lines = [f"{row['slide_id']},{float(row['label']) * factor!r}" for row in rows]
+        (root / "labels.csv").write_text("\n".join(["slide_id,label", *lines]) + "\n")
+        train(root, out=tmp_path / f"e{factor}", config=config)
+        table = read_table(tmp_path / f"e{factor}" / "predictions.csv")
+        answers.append(np.array([float(row["label"]) for row in table]) / factor)
+    np.testing.assert_allclose(answers[1], answers[0], rtol=1e-3)
+
+
+def test_the_shipped_mean_is_scored_on_cases_that_every_fold_tests(
+    tmp_path: Path,
+) -> None:
+    root = graded(tmp_path / "f", cases=36, classes=2)
+    rows = read_table(root / "labels.csv")
+    lines = ["slide_id,fold_0,fold_1"]
+    for i, row in enumerate(rows):
+        sides = (
+            ("test", "test") if i < 12 else (("val", "train"), ("train", "val"))[i % 2]
+        )
+        lines.append(",".join([row["slide_id"], *sides]))
+    splits = tmp_path / "splits.csv"
+    splits.write_text("\n".join(lines) + "\n")
+    config = config_for(root, head=LINEAR, fit=QUICK)
+    given = replace(config, cross=replace(config.cross, splits=splits))
+    document = train(root, out=tmp_path / "e", config=given)
+    shipped = document["shipped"]
+    assert shipped["cases"] == 12
+    table = new_answers(tmp_path / "e" / "model.safetensors", root, tmp_path / "p")
+    held = [row["slide_id"] for row in rows[:12]]
+    truth = [row["label"] == "ISUP 2" for row in rows[:12]]
+    auroc = roc_auc_score(truth, [table[name] for name in held])
+    assert shipped["score"]["value"] == pytest.approx(auroc)
+    page = (tmp_path / "e" / "index.html").read_text()
+    assert "Model file: AUROC" in page
+    alone = train(root, out=tmp_path / "cv", config=config)["shipped"]
+    assert alone["score"] is None
+    assert "Its score is not known" in alone["words"]
+
+
+def new_answers(model: Path, root: Path, out: Path) -> dict[str, float]:
+    """Predicted probability of each slide by the model file."""
+    table = read_table(predict(model, root, out=out).table)
+    return {row["slide_id"]: float(row["p_ISUP 2"]) for row in table}
+
+
+def test_copies_are_shown_side_by_side_where_there_are_pictures(tmp_path: Path) -> None:
+    for name, color in (("a", "red"), ("b", "blue")):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (40, 30), color).save(tmp_path / name / "thumbnail.jpg")
+    document = {"audit": {"copied_slides": [["a", "b"], ["a", "c"]]}}
+    first, second = _copy_pairs(document, tmp_path)
+    assert [name for name, _ in first] == ["a", "b"]
+    pictures = [picture for _, picture in (*first, *second)]
+    assert all(picture.startswith("data:image/jpeg") for picture in pictures[:3])
+    assert pictures[0] == pictures[2] != pictures[1]
+    assert pictures[3] is None

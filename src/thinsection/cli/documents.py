@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from thinsection.encode import EncoderSpec
     from thinsection.encode.check import Check
+    from thinsection.evaluation.audit import Audit
+    from thinsection.evaluation.label_report import LabelReport
     from thinsection.pipeline.ending import RunSummary
     from thinsection.pipeline.folder import FolderRow, Results
     from thinsection.pipeline.merge import MergedSlide, MergeSummary
@@ -612,6 +614,121 @@ class InfoDocument:
     failures: tuple[UnopenedFile, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class CopiedSlides:
+    """Two slides of different patients that look like copies."""
+
+    slides: tuple[str, ...]
+    share_of_tiles: float
+    by: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitesByClass:
+    """Patients by site and class, and the test of their association."""
+
+    sites: tuple[str, ...]
+    classes: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+    p_value: float
+    test: str
+    cramers_v: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditDocument:
+    """Findings of an audit before training."""
+
+    kind: Literal["audit"] = "audit"
+    version: Literal[1] = 1
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    unknown: tuple[str, ...]
+    copies: tuple[CopiedSlides, ...]
+    sites: SitesByClass | None
+    left_out: dict[str, str]
+
+    @classmethod
+    def of(cls, audit: "Audit") -> "Self":
+        """Document of an audit."""
+        sites = audit.sites
+        pairs = zip(audit.copied_slides, audit.copies, strict=True)
+        return cls(
+            warnings=audit.warnings,
+            notes=audit.notes,
+            unknown=audit.unknown,
+            copies=tuple(
+                CopiedSlides(slides=names, share_of_tiles=one.tiles, by=one.by)
+                for names, one in pairs
+            ),
+            sites=sites
+            and SitesByClass(
+                sites=sites.sites,
+                classes=sites.classes,
+                counts=sites.counts,
+                p_value=sites.p_value,
+                test=sites.test,
+                cramers_v=sites.cramers_v,
+            ),
+            left_out=dict(audit.left_out),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelReading:
+    """How one value of a column, or a range of numbers, is read."""
+
+    column: str
+    value: str
+    rows: int
+    reading: str
+    becomes: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelsDocument:
+    """How a table of labels is read."""
+
+    kind: Literal["labels"] = "labels"
+    version: Literal[1] = 1
+    file: str
+    key: str
+    num_rows: int
+    task: str
+    num_used: int
+    summary: str
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    readings: tuple[LabelReading, ...]
+    problems: tuple[str, ...]
+
+    @classmethod
+    def of(cls, report: "LabelReport") -> "Self":
+        """Document of a report."""
+        values = report.values
+        return cls(
+            file=str(report.table.path),
+            key=report.table.key_column,
+            num_rows=len(report.rows),
+            task=values.kind,
+            num_used=len(values.rows),
+            summary=report.summary,
+            notes=(*report.table.notes, *values.notes),
+            warnings=values.warnings,
+            readings=tuple(
+                LabelReading(
+                    column=one.column,
+                    value=one.value,
+                    rows=one.count,
+                    reading=one.reading,
+                    becomes=one.becomes,
+                )
+                for one in values.readings
+            ),
+            problems=(*values.problems, *values.questions),
+        )
+
+
 # kind -> its class; the page "JSON for scripts" and the tests go through this table
 DOCUMENTS: Mapping[str, "type[DataclassInstance]"] = {
     "run": RunDocument,
@@ -624,4 +741,6 @@ DOCUMENTS: Mapping[str, "type[DataclassInstance]"] = {
     "doctor": DoctorDocument,
     "models": ModelsDocument,
     "models-check": ModelsCheckDocument,
+    "audit": AuditDocument,
+    "labels": LabelsDocument,
 }

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thinsection.cli.documents import LabelsDocument, print_document
 from thinsection.cli.flags import with_config
+from thinsection.cli.screen import AsJson
 
 if TYPE_CHECKING:
     from thinsection.evaluation.label_report import LabelReport
@@ -41,6 +43,7 @@ def labels_command(
             "each change beside it."
         ),
     ] = None,
+    as_json: AsJson = False,
     config: Any = None,
 ) -> None:
     """Show how a table of labels is read, and what a model would be trained on.
@@ -61,15 +64,19 @@ def labels_command(
     from thinsection.evaluation.label_report import read_label_report, write_clean_table
 
     report = read_label_report(replace(config.columns, labels=table), results)
-    for line in _lines(report):
-        print(line)
+    if as_json:
+        print_document(LabelsDocument.of(report))
+    else:
+        for line in _lines(report):
+            print(line)
     faults = [*report.values.problems, *report.values.questions]
     if faults:
         raise DatasetError("; and ".join(faults))
     if out is not None:
         log = write_clean_table(report, out)
-        print(out)
-        print(log)
+        if not as_json:
+            print(out)
+            print(log)
 
 
 def _lines(report: "LabelReport") -> list[str]:
@@ -101,5 +108,6 @@ def _lines(report: "LabelReport") -> list[str]:
             lines.append(f"  ... {num_more} more values")
     lines.append("")
     lines += report.values.notes
+    lines += [f"warning: {warning}" for warning in report.values.warnings]
     lines.append(f"trains on {report.summary}")
     return lines

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from thinsection.cli.documents import AuditDocument, print_document
 from thinsection.cli.flags import with_config
-from thinsection.cli.screen import EXIT_SOME_LEFT_OUT
+from thinsection.cli.screen import EXIT_SOME_LEFT_OUT, AsJson
 
 app = typer.Typer()
 group = typer.Typer(
@@ -135,7 +136,8 @@ def audit_command(
             help="Results folder, or a folder with features of TRIDENT, CLAM, STAMP or slide2vec.",
         ),
     ],
-    config: Any,
+    as_json: AsJson = False,
+    config: Any = None,
 ) -> None:
     """Find leaks and site effects in labels and embeddings, before training.
 
@@ -152,8 +154,11 @@ def audit_command(
     from thinsection.evaluation.audit import audit_features
 
     findings = audit_features(data, config.labels)
-    for line in findings.lines:
-        typer.echo(line)
+    if as_json:
+        print_document(AuditDocument.of(findings))
+    else:
+        for line in findings.lines:
+            typer.echo(line)
     raise typer.Exit(EXIT_SOME_LEFT_OUT if findings.left_out else 0)
 
 

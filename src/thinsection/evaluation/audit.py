@@ -58,6 +58,7 @@ class Audit:
     notes: tuple[str, ...]
     unknown: tuple[str, ...]  # what cannot be known
     copies: tuple[CopyPair, ...]  # slides, by their place in the cohort
+    copied_slides: tuple[tuple[str, str], ...]  # their names, pair by pair
     sites: SiteTable | None
     # why a slide of the folder cannot be used, by slide id
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -123,11 +124,13 @@ def audit(
                 "sides cannot be checked; add a column patient_id"
             )
     column_warnings, column_notes = _column_findings(cohort, config)
+    names = [slide for slides in cohort.slides for slide in slides]
     return Audit(
         warnings=(*warnings, *column_warnings),
         notes=(*notes, *column_notes),
         unknown=tuple(unknown),
         copies=tuple(copies),
+        copied_slides=tuple((names[one.first], names[one.second]) for one in copies),
         sites=sites,
     )
 

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from thinsection.config import nearest
 from thinsection.errors import ConfigError
 from thinsection.evaluation.class_order import ordered_classes
@@ -14,6 +16,7 @@ from thinsection.evaluation.follow_up import (
     read_follow_up,
 )
 from thinsection.evaluation.label_table import LabelTable
+from thinsection.evaluation.outliers import FAR, outliers
 from thinsection.evaluation.readings import (
     ColumnValues,
     Numbers,
@@ -63,6 +66,7 @@ class LabelValues:
         readings: how each value of the rows that were asked for is read.
         problems: what must be corrected before the labels are used.
         questions: what must be answered before a model is trained.
+        warnings: what may spoil a score, and is used.
         notes: what was decided, and which rows were left out.
     """
 
@@ -73,6 +77,7 @@ class LabelValues:
     readings: tuple[ValueReading, ...]
     problems: tuple[str, ...] = ()
     questions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -271,8 +276,26 @@ class _Reading:
             labelled=frozenset(),
             readings=tuple(shown_readings(column, cells)),
             problems=tuple(problems),
+            warnings=tuple(self._outlier_warnings(column, kept)),
             notes=tuple(notes),
         )
+
+    def _outlier_warnings(self, column: str, kept: Mapping[int, float]) -> list[str]:
+        """A sentence that names the values far from all others."""
+        rows = [*kept]
+        is_far = outliers(np.array([*kept.values()]))
+        far = [row for row, flag in zip(rows, is_far, strict=True) if flag]
+        if not far:
+            return []
+        middle = float(np.median([*kept.values()]))
+        verb = "lies" if len(far) == 1 else "lie"
+        pronoun = "it is" if len(far) == 1 else "they are"
+        return [
+            f"{counted(len(far), 'value')} of {column} {verb} more than {FAR:g} robust standard "
+            f"deviations (1.4826 MAD) from the median {middle:g}: {self._texts(column, far)} in "
+            f"{self._place(far)}; {pronoun} used, and a correlation, R² and mean error may "
+            "depend on little else; --read VALUE=missing leaves a value out"
+        ]
 
     def of_flags(self, kind: Kind) -> LabelValues:
         readings: list[ValueReading] = []

@@ -344,7 +344,7 @@ def join_labels(
             *site_lines,
             f"{', '.join(config.columns)}: {kind}: {spread}",
         ),
-        warnings=tuple(warnings),
+        warnings=(*learnt.warnings, *warnings),
         reading=learnt.readings,
         questions=learnt.questions,
         new_classes=tuple(new_classes),

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import DatasetError
+from thinsection.evaluation.outliers import outliers
 from thinsection.types import counted
 
 Kind = Literal[
@@ -99,8 +100,9 @@ class Target:
     def fitted(self, values: Floats) -> "Target":
         """The target with centre, spread and edges of training cases, values (n, T)."""
         if self.kind == "regression":
-            center = float(values.mean())
-            spread = float(values.std()) or 1.0
+            usual = values[~outliers(values[:, 0])]  # one far value sets no scale
+            center = float(usual.mean())
+            spread = float(usual.std()) or 1.0
             return replace(self, center=center, spread=spread)
         if self.kind == "discrete":
             times = values[values[:, 0] == 1, 1]

@@ -70,6 +70,7 @@ from thinsection.predict.model_file import (
 )
 from thinsection.predict.replacing import check_experiment
 from thinsection.predict.review import review
+from thinsection.predict.shipped import shipped_score
 from thinsection.predict.tested import Score, Tested
 from thinsection.predict.training import with_recipe
 from thinsection.predict.usual import Usual
@@ -77,7 +78,7 @@ from thinsection.predict.validation_review import described
 from thinsection.report.home import index_address, refresh_index
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
-from thinsection.types import Json, rounded
+from thinsection.types import Json, counted, rounded
 
 SEARCHABLE = (
     "lr",
@@ -177,6 +178,7 @@ def train(
         if num_stale:
             on_message(stale_words(drawn, num_stale))
     write_table(out / "predictions.csv", tested.lines_of(scored, slides))
+    on_message(document["shipped"]["words"])
     home = index_address(out, folder)
     page = experiment_page(document, scored, folder / SLIDES, home=home)
     write_text(out / "index.html", page)
@@ -316,6 +318,7 @@ def _document(
         "date": datetime.now(UTC).date().isoformat(),
         "scores": scores,
         "labels": _label_scores(scored, config.fit.seed),
+        "shipped": shipped_score(study, scored, seed=config.fit.seed),
         "folds": _fold_rows(trained, scored),
         "heads": [result.name for result in trained.results],
         "account": [*study.cohort.account, *notes],
@@ -323,9 +326,20 @@ def _document(
         "settings": as_mapping(config),
         "versions": versions(),
         "temperature": trained.temperature,
-        "warnings": [*study.warnings],
+        "warnings": [*study.warnings, *_unlearnt(trained.results)],
         "review": review(study, trained.contents, scored, trained.results, config),
     }
+
+
+def _unlearnt(results: Sequence[FoldResult]) -> list[str]:
+    """A warning where heads are best before they have learnt."""
+    count = sum(not result.has_learnt for result in results)
+    if not count:
+        return []
+    return [
+        f"{count} of {counted(len(results), 'fold')} did not learn after the first epoch: the "
+        "validation loss only rose"
+    ]
 
 
 def _label_scores(scored: Tested, seed: int) -> list[dict[str, Json]]:
@@ -366,6 +380,7 @@ def _fold_rows(trained: Trained, scored: Tested) -> list[dict[str, Json]]:
             "epochs": result.epochs,
             "best_start": result.best_start,
             "best_epoch": result.best_epoch,
+            "learnt": result.has_learnt,
             "score": scored.fold_score(fold),
         }
         for fold, (part, result) in enumerate(pairs)

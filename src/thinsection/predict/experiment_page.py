@@ -10,6 +10,8 @@ import numpy.typing as npt
 from PIL import Image
 from scipy.stats import rankdata
 
+from thinsection.evaluation.calibration import ECE_BINS
+from thinsection.evaluation.metrics import MIN_OF_BIN
 from thinsection.evaluation.target import Floats
 from thinsection.files.pages import data_uri, render_page
 from thinsection.predict.heatmap_links import LINKS_NAME
@@ -61,13 +63,16 @@ def experiment_page(
         **document,
         "facts": _facts(document),
         "metric": METRIC_WORDS.get(tested.metric, tested.metric),
-        "scores": _score_rows(document["scores"]),
+        "scores": _score_rows(document["scores"], document["cases"]),
+        "unit_words": tested.groups.words,
+        "left_out_words": _left_out_words(tested),
         "labels": [
-            label | {"scores": _score_rows(label["scores"])}
+            label | {"scores": _score_rows(label["scores"], label["cases"])}
             for label in document["labels"]
         ],
         "pictures": [picture.for_page() for picture in _pictures(document, tested)],
         "worst": list(_worst_cases(tested, slides)),
+        "copies": _copy_pairs(document, slides),
         "worst_words": _worst_words(tested),
         "number": partial(rounded, rows=len(set(tested.cases))),
         "links": LINKS_NAME,
@@ -77,9 +82,48 @@ def experiment_page(
     return render_page("thinsection.predict", "experiment.html.j2", **values)
 
 
-def _score_rows(scores: Mapping[str, Json]) -> list[tuple[str, Json]]:
-    """The words of each metric, and its score."""
-    return [(METRIC_WORDS.get(name, name), score) for name, score in scores.items()]
+def _score_rows(scores: Mapping[str, Json], cases: int) -> list[tuple[str, Json]]:
+    """The words of each metric, and its score with the digits that so many cases can carry.
+
+    An absolute error has the unit of the target: it keeps three digits.
+    """
+
+    def words(name: str, value: float | None) -> str:
+        if value is None:
+            return "none"
+        if name != "mae":
+            return rounded(value, cases)
+        return np.format_float_positional(value, precision=3, fractional=False)
+
+    rows = []
+    for name, score in scores.items():
+        shown = {key: words(name, score[key]) for key in ("value", "low", "high")}
+        rows.append((METRIC_WORDS.get(name, name), {**score, **shown}))
+    return rows
+
+
+def _left_out_words(tested: Tested) -> str:
+    """Why there is no calibration error; '' where there is one, or where it means nothing."""
+    if "ece" in tested.scorers or not isinstance(tested.rows()[0], Predictions):
+        return ""
+    return (
+        f"There is no expected calibration error: its {ECE_BINS} bins need {MIN_OF_BIN} cases "
+        "each."
+    )
+
+
+def _copy_pairs(
+    document: Mapping[str, Json], slides: Path
+) -> list[list[tuple[str, str | None]]]:
+    """Names and pictures of the slides that look like copies, pair by pair, the first ones."""
+    pairs = document["audit"]["copied_slides"][:WORST]
+    return [[(name, _picture(slides / name)) for name in pair] for pair in pairs]
+
+
+def _picture(slide: Path) -> str | None:
+    """Address of the small picture of a slide's folder; None if it has none."""
+    path = thumbnail_file(slide)
+    return path and data_uri(Image.open(path), THUMBNAIL_PX)
 
 
 def _facts(document: Mapping[str, Json]) -> list[tuple[str, str]]:
@@ -181,7 +225,6 @@ def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, object]]:
         order = np.concatenate([order[is_wrong[order]], order[~is_wrong[order]]])
     for i in order[:WORST]:
         slide = tested.slides[i][0]
-        path = thumbnail_file(slides / slide)
         if target.exclusive:
             truth = target.names[int(tested.truth[i, 0])]
         else:
@@ -202,7 +245,7 @@ def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, object]]:
             "truth": truth,
             "predicted": predicted,
             "answers": dict(zip(target.names, answers, strict=True)),
-            "picture": path and data_uri(Image.open(path), THUMBNAIL_PX),
+            "picture": _picture(slides / slide),
         }
 
 

@@ -129,11 +129,17 @@ class FoldResult(NamedTuple):
         return self.best - self.first_epochs[self.best_start - 1]
 
     @property
+    def has_learnt(self) -> bool:
+        """False where the inner loss rises from the first epoch of the best start on."""
+        return self.best_epoch > 1
+
+    @property
     def best_words(self) -> str:
-        """The best epoch, and its start if there are several."""
+        """The best epoch, its start if there are several, and whether the head has learnt."""
+        unlearnt = "" if self.has_learnt else " (did not learn after it)"
         if len(self.first_epochs) == 1:
-            return f"{self.best_epoch}"
-        return f"{self.best_epoch} of start {self.best_start}"
+            return f"{self.best_epoch}{unlearnt}"
+        return f"{self.best_epoch} of start {self.best_start}{unlearnt}"
 
     @property
     def stop_loss(self) -> float:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from thinsection.evaluation.outliers import FAR
 from thinsection.evaluation.target import Floats, Target
 from thinsection.predict.heads.head import Criterion
 
@@ -40,7 +41,8 @@ def criterion_of(target: Target, train: Tensor, *, weighted: bool) -> Criterion:
     if target.kind == "multilabel":
         return _label_loss(train, weighted=weighted)
     if target.kind == "regression":
-        return lambda z, y: F.mse_loss(z.float(), y)
+        # squared error, but linear beyond FAR: one far value does not rule the gradient
+        return lambda z, y: 2 * F.huber_loss(z.float(), y, delta=FAR)
     return discrete_loss
 
 

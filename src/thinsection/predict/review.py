@@ -211,6 +211,7 @@ def _methods(
     """Methods: pairs of a heading and a sentence."""
     searched = ", ".join(config.cross.search) or "one setting, nothing was compared"
     epochs = ", ".join(result.best_words for result in results)
+    metric = METRIC_WORDS.get(tested.metric, tested.metric)
     inner = [len(part.stop) for part in study.parts]
     least = f"{min(inner)} to {max(inner)}" if min(inner) < max(inner) else min(inner)
     return [
@@ -222,7 +223,7 @@ def _methods(
         (
             "confidence intervals",
             f"95 %, from the variance between {tested.groups.words}; "
-            f"{tested.metric}: {intervals.METHODS[kind_of(tested.metric)]}",
+            f"{metric}: {intervals.METHODS[kind_of(tested.metric)]}",
         ),
         (
             "chosen on the validation set",

@@ -104,7 +104,7 @@ def _positive_sentence(columns: Columns) -> str:
         return f"Positive class: {columns.columns[0].name}."
     if columns.ordered:
         return "Positive: the class of the curve and all higher ones."
-    return "Each class against the rest."
+    return "Each class or label against the rest."
 
 
 def draw_roc(axes: "Axes", columns: Columns) -> Words:
