@@ -62,7 +62,7 @@ def bonded_residues(
         residues: those of the first model.
         polymers: chains that are protein or nucleic acid.
 
-    Source: the bond filter and the tokenizer of OpenFold3 0.5.0.
+    Source: the bond filter and the tokenizer of OpenFold3 0.5.0, AlphaFold 3's supplement 2.6.
     """
     by_key = {residue.key: residue for residue in residues}
     bonded: set[ResidueKey] = set()
