@@ -6,8 +6,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+import gemmi
 import pytest
-from tests.structures.cif_text import ATOMS, Part, polymer, write_cif
+from tests.structures.cif_text import ATOMS, Bond, Part, polymer, write_cif
 from tests.structures.made_entries import MADE
 
 from thinsection.structures import Structure, frame_table, read_structure
@@ -46,6 +47,32 @@ def test_the_tokens_of_a_made_entry_are_openfold3s(name: str, tmp_path: Path) ->
     places = {(part.chain, part.name): None for part in entry.parts}
     named = {(chain, name): None for chain, _, name in tokens}
     assert list(named) == [place for place in places if place in named]  # file order
+
+
+@pytest.mark.parametrize("missing", ["auth_seq_id", "label_seq_id"])
+def test_bonds_are_found_by_either_number_of_a_residue(
+    missing: str, tmp_path: Path
+) -> None:
+    polymers = polymer("A", "ASN GLY ASN", first=11) + polymer("B", "ASN ASN")
+    sugars = [Part(chain=chain, name="NAG", number=1) for chain in "CD"]
+    bonds = [
+        Bond(first=(polymers[2], "ND2"), second=(sugars[0], "C1")),
+        Bond(first=(polymers[3], "ND2"), second=(sugars[1], "C1")),
+    ]
+    path = write_cif(tmp_path / "m.cif", [*polymers, *sugars], bonds)
+    document = gemmi.cif.read(str(path))
+    for end in (1, 2):
+        column = document[0].find_loop(f"_struct_conn.ptnr{end}_{missing}")
+        column.get_loop().remove_column(column.tag)
+    document.write_file(str(path))
+    tokens = tokens_of(read_structure(path))
+    assert [count for (chain, _, _), count in tokens.items() if chain in "AB"] == [
+        1,
+        1,
+        8,
+        8,
+        1,
+    ]
 
 
 def test_residue_types_and_kinds_are_those_of_the_chain(tmp_path: Path) -> None:

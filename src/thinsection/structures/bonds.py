@@ -5,7 +5,8 @@ glycosylated asparagine, is no longer one token: AlphaFold 3 gives each of its a
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from thinsection.structures.residues import Residue
@@ -31,8 +32,9 @@ _PHOSPHODIESTER = frozenset(("P", "O3'", "O5'"))
 # columns of an end of a bond in `_struct_conn`
 _END_COLUMNS = (
     "ptnr{}_label_asym_id",
-    "ptnr{}_auth_seq_id",
+    "?ptnr{}_auth_seq_id",
     "?pdbx_ptnr{}_PDB_ins_code",
+    "?ptnr{}_label_seq_id",
     "ptnr{}_label_comp_id",
     "ptnr{}_label_atom_id",
     "?pdbx_ptnr{}_label_alt_id",
@@ -46,6 +48,27 @@ class _End(NamedTuple):
 
     residue: Residue
     atom: str
+
+
+class _Finder:
+    """Residues by the identifiers that an end of a bond has."""
+
+    def __init__(self, residues: Sequence[Residue]) -> None:
+        self._by_key = {residue.key: residue for residue in residues}
+        self._by_name: dict[tuple[str, str], list[Residue]] = defaultdict(list)
+        for residue in residues:
+            self._by_name[residue.chain, residue.name].append(residue)
+
+    def find(
+        self, chain: str, number: str, insertion: str, sequence: str, name: str
+    ) -> Residue | None:
+        """The residue by the author's number, or without it by that in the sequence, if any."""
+        if number.lstrip("-").isdigit():
+            return self._by_key.get((chain, int(number), insertion, name))
+        residues = self._by_name.get((chain, name), [])
+        if sequence:
+            residues = [r for r in residues if str(r.sequence_number) == sequence]
+        return residues[0] if len(residues) == 1 else None
 
 
 def bonded_residues(
@@ -64,16 +87,15 @@ def bonded_residues(
 
     Source: the bond filter and the tokenizer of OpenFold3 0.5.0, AlphaFold 3's supplement 2.6.
     """
-    by_key = {residue.key: residue for residue in residues}
     bonded: set[ResidueKey] = set()
-    for is_dative, first, second in _bonds(block, by_key):
+    for is_dative, first, second in _bonds(block, _Finder(residues)):
         if _splits(first, second, polymers, is_dative=is_dative):
             bonded |= {first.residue.key, second.residue.key}
     return bonded
 
 
 def _bonds(
-    block: "gemmi.cif.Block", by_key: Mapping[ResidueKey, Residue]
+    block: "gemmi.cif.Block", finder: _Finder
 ) -> Iterator[tuple[bool, _End, _End]]:
     """Whether a metal makes the bond, and its ends; of bonds whose ends are in the file."""
     columns = [column.format(end) for end in (1, 2) for column in _END_COLUMNS]
@@ -83,26 +105,25 @@ def _bonds(
         kind = row.str(0).lower()
         if kind != _DATIVE and kind not in _COVALENT:
             continue
-        first = _end(row, range(1, 1 + width), by_key)
-        second = _end(row, range(1 + width, 1 + 2 * width), by_key)
+        first = _end(row, range(1, 1 + width), finder)
+        second = _end(row, range(1 + width, 1 + 2 * width), finder)
         if first is not None and second is not None:
             yield kind == _DATIVE, first, second
 
 
 def _end(
-    row: "gemmi.cif.Table.Row",
-    columns: range,
-    by_key: Mapping[ResidueKey, Residue],
+    row: "gemmi.cif.Table.Row", columns: Sequence[int], finder: _Finder
 ) -> _End | None:
     """End of a bond; None where its atom is not in the file, or is a symmetry copy of it."""
     texts = [row.str(column) if row.has(column) else "" for column in columns]
-    chain, number, insertion, name, atom, altloc, symmetry = texts
-    if symmetry not in ("", _IDENTITY) or not number.lstrip("-").isdigit():
+    *identifiers, atom, altloc, symmetry = texts
+    if symmetry not in ("", _IDENTITY):
         return None
-    residue = by_key.get((chain, int(number), insertion, name))
+    residue = finder.find(*identifiers)
     if residue is None or atom not in residue.atoms:
         return None
-    if row.has(columns[5]) and residue.atoms[atom].altloc != altloc:
+    states_altloc = row.has(columns[-2])
+    if states_altloc and residue.atoms[atom].altloc != altloc:
         return None
     return _End(residue, atom)
 
