@@ -39,13 +39,26 @@ def test_permuted_labels_have_a_uniform_p_and_a_signal_is_found() -> None:
     own = permuted_labels(
         means, labels.astype(float), 2, folds, np.arange(30), seed=seed
     )
+    assert own is not None
     assert own.p_value == 1 / 200
     assert own.value > 0.9
     assert own.low < 0.5 < own.high
     values = means[:, 0]
     own = permuted_labels(means, values, 0, folds, np.arange(30), seed=seed)
     assert own.metric == "pearson"
+    assert own is not None
     assert own.p_value == 1 / 200
+
+
+def test_labels_that_no_fold_can_rank_have_no_p_value() -> None:
+    """The only positive patient is alone in each of its folds' classes."""
+    labels = np.r_[np.ones(4), np.zeros(8)]
+    patients = np.r_[np.zeros(4, int), np.repeat([1, 2, 3], [3, 3, 2])]
+    folds = [
+        (np.flatnonzero(patients != p), np.flatnonzero(patients == p)) for p in range(4)
+    ]
+    means = np.random.default_rng(3).normal(size=(12, 5))
+    assert permuted_labels(means, labels, 2, folds, patients, seed=0) is None
 
 
 def test_a_site_that_embeddings_show_is_found_and_another_is_not() -> None:

@@ -81,12 +81,13 @@ def permuted_labels(
     *,
     seed: int,
     permutations: int = PERMUTATIONS,
-) -> Permuted:
+) -> Permuted | None:
     """A linear head's score with the labels (n,) beside that with permuted ones.
 
     The head is a ridge regression on mean embeddings (n, D), standardised on training cases.
     Classes (K >= 2) are scored by AUROC, values (`num_classes` 0) by Pearson's correlation; both
-    within folds, as the score of `train` is. Memory: n D + n K P floats.
+    within folds, as the score of `train` is. None where the labels or all permutations have no
+    score, as no fold has two classes. Memory: n D + n K P floats.
     """
     rng = np.random.default_rng(seed)
     orders = [permute_patients(patients, rng) for _ in range(permutations)]
@@ -113,6 +114,8 @@ def permuted_labels(
         else:
             score = pearson(truth[:, None], prediction, ones, fold_of_row)[0, 0]
         scores.append(float(score))
+    if not np.isfinite(scores[0]) or not np.isfinite(scores[1:]).any():
+        return None
     return _permuted("auroc" if num_classes else "pearson", scores)
 
 

@@ -143,6 +143,8 @@ def _permuted_labels(study: Study, means: Floats, seed: int) -> dict[str, Json]:
         cohort.groups.codes,
         seed=seed,
     )
+    if permuted is None:
+        return {"missing": "no fold has cases of two classes to be ranked"}
     return {"missing": "", **_with_metric_words(permuted)}
 
 

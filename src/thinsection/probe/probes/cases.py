@@ -277,8 +277,10 @@ def _result(
     )
 
 
-def _null_p(cases: Cases, folds: Folds, *, seed: int) -> float:
+def _null_p(cases: Cases, folds: Folds, *, seed: int) -> float | None:
     """p value of a linear head on the vectors, by permutations of outcomes over patients.
+
+    None where no fold has two classes.
 
     The head is fitted anew for each permutation. Permutations of the truth alone, beside the same
     answers, would give too small a p: each fold's cases also trained the models of the others, so
@@ -296,7 +298,7 @@ def _null_p(cases: Cases, folds: Folds, *, seed: int) -> float:
     permuted = permuted_labels(
         vectors, outcome, num_classes, folds, patients, seed=seed
     )
-    return permuted.p_value
+    return None if permuted is None else permuted.p_value
 
 
 def _predictions(cases: CaseSet, scored_rows: _ScoredRows, parts: Parts) -> Predictions:
