@@ -641,6 +641,7 @@ def test_unknown_patients_are_nowhere_counted(study: Study, tmp_path: Path) -> N
     page = (tmp_path / "validation_binary" / "index.html").read_text()
     text = re.sub(r"<[^>]*>", " ", page)
     assert "84 cases of unknown patients" in text
+    assert text.count("patients unknown") == 2  # beside the score and in the checklist
     assert not re.search(r"\d+ patients?\b", text)
 
 

@@ -114,6 +114,8 @@ def write_validation(
         # None: nobody knows whose the cases are
         "patients": rows.groups.total if cohort.unit == "patients" else None,
         "independent": rows.groups.words,
+        "unit": rows.groups.unit,
+        "units": rows.groups.total,
         "left_out": _left_out_rows(cohort, left_out),
         **figures(rows, model.card.lock),
         "subgroups": strict(_subgroups(rows, scored)),

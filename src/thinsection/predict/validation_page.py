@@ -148,7 +148,7 @@ def _calibration(axes: "Axes", outcomes: Sequence[Json]) -> Words:
     axes.set(xlabel="predicted probability", ylabel="observed frequency")
     caption = (
         "Line and band: logistic regression on a restricted cubic spline, with its pointwise 95 % "
-        "confidence interval over patients. On the dotted line predicted probabilities equal "
+        "confidence interval. On the dotted line predicted probabilities equal "
         "observed frequencies."
     )
     if len(outcomes) == 1:
@@ -156,10 +156,7 @@ def _calibration(axes: "Axes", outcomes: Sequence[Json]) -> Words:
             " Points: groups of equally many cases with 95 % confidence intervals."
         )
     if after:
-        caption += (
-            " Dashed: after recalibration of intercept and slope, each case by the other "
-            "patients."
-        )
+        caption += " Dashed: after recalibration, each case by a fit to other cases."
     return "Calibration", caption
 
 
@@ -189,7 +186,7 @@ def _band(bins: Sequence[Json]) -> Band:
 def _survival(axes: "Axes", survival: Mapping[str, Json]) -> Words:
     draw_groups(axes, survival["groups"], survival["ticks"])
     caption = (
-        "Kaplan-Meier curves with log-log 95 % confidence bands over patients. The groups are "
+        "Kaplan-Meier curves with log-log 95 % confidence bands. The groups are "
         "split at the median out-of-fold risk in training. The numbers at risk are below the "
         "curves."
     )

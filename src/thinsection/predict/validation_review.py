@@ -329,7 +329,7 @@ def _input_words(card: ModelCard) -> str:
 
 def _event_words(document: Mapping[str, Json]) -> str:
     """Cases, who they are of, and events of each class or of survival."""
-    words = f"{counted(document['cases'], 'case')}, {document['independent']}"
+    words = f"{counted(document['cases'], 'case')} of {document['units']} {document['unit']}"
     counts = [f"{one['name']} {one['positive']}" for one in document["outcomes"]]
     if document["survival"]:
         counts = [counted(document["survival"]["events"], "event")]
