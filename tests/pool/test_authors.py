@@ -531,3 +531,15 @@ def test_cobra_takes_the_class_token_of_virchow2_and_its_authors_resolutions() -
     without = CobraSlideEncoder.from_state_dict(weights)
     with pytest.raises(InvalidInputError, match=r"have 768, 1024 channels .* got 2560"):
         without.encode(tiles, coords, tile_px_l0=TILE_PX_L0)
+
+
+def test_cobra_on_two_tile_encoders_has_two_folders() -> None:
+    cobra = load_slide_encoder("cobra", pretrained=False, device="cpu")
+    uni = cobra.label("uni")
+    virchow2 = cobra.label("virchow2")
+    assert uni.endswith("-uni") and virchow2.endswith("-virchow2")
+    assert uni.removesuffix("-uni") == virchow2.removesuffix("-virchow2")
+    # one tile encoder, under two names
+    chief = load_slide_encoder("chief", pretrained=False, device="cpu")
+    assert chief.label("ctranspath") == chief.label("chief_ctranspath")
+    assert chief.label("ctranspath") != chief.label("uni")

@@ -208,8 +208,14 @@ class SlideEncoderIdentity:
     expects: Expects
 
     def label(self, features_label: str) -> str:
-        """Name of a folder: 'mean-uni2_h', or bare 'titan' on the tiles that it was trained on."""
-        if features_label in (self.expects.tile_encoders or ()):
+        """Name of a folder: 'mean-uni2_h', or bare 'titan' on the tiles that it was trained on.
+
+        Of a slide encoder that was trained on several tile encoders, such as COBRA, the name of
+        one stands in each folder, so that embeddings of two never lie in one.
+        """
+        names = self.expects.tile_encoders or ()
+        takes_one = self.expects.tile_dim is not None or len(names) == 1
+        if takes_one and features_label in names:
             return self.own_label
         return f"{self.own_label}-{features_label}"
 
