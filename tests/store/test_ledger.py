@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from thinsection.errors import StoreError
 from thinsection.files.sources import RemoteFolder
-from thinsection.store.identity import fingerprint
+from thinsection.store.identity import Identity, fingerprint
 from thinsection.store.ledger import (
     FORMAT,
     Elsewhere,
@@ -269,3 +269,28 @@ def test_files_beside_a_mrxs_belong_to_its_fingerprint(tmp_path: Path) -> None:
 def test_records_are_values(tmp_path: Path) -> None:
     made = ledger(tmp_path)
     assert replace(made) == made
+
+
+def test_a_source_with_other_fields_damages_the_ledger_of_its_slide_alone(
+    tmp_path: Path,
+) -> None:
+    """One renamed field ended the runs of all slides once."""
+    for name in ("a", "b"):
+        SlideLedger(
+            out=tmp_path,
+            slide_id=name,
+            source={"source": "s", "samples": "s", "times": "t", "whole": ""},
+        ).save()
+    path = tmp_path / "slides" / "a" / "slide.json"
+    path.write_text(path.read_text().replace('"times"', '"timesx"'))
+    a, b = load_ledgers(tmp_path)
+    assert "source must have known fields, got ['timesx']" in a.damage
+    assert b.damage == "" and b.source["times"] == "t"
+
+
+def test_an_identity_without_its_fields_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "x.tif"
+    path.write_bytes(b"pixels")
+    whole = Identity.read(path, {}, "times")
+    for recorded in ({"samples": whole.samples}, {"times": whole.times}, {"whole": ""}):
+        assert Identity.read(path, recorded, "times") == whole

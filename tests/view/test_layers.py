@@ -1,16 +1,17 @@
 """Layers say what the results say; similar tiles are those of a search over all."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from sklearn.decomposition import PCA
-from tests.view.conftest import HOSTILE, A
+from tests.view.conftest import HOSTILE, A, B
 
 from thinsection.errors import InvalidInputError, StoreError, ThinsectionError
-from thinsection.pipeline.folder import Results
+from thinsection.pipeline.folder import Results, open_results
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.view.components import component_scores, tile_clusters
@@ -192,3 +193,25 @@ def test_outlines_nest_as_annotations_do_and_an_object_without_a_place_is_none(
     path.write_text('[{"type": "FeatureCollection", "features": 7}]')
     with pytest.raises(ThinsectionError, match="list of features"):
         list(outline_layers(path, "annotations"))
+
+
+def test_a_damaged_slide_is_left_out_of_a_search_and_the_others_are_found(
+    view_results: Results, tmp_path: Path
+) -> None:
+    """An error in the middle would cut off the answer that the browser is reading."""
+    out = tmp_path / "results"
+    shutil.copytree(view_results.folder, out)
+    (features,) = view_results.features
+    path = out / features / f"{B}.h5"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 64
+    path.write_bytes(data)
+    x, y = (view_results.tiles(A).coords_l0[0] + 100).tolist()
+    place = {"point_l0": (x, y), "count": 5, "budget": BUDGET}
+    *_, whole = similar(view_results, A, features, **place)
+    *_, last = similar(open_results(out), A, features, **place)
+    assert (last["done"], last["cohort"]) == (2, [])
+    assert last["slide"] == whole["slide"]
+    (reason,) = last["left_out"].values()
+    assert [*last["left_out"]] == [B] and "b.h5" in reason
+    assert whole["left_out"] == {}

@@ -58,18 +58,19 @@ class Identity:
         times = file_times(path)
         samples = fingerprint(path)
         new = cls(source=samples, samples=samples, times=times)
-        same_samples = recorded.get("samples") == samples
+        is_complete = {"source", "samples"} <= recorded.keys()
+        same_samples = is_complete and recorded["samples"] == samples
         if not same_samples:
             if mode == "full":
                 return replace(new, whole=whole_sum(path))
             return new
         same_times = recorded.get("times") == times
         if mode == "samples" or (mode == "times" and same_times):
-            return cls(**recorded)
+            return replace(new, **recorded)
         whole = whole_sum(path)
         # '' is recorded where no tile of the slide was read so far
         if recorded.get("whole") in ("", whole):
-            return replace(cls(**recorded), times=times, whole=whole)
+            return replace(new, source=recorded["source"], whole=whole)
         return replace(new, source=f"{samples}-{whole[:24]}", whole=whole)
 
 

@@ -67,6 +67,10 @@ _FACT_KINDS: Kinds = {
 }
 
 
+# Fields of `Identity`.
+_SOURCE_FIELDS = frozenset(("source", "samples", "times", "whole"))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageRecord:
     """Result of one stage."""
@@ -256,6 +260,9 @@ def _read_document(path: Path) -> _Document:
         raise ValueError(f"format must be {FORMAT}, got {content['format']!r}")
     document = coerce(content, _Document, "document")
     check_kinds(document.slide, _SLIDE_KINDS, "slide")
+    unknown = document.source.keys() - _SOURCE_FIELDS
+    if unknown:
+        raise ValueError(f"source must have known fields, got {sorted(unknown)}")
     for name, record in document.stages.items():
         check_kinds(record.facts, _FACT_KINDS, f"stages.{name}.facts")
         for file in record.files:

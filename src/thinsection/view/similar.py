@@ -6,7 +6,7 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import InvalidInputError
+from thinsection.errors import InvalidInputError, slide_boundary
 from thinsection.pipeline.folder import Results
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import PointL0
@@ -36,6 +36,7 @@ class SearchState(TypedDict):
     slide: list[FoundTile]
     cohort: list[FoundTile]
     done: int  # number of slides that were searched
+    left_out: dict[str, str]  # why a slide could not be searched
 
 
 def similar_tiles(
@@ -58,13 +59,14 @@ def similar_tiles(
         budget: memory in bytes.
 
     Yields:
-        The best tiles so far, after each slide.
+        The best tiles so far, after each slide. A slide with damaged embeddings is left out.
 
     Memory:
         The budget, for any number of tiles, since embeddings are read in blocks.
 
     Raises:
         InvalidInputError: there is no tile at the point.
+        StoreError: the embeddings of the tile's own slide are damaged.
     """
     # imports PyTorch, so it is imported at the first search
     from thinsection.probe.compute import nearest_rows
@@ -79,17 +81,20 @@ def similar_tiles(
     names.sort(key=lambda name: name != slide_id)  # the tile's own slide comes first
     own_tiles: list[FoundTile] = []
     other_tiles: list[FoundTile] = []
+    left_out: dict[str, str] = {}
     for num_done, name in enumerate(names, start=1):
         is_own = name == slide_id
-        rows = results.embedding_rows(name, features)
-        num_candidates = min(_CANDIDATES * count + is_own, len(rows))
-        if num_candidates:
-            (near,) = nearest_rows(query, rows, num_candidates, budget_bytes=budget)
+        with slide_boundary(name, left_out.__setitem__):
+            rows = results.embedding_rows(name, features)
+            num_candidates = min(_CANDIDATES * count + is_own, len(rows))
+            near = np.empty(0, np.int64)
+            if num_candidates:
+                (near,) = nearest_rows(query, rows, num_candidates, budget_bytes=budget)
             if is_own:
                 near = near[near != row]
-            near = np.sort(near)
             tiles = own_tiles if is_own else other_tiles
-            tiles += _describe(name, rows, query, near.tolist())
+            if len(near):
+                tiles += _describe(name, rows, query, np.sort(near).tolist())
             tiles.sort(key=lambda tile: -tile["similarity"])
             del tiles[count:]
         yield {
@@ -98,6 +103,7 @@ def similar_tiles(
             "slide": [*own_tiles],
             "cohort": [*other_tiles],
             "done": num_done,
+            "left_out": {**left_out},
         }
 
 

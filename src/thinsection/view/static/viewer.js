@@ -385,6 +385,9 @@ function show(similar) {
     make("img", { src: at(one.slide, "crop", one.x, one.y, one.width, one.height), loading: "lazy", alt: "" }), words(one));
   $("similar").hidden = false;
   $("progress").textContent = similar.done < similar.of ? `${similar.done} of ${similar.of} slides` : `of ${similar.of} slide${similar.of > 1 ? "s" : ""}`;
+  const left = Object.entries(similar.left_out);
+  if (left.length) $("progress").textContent += `; ${left.length} left out`;
+  $("progress").title = left.map(([name, why]) => `${name}: ${why}`).join("\n");
   $("of-slide").replaceChildren(make("b", {}, "this slide"), ...[tile, ...similar.slide].map(button));
   $("of-cohort").replaceChildren(...similar.cohort.length ? [make("b", {}, "cohort"), ...similar.cohort.map(button)] : []);
   outline();
