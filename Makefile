@@ -40,7 +40,8 @@ types: setup
 bench-smoke: setup
 	$(BIN)/python -m benchmarks.smoke
 
-# 2,000 damaged slides through every reader and through `run`: about 10 minutes; SEED=2 for others
+# 2,000 damaged slides through every reader and through `run`, and 500 damaged files of other kinds
+# through the commands that read them: SEED=2 for others
 SEED ?= 1
 fuzz: setup
 	$(BIN)/python -m tests.slide.fuzz 2000 --seed $(SEED)

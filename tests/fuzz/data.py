@@ -298,10 +298,19 @@ class Mutant:
         if path.name == "slide.json":
             return (path.parent.name,)
         if path.suffix == ".h5":
-            return (path.stem,)
-        # folders of experiments, records and caches are named in place of their files
+            return (path.stem.removesuffix("_patches"),)
+        if "records" in path.parts:
+            return ("records", f"left out of {path.parts[0]}:")
+        # folders of experiments and caches are named in place of their files
         top = path.parts[0]
-        return (path.name, path.parent.name, f"'{top}'", f"left out of {top}:")
+        known_as = ("in the model", "the segmenter 'colours'")
+        return (
+            *known_as,
+            path.name,
+            path.parent.name,
+            f"'{top}'",
+            f"left out of {top}:",
+        )
 
 
 def make_mutant(number: int, seed: int, home: Path, data: Path) -> tuple[Mutant, Path]:

@@ -26,7 +26,10 @@ import numpy as np
 import psutil
 import tifffile
 from PIL import Image
+from tests.fuzz.container_mutants import damage_zarr, mutate_dicom
+from tests.support.dicom_slides import DicomKind, write_dicom
 from tests.support.mutants import mutate
+from tests.support.zarr_slides import ZarrKind, write_ome
 
 from thinsection.errors import ThinsectionError
 from thinsection.slide import Slide, open_slide
@@ -91,6 +94,14 @@ def write_good(folder: Path, real: Path | None) -> list[Path]:
         facts |= {"PhysicalSizeY": 500, "PhysicalSizeYUnit": "nm"}
         writer.write(pixels, subifds=1, metadata=facts, **below)
         writer.write(pixels[::2, ::2].copy(), subfiletype=1, **below)
+    half = pixels[::2, ::2].copy()
+    for version in ("0.4", "0.5"):
+        kind = ZarrKind(version=version, tile=(128, 128))
+        write_ome(folder / f"ome-{version[-1]}.zarr", [pixels, half], kind)
+    for syntax in ("explicit", "jpeg", "rle"):
+        layers = [[pixels]]
+        dicom = DicomKind(syntax=syntax)
+        write_dicom(folder / f"{syntax}.dcm", layers, dicom, series="1.2.3")
     if real is not None:
         for name in ("boxes/boxes_0.dcm", "boxes/boxes.tiff", "fluorescence-dapi.ndpi"):
             shutil.copy(real / "other" / name, folder)
@@ -103,7 +114,12 @@ def write_mutant(
     """The mutant of that number, and what was done to it."""
     rng = np.random.default_rng((seed, number))
     source = good[int(rng.integers(len(good)))]
-    data, how = mutate(source.read_bytes(), rng)
+    if source.is_dir():
+        path = folder / f"m{number}{source.suffix}"
+        shutil.copytree(source, path)
+        return path, f"{source.name}: {damage_zarr(path, rng)}"
+    change = mutate_dicom if source.suffix == ".dcm" else mutate
+    data, how = change(source.read_bytes(), rng)
     folder /= f"m{number}" * (source.suffix == ".dcm")  # a folder of them is one slide
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"m{number}{source.suffix}"

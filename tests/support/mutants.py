@@ -120,6 +120,19 @@ def _shift(data: bytearray, rng: Random) -> str:
     return f"{length} bytes put in at {start}"
 
 
+def _swap(data: bytearray, rng: Random) -> str:
+    """Two ranges of one length, each in the place of the other."""
+    length = min(int(2 ** rng.integers(2, 14)), len(data) // 2)
+    first = _place(data, rng) % (len(data) - length)
+    second = _place(data, rng) % (len(data) - length)
+    if abs(first - second) < length:
+        second = (first + length) % (len(data) - length)
+    head = bytes(data[first : first + length])
+    data[first : first + length] = data[second : second + length]
+    data[second : second + length] = head
+    return f"{length} bytes at {first} and {second} swapped"
+
+
 def _number(rng: Random) -> int:
     """An extreme one, one beside it, or any."""
     value = int(rng.choice(np.array(_VALUES, dtype=object))) + int(rng.integers(-1, 2))
@@ -271,7 +284,7 @@ def _tags(data: bytearray) -> tuple[_Form, list[_Tag]]:
     return form, found
 
 
-_ANY: tuple[Change, ...] = (_flip, _overwrite, _cut, _hole, _shift)
+_ANY: tuple[Change, ...] = (_flip, _overwrite, _cut, _hole, _shift, _swap)
 _TIFF: tuple[Change, ...] = (
     _tag_value,
     _tag_value,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from thinsection.errors import (
+    ConfigError,
     DeviceError,
     InvalidInputError,
     WeightsError,
@@ -83,7 +84,14 @@ def _make_module(
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = make(**options)
+        with rewording(
+            "options must be arguments of the architecture",
+            spec.options,
+            Exception,
+            error=ConfigError,
+            more=f" in the segmenter {spec.name!r}",
+        ):
+            module = make(**options)
     if weights is not None:
         state = read_state_dict(weights)
         fill_strictly(module, state, source=str(weights), unused=spec.unused)

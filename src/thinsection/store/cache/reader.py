@@ -243,7 +243,8 @@ def prefetched(
         if copy is not None:
             copy.synchronize()
         target = buffers[slot][: len(rows)]
-        return _fill_batches(rows, target.split(batch_size), target, fill)
+        batches = target.split(batch_size)  # type: ignore[no-untyped-call]
+        return _fill_batches(rows, batches, target, fill)
 
     def submit_next(slot: int) -> None:
         rows = next(waiting, None)
