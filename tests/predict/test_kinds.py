@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import spearmanr
 from sklearn.metrics import (
     brier_score_loss,
     cohen_kappa_score,
@@ -15,7 +16,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 from tests.predict.planted import write_embeddings
-from tests.predict.test_training import config_for
+from tests.predict.test_training import config_for, files_of
 
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.evaluation.labels import LabelsConfig, read_cohort
@@ -497,3 +498,72 @@ def test_copies_are_shown_side_by_side_where_there_are_pictures(tmp_path: Path) 
     assert all(picture.startswith("data:image/jpeg") for picture in pictures[:3])
     assert pictures[0] == pictures[2] != pictures[1]
     assert pictures[3] is None
+
+
+def surviving(root: Path, *, cases: int = 60, tiles: int = 12, dim: int = 4) -> None:
+    """Embeddings whose first channel is a log risk; a third of the cases is censored."""
+    rng = np.random.default_rng(5)
+    root.mkdir()
+    lines = ["slide_id,dead,days,risk"]
+    for i in range(cases):
+        risk = rng.normal()
+        x = rng.normal(size=(tiles, dim))
+        x[:, 0] += risk
+        write_embeddings(root / f"s{i:03}.h5", x)
+        time = rng.exponential() * np.exp(-1.5 * risk) * 300
+        end = rng.exponential() * 600
+        lines.append(f"s{i:03},{int(time <= end)},{min(time, end):.1f},{risk:.4f}")
+    (root / "labels.csv").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("task", ["cox", "discrete"])
+def test_the_hazard_rises_with_the_planted_risk(tmp_path: Path, task: str) -> None:
+    root = tmp_path / "f"
+    surviving(root)
+    config = config_for(
+        root, head=LINEAR, fit=QUICK, target=("dead",), time="days", task=task
+    )
+    document = train(root, out=tmp_path / "e", config=config)
+    assert document["value"] > 0.65
+    planted_risk = {
+        row["slide_id"]: float(row["risk"]) for row in read_table(root / "labels.csv")
+    }
+    rows = read_table(tmp_path / "e" / "predictions.csv")
+    again = read_table(
+        predict(tmp_path / "e" / "model.safetensors", root, out=tmp_path / "p").table
+    )
+    for table in (rows, again):
+        by_slide = {row["slide_id"]: float(row["risk"]) for row in table}
+        pairs = [(planted_risk[name], risk) for name, risk in by_slide.items()]
+        assert spearmanr(*zip(*pairs, strict=True)).statistic > 0.6
+    if task == "discrete":
+        # who is at high risk has the event in the first interval, not in the last
+        early = [float(row["p_interval_1"]) for row in rows]
+        late = [float(row["p_interval_4"]) for row in rows]
+        risks = [planted_risk[row["slide_id"]] for row in rows]
+        assert spearmanr(risks, early).statistic > 0.6
+        assert spearmanr(risks, late).statistic < -0.6
+
+
+@pytest.mark.parametrize("task", ["binary", "cox", "ordinal"])
+def test_small_cases_give_the_same_bytes_with_two_threads_and_again(
+    tmp_path: Path, task: str
+) -> None:
+    root = tmp_path / "f"
+    if task == "cox":
+        surviving(root, cases=24)
+        own: dict[str, object] = {"target": ("dead",), "time": "days"}
+    else:
+        graded(root, cases=24, classes=2 if task == "binary" else 3)
+        own = {}
+    config = config_for(root, fit=replace(QUICK, epochs=2), task=task, **own)
+    written = []
+    for place, threads in enumerate((1, 2, 1)):
+        executor = replace(config.executor, threads=threads)
+        train(
+            root,
+            out=tmp_path / str(place) / "e",
+            config=replace(config, executor=executor),
+        )
+        written.append(files_of(tmp_path / str(place) / "e"))
+    assert written[0] == written[1] == written[2]

@@ -661,8 +661,9 @@ class AuditDocument:
                 CopiedSlides(slides=names, share_of_tiles=one.tiles, by=one.by)
                 for names, one in pairs
             ),
-            sites=sites
-            and SitesByClass(
+            sites=None
+            if sites is None
+            else SitesByClass(
                 sites=sites.sites,
                 classes=sites.classes,
                 counts=sites.counts,

@@ -123,7 +123,7 @@ def _copy_pairs(
 def _picture(slide: Path) -> str | None:
     """Address of the small picture of a slide's folder; None if it has none."""
     path = thumbnail_file(slide)
-    return path and data_uri(Image.open(path), THUMBNAIL_PX)
+    return None if path is None else data_uri(Image.open(path), THUMBNAIL_PX)
 
 
 def _facts(document: Mapping[str, Json]) -> list[tuple[str, str]]:

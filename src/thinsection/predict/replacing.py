@@ -105,11 +105,11 @@ def _positive_class(target: Target) -> str:
     return target.names[target.positive_index] if target.kind == "binary" else ""
 
 
-def _labels(cohort: Cohort) -> list[str] | tuple[tuple[float, ...], ...]:
+def _labels(cohort: Cohort) -> list[str] | tuple[tuple[float | None, ...], ...]:
     """Class of each case, or its values."""
     if not cohort.target.exclusive:
         return cohort.values
-    return [cohort.target.names[int(value)] for (value,) in cohort.values]
+    return [cohort.target.names[int(value)] for (value,) in cohort.array]
 
 
 def _columns(study: Study) -> tuple[object, ...]:

@@ -281,7 +281,7 @@ def case_sampling(
     `groups`: the patient of each row, (n,).
     """
     runs = max(1, len(cases) // len(set(cases)))  # splits may test a case several times
-    classes = None
+    classes: Floats | IndexArray | None = None
     events = None
     if target.exclusive:
         classes = truth[:, 0]
