@@ -84,9 +84,7 @@ class LabelsConfig:
     )
     task: TaskName = option(
         "auto",
-        "Kind of target. auto decides by the values and prints its choice. ordinal: classes in "
-        "the order of the number in each name, such as G1 or stage II. cox and discrete are "
-        "survival; discrete predicts four time intervals.",
+        "Kind of target. ordinal: ordered classes; cox, discrete: survival.",
         daily=True,
     )
     positive: str | None = option(
