@@ -298,7 +298,7 @@ def test_the_parts_of_a_stream_are_all_of_it(
     with Image.open(stored) as image:
         names = [f"APP{m - 0xE0}" for m in markers if 0xE0 <= m < 0xF0]
         names += ["COM" for m in markers if m == 0xFE]
-        assert sorted(name for name, _ in image.applist) == sorted(names)
+        assert sorted(name for name, _ in image.applist) == sorted(names)  # type: ignore[attr-defined]
 
 
 def test_stray_bytes_belong_to_no_part_and_a_cut_segment_is_refused() -> None:
