@@ -88,7 +88,7 @@ check: setup
 # twenty signals at runs, pools, Dask and Slurm, and a disk that fails at every single write: hours
 faults: export THINSECTION_FAULT_REPEATS = 20
 faults: setup
-	$(BIN)/python -m pytest --timeout 0 tests/pipeline/test_orderly.py tests/jobs/test_dask.py tests/jobs/test_slurm_signals.py
+	$(BIN)/python -m pytest --timeout 0 tests/run/test_orderly.py tests/jobs/test_dask.py tests/jobs/test_slurm_signals.py
 
 clean:
 	rm -rf $(VENV) demo site

@@ -59,7 +59,7 @@ def measured_run(slides: list[str], out: str, overrides: dict[str, Any]) -> list
     """What the fresh process does; imports are part of it."""
     import torch
 
-    from thinsection.pipeline.run import run
+    from thinsection.run.run import run
 
     torch.set_num_threads(1)
     summary = run(slides, out=out, config=settings(overrides))
@@ -68,7 +68,7 @@ def measured_run(slides: list[str], out: str, overrides: dict[str, Any]) -> list
 
 def compare(slides: list[str], out: Path, overrides: dict[str, Any]) -> dict[str, Any]:
     """One case: the plan, then the run."""
-    from thinsection.planning.plan import plan
+    from thinsection.run.plan import plan
     from thinsection.testing import run_and_measure
 
     planned = plan(slides, config=settings({**overrides, "job_cpus": 1}))

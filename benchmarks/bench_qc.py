@@ -68,7 +68,7 @@ def write_examples(folder: Path) -> None:
 
 def load_batch(**_: Any) -> Any:
     """What `thinsection qc` has imported before it starts."""
-    from thinsection.pipeline import qc_run
+    from thinsection.run import qc_run
 
     return qc_run
 
@@ -113,7 +113,7 @@ def one_resolution(
 
     At 0.5 µm/px the work images have four times the px that they have at 0.25.
     """
-    from thinsection.planning.cost import QcSize
+    from thinsection.run.cost import QcSize
     from thinsection.testing.synthetic import write_he_slide
 
     with_levels, flat = root / "slide.svs", root / "flat.svs"

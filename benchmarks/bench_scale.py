@@ -27,9 +27,9 @@ from benchmarks.fabricated import MODEL, SETTINGS, fabricate
 from benchmarks.harness import arguments, finish
 from thinsection.evaluation.labels import LabelsConfig, read_cohort
 from thinsection.files.atomic import read_table, write_table
-from thinsection.pipeline.folder import open_results
-from thinsection.pipeline.run import run
 from thinsection.report.index import THUMBNAILS, write_index
+from thinsection.results.folder import open_results
+from thinsection.run.run import run
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.view.shown import ShownSlides, ViewConfig
 

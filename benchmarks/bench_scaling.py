@@ -26,8 +26,8 @@ _PROCESS = """
 import os, sys, torch
 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[4])]})
 torch.set_num_threads(1)
-from thinsection.pipeline.process import SlideProcessor
-from thinsection.pipeline.models import load_models
+from thinsection.run.process import SlideProcessor
+from thinsection.run.models import load_models
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
 from thinsection.stages.graph import stages_of
@@ -51,7 +51,7 @@ os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[2])]})
 torch.set_num_threads(1)
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve
-from thinsection.pipeline.models import load_models
+from thinsection.run.models import load_models
 (encoder,) = load_models(resolve(RunConfig(), {"until": "embeddings"}).encoding).encoders
 tiles = torch.randint(0, 256, (32, 256, 256, 3), dtype=torch.uint8)
 encoder.encode(tiles)

@@ -49,7 +49,7 @@ def tutorial(path: str, out: str) -> int:
 def ours(path: str, out: str) -> int:
     """The main job with the tutorial's settings; returns the number of tiles."""
     from thinsection.config import replace_flat
-    from thinsection.pipeline.run import run
+    from thinsection.run.run import run
     from thinsection.stages.config import RunConfig
 
     settings = {"tile_mpp": "native", "tile_filter": ["contrast"], "write": ["tsv"]}

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from thinsection.files.json_text import read_json
-from thinsection.pipeline.run import run
+from thinsection.run.run import run
 from thinsection.slide.slide_ids import SlideFile, file_of
 from thinsection.store.claims import CLAIMS_NAME
 from thinsection.store.identity import Identity

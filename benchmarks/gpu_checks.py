@@ -24,7 +24,7 @@ from benchmarks.gpu_inputs import (
 from thinsection.encode.embed import BatchEncoder, pinned_allocator
 from thinsection.qc.pipeline import Pipeline
 from thinsection.slide import Slide
-from thinsection.stream import TileBatch
+from thinsection.tiles import TileBatch
 
 
 def check_queues(device: str, smoke: bool) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from benchmarks.gpu_inputs import (
 )
 from thinsection.encode import TileEncoder
 from thinsection.encode.embed import BatchEncoder, pinned_allocator
-from thinsection.stream import TileBatch
+from thinsection.tiles import TileBatch
 from thinsection.types import GIB, MIB
 
 VITS = {"vit_s": "lunit_vits16", "vit_b": "dinov2_vitb14", "vit_l": "dinov2_vitl14"}
@@ -92,9 +92,8 @@ def _queued(encoder: TileEncoder, tiles: np.ndarray, count: int) -> int:
 def stream_rate(device: str, smoke: bool) -> dict[str, Any]:
     """Tiles/s from file to device, nothing computed; and the rate of the copy alone."""
     from thinsection.slide import open_slide
-    from thinsection.stream import iter_tiles
     from thinsection.testing.synthetic import write_he_slide
-    from thinsection.tiles import tile_grid
+    from thinsection.tiles import iter_tiles, tile_grid
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.svs"
@@ -163,7 +162,7 @@ def qc_rate(device: str, smoke: bool) -> dict[str, Any]:
 
 def whole_run(device: str, smoke: bool) -> dict[str, Any]:
     """A run of a ViT-L over slides: tiles/s with the start, and how busy the GPU was meanwhile."""
-    from thinsection.pipeline.run import run
+    from thinsection.run.run import run
     from thinsection.testing.synthetic import write_he_slide
 
     with tempfile.TemporaryDirectory() as folder:

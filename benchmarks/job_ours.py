@@ -20,8 +20,13 @@ from thinsection.encode import (
 )
 from thinsection.encode.registry import Architecture
 from thinsection.slide import Slide, open_slide
-from thinsection.stream import StreamConfig, iter_tiles
-from thinsection.tiles import TilesConfig, TileTable, tile_grid
+from thinsection.tiles import (
+    StreamConfig,
+    TilesConfig,
+    TileTable,
+    iter_tiles,
+    tile_grid,
+)
 
 
 class MeanEncoder(TileEncoder):

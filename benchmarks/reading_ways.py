@@ -13,8 +13,13 @@ import numpy as np
 from thinsection.slide import open_slide
 from thinsection.slide.formats.tiff_codecs import JpegStreams
 from thinsection.slide.resize import Resample
-from thinsection.stream import StreamConfig, iter_tiles
-from thinsection.tiles import TilesConfig, TileTable, tile_grid
+from thinsection.tiles import (
+    StreamConfig,
+    TilesConfig,
+    TileTable,
+    iter_tiles,
+    tile_grid,
+)
 
 RESAMPLES: tuple[Resample, Resample] = ("exact", "fast")
 _TISSUE_STD = 20  # of a tile's values; glass is below

@@ -17,10 +17,10 @@ from playwright.sync_api import sync_playwright
 
 import thinsection as ts
 from thinsection.files.atomic import write_table
-from thinsection.pipeline.folder import Results
 from thinsection.report.draw import write_drawing as write
 from thinsection.report.layers import Outline, Values
 from thinsection.report.picture import open_picture, picture_files, read_tissue
+from thinsection.results.folder import Results
 from thinsection.testing.synthetic import write_he_slide
 
 OUT = Path(__file__).parent / "pictures"

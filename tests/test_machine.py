@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from thinsection.machine import cgroup_limits, cpu_count, stalled_s, visible_gpus
-from thinsection.stream import StreamConfig
+from thinsection.tiles import StreamConfig
 from thinsection.types import GIB, MIB
 
 
@@ -94,7 +94,7 @@ def test_cpus_are_the_fewer_of_affinity_and_quota_rounded_up(
 def test_the_stream_starts_on_any_number_of_cpus_and_uses_no_more(
     cpus: int, monkeypatch
 ) -> None:
-    monkeypatch.setattr("thinsection.stream.budget.cpu_count", lambda: cpus)
+    monkeypatch.setattr("thinsection.tiles.budget.cpu_count", lambda: cpus)
     for batch_size in (1, 32, 256):
         budget = StreamConfig().budget(batch_size, tile_px=256, tile_bytes=32 * MIB)
         assert 1 <= budget.workers <= cpus
@@ -103,7 +103,7 @@ def test_the_stream_starts_on_any_number_of_cpus_and_uses_no_more(
 def test_torch_starts_no_more_threads_than_the_quota_allows() -> None:
     """On 64 CPUs with a quota of 4; a smaller choice, and a number that was asked for, stay."""
     code = """
-import torch, thinsection.pipeline.task as task
+import torch, thinsection.run.task as task
 task.cpu_count = lambda: 4
 for own, asked in ((64, 0), (3, 0), (64, 6)):
     torch.set_num_threads(own)

@@ -8,10 +8,10 @@ import pytest
 
 import thinsection
 from thinsection.encode import TileEncoder
-from thinsection.pipeline.folder import Results
-from thinsection.pipeline.tile_dataset import TileDataset
 from thinsection.pool import SlideEncoder
 from thinsection.qc import QcResult, TissueMask
+from thinsection.results.folder import Results
+from thinsection.results.tile_dataset import TileDataset
 from thinsection.slide import Slide
 from thinsection.tiles import TileTable
 

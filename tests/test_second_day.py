@@ -19,13 +19,13 @@ from tests.support.links import broken_links, shown_addresses
 import thinsection as ts
 from thinsection.config import replace_flat
 from thinsection.files.atomic import write_table
-from thinsection.pipeline.pooling import aggregate_folder
-from thinsection.pipeline.qc_run import QcRunConfig, check_slides
-from thinsection.pipeline.records import read_records
 from thinsection.predict.config import TrainConfig
 from thinsection.predict.experiment import train
 from thinsection.predict.heatmap import heatmap
 from thinsection.predict.predicting import predict
+from thinsection.results.records import read_records
+from thinsection.run.pooling import aggregate_folder
+from thinsection.run.qc_run import QcRunConfig, check_slides
 from thinsection.stages.config import AggregateRunConfig
 from thinsection.testing.synthetic import PyramidKind, write_he_slide, write_levels
 

@@ -25,9 +25,9 @@ import numpy.typing as npt
 import thinsection as ts
 from thinsection.encode import TileEncoder
 from thinsection.neighbors import tile_graph
-from thinsection.pipeline.folder import Results
-from thinsection.pipeline.ending import RunSummary
-from thinsection.planning.plan import RunPlan
+from thinsection.results.folder import Results
+from thinsection.run.ending import RunSummary
+from thinsection.run.plan import RunPlan
 from thinsection.pool import SlideEncoder
 from thinsection.qc import QcResult, TissueMask
 from thinsection.slide import Slide

@@ -9,7 +9,7 @@ from pathlib import Path
 import spatialdata
 
 import thinsection as ts
-from thinsection.pipeline.spatialdata import export_spatialdata
+from thinsection.exchange.spatialdata import export_spatialdata
 from thinsection.testing.synthetic import write_he_slide
 
 folder = Path(tempfile.mkdtemp())

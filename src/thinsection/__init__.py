@@ -16,11 +16,6 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.encode import embed_tiles as embed_tiles
     from thinsection.encode import load_encoder as load_encoder
     from thinsection.encode import make_encoder as make_encoder
-    from thinsection.pipeline import plot as plot
-    from thinsection.pipeline.folder import open_results as open_results
-    from thinsection.pipeline.run import run as run
-    from thinsection.pipeline.tile_dataset import TileDataset as TileDataset
-    from thinsection.planning.plan import plan as plan
     from thinsection.pool import aggregate as aggregate
     from thinsection.pool import load_slide_encoder as load_slide_encoder
     from thinsection.predict.config import TrainConfig as TrainConfig
@@ -30,11 +25,16 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.predict.zeroshot import zeroshot as zeroshot
     from thinsection.qc import run_qc as run_qc
     from thinsection.qc import tissue_mask as tissue_mask
+    from thinsection.results import plot as plot
+    from thinsection.results.folder import open_results as open_results
+    from thinsection.results.tile_dataset import TileDataset as TileDataset
+    from thinsection.run.plan import plan as plan
+    from thinsection.run.run import run as run
     from thinsection.segment import load_segmenter as load_segmenter
     from thinsection.segment import segment as segment
     from thinsection.slide import open_slide as open_slide
     from thinsection.stages.config import RunConfig as RunConfig
-    from thinsection.stream import iter_tiles as iter_tiles
+    from thinsection.tiles import iter_tiles as iter_tiles
     from thinsection.tiles import parent_rows as parent_rows
     from thinsection.tiles import tile_grid as tile_grid
     from thinsection.view import view as view
@@ -50,20 +50,20 @@ _PUBLIC = {
     "load_segmenter": "thinsection.segment",
     "tile_grid": "thinsection.tiles",
     "parent_rows": "thinsection.tiles",
-    "iter_tiles": "thinsection.stream",
+    "iter_tiles": "thinsection.tiles",
     "load_encoder": "thinsection.encode",
     "make_encoder": "thinsection.encode",
     "embed_tiles": "thinsection.encode",
     "load_slide_encoder": "thinsection.pool",
     "aggregate": "thinsection.pool",
-    "run": "thinsection.pipeline.run",
+    "run": "thinsection.run.run",
     "RunConfig": "thinsection.stages.config",
-    "plan": "thinsection.planning.plan",
-    "open_results": "thinsection.pipeline.folder",
-    "TileDataset": "thinsection.pipeline.tile_dataset",
+    "plan": "thinsection.run.plan",
+    "open_results": "thinsection.results.folder",
+    "TileDataset": "thinsection.results.tile_dataset",
     "train": "thinsection.predict.experiment",
     "TrainConfig": "thinsection.predict.config",
-    "plot": "thinsection.pipeline.plot",
+    "plot": "thinsection.results.plot",
     "predict": "thinsection.predict.predicting",
     "zeroshot": "thinsection.predict.zeroshot",
     "heatmap": "thinsection.predict.heatmap",

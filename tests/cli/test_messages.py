@@ -140,7 +140,7 @@ def test_a_slide_encoder_of_other_tiles_is_refused_before_any_weights(
     def no_weights(*arguments: object, **settings: object) -> None:
         raise AssertionError("weights are loaded")
 
-    monkeypatch.setattr("thinsection.pipeline.run._load_encoders", no_weights)
+    monkeypatch.setattr("thinsection.run.run._load_encoders", no_weights)
     code, text = said("run", slides, "--out", "o", "--slide-encoder", slide_encoder)
     assert code == 2
     assert f"tile encoder must be {tile_encoder}" in text

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from thinsection.cli import progress as module
 from thinsection.cli.progress import RunProgress, clock
-from thinsection.pipeline.events import RunEvent
-from thinsection.pipeline.results import SlideResult
+from thinsection.results.outcome import SlideResult
+from thinsection.run.events import RunEvent
 
 Said = Callable[[], list[str]]
 

@@ -148,7 +148,7 @@ print(*sys.modules, file=sys.stderr)
         (
             ("run", "--out", "o", "no.svs"),
             "got 'no.svs'",
-            ("thinsection.qc.engine", "thinsection.pipeline.run"),
+            ("thinsection.qc.engine", "thinsection.run.run"),
         ),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",

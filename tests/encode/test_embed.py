@@ -9,10 +9,9 @@ from thinsection.encode.embed import BatchEncoder
 from thinsection.encode.memory import batch_bytes, dry_pass
 from thinsection.errors import InvalidInputError
 from thinsection.slide import open_slide
-from thinsection.stream import StageClock, TileBatch, iter_tiles
-from thinsection.stream.batches import EmbeddedBatch
 from thinsection.testing.synthetic import write_he_slide
-from thinsection.tiles import tile_grid
+from thinsection.tiles import StageClock, TileBatch, iter_tiles, tile_grid
+from thinsection.tiles.batches import EmbeddedBatch
 from thinsection.weights.placement import cpu_has_bf16
 
 NAMES = ("efficientnet_lite0", "lunit_vits16")

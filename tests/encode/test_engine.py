@@ -25,7 +25,7 @@ from thinsection.encode import engine as engine_module
 from thinsection.encode.engine import SelfCheck, why_torch
 from thinsection.encode.registry import ENCODERS
 from thinsection.errors import InvalidInputError, MissingDependencyError
-from thinsection.pipeline.run import run
+from thinsection.run.run import run
 from thinsection.stages.config import RunConfig
 from thinsection.testing import run_and_measure
 from thinsection.weights.placement import cpu_has_bf16, is_installed
@@ -321,7 +321,7 @@ def test_results_and_records_say_the_engine_and_why_not_another(
 
 
 def test_plans_measure_the_engine_that_will_run(graphs) -> None:
-    from thinsection.planning.calibration import (
+    from thinsection.run.calibration import (
         encoder_size,
         measure_cpu_peak,
         measure_rate,

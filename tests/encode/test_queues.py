@@ -11,8 +11,8 @@ from tests.support.timed_card import TimedCard
 from thinsection.encode import TileEncoder, encoder_spec
 from thinsection.encode.embed import BatchEncoder
 from thinsection.encode.queues import Card
-from thinsection.stream import TileBatch
-from thinsection.stream.batches import EmbeddedBatch
+from thinsection.tiles import TileBatch
+from thinsection.tiles.batches import EmbeddedBatch
 
 CUDA = torch.device("cuda", 0)
 DIM, EDGE, BATCH = 12, 4, 6

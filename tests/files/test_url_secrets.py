@@ -25,8 +25,8 @@ from thinsection.files.url_secrets import (
     whole_url,
     without_secrets,
 )
-from thinsection.pipeline.folder import open_results
-from thinsection.pipeline.run import run
+from thinsection.results.folder import open_results
+from thinsection.run.run import run
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig

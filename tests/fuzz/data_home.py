@@ -183,7 +183,7 @@ def make_home(home: Path) -> None:
     _write_settings(data, home)
     _write_regions(data)
     _write_cache(data / "caches")
-    from thinsection.pipeline.peer_export import export_peer
+    from thinsection.exchange.peer_export import export_peer
 
     export_peer(results, data / "trident", "trident", copy=True)
 

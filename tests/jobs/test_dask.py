@@ -16,9 +16,9 @@ from thinsection.errors import ClusterError, ConfigError, MissingDependencyError
 from thinsection.jobs.dask import LOG_NAME
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig, local_shape
-from thinsection.pipeline.results import SlideResult
-from thinsection.pipeline.run import make_task, run
-from thinsection.pipeline.task import RunTask
+from thinsection.results.outcome import SlideResult
+from thinsection.run.run import make_task, run
+from thinsection.run.task import RunTask
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.support.other_package import in_shell, install
 
-from thinsection.pipeline.folder import open_results
+from thinsection.results.folder import open_results
 from thinsection.testing.synthetic import write_he_slide
 
 pytestmark = pytest.mark.check  # processes with another package

@@ -19,7 +19,7 @@ from thinsection.jobs.request import batch_script
 from thinsection.jobs.slurm_array import Array, array_folders, load_array
 from thinsection.jobs.slurm_collect import collect
 from thinsection.jobs.slurm_states import task_states
-from thinsection.pipeline.run import make_task, run
+from thinsection.run.run import make_task, run
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve
 from thinsection.testing.synthetic import write_he_slide

@@ -19,8 +19,8 @@ from thinsection.jobs.slurm_array import Array, array_folders, load_array
 from thinsection.jobs.slurm_collect import collect
 from thinsection.jobs.slurm_states import accounted_states, task_states
 from thinsection.jobs.task import Report
-from thinsection.pipeline.results import SlideResult
-from thinsection.pipeline.run import make_task, run
+from thinsection.results.outcome import SlideResult
+from thinsection.run.run import make_task, run
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve

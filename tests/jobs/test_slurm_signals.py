@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.pipeline.kill_at_rename import digest
+from tests.run.kill_at_rename import digest
 from tests.support.slurm_node import why_not
 
 from thinsection.files.atomic import TMP_MARK

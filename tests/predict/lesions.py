@@ -9,8 +9,6 @@ import torch
 from tests.support.lesion import Box, plant
 
 from thinsection.evaluation.target import Target
-from thinsection.pipeline.folder import open_results
-from thinsection.pipeline.run import run
 from thinsection.predict.bags import Bags
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import build_head
@@ -23,6 +21,8 @@ from thinsection.predict.model_file import (
     save_model,
 )
 from thinsection.predict.usual import Usual
+from thinsection.results.folder import open_results
+from thinsection.run.run import run
 from thinsection.slide import open_slide
 from thinsection.testing.synthetic import PyramidKind, write_levels
 

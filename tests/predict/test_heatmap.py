@@ -19,8 +19,6 @@ from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import TMP_MARK
-from thinsection.pipeline.relink import relink
-from thinsection.pipeline.tiled_slide import tiled_slide
 from thinsection.predict.answering import through, tile_scores
 from thinsection.predict.bags import Bags
 from thinsection.predict.heatmap import (
@@ -32,6 +30,8 @@ from thinsection.predict.heatmap import (
 )
 from thinsection.predict.heatmap_links import remove_stale_heatmaps
 from thinsection.predict.model_file import load_model, save_model
+from thinsection.results.relink import relink
+from thinsection.results.tiled_slide import tiled_slide
 from thinsection.store.claims import move_slides
 from thinsection.store.geojson import write_tiles_geojson
 from thinsection.store.tiles_h5 import TilesFile, read_tiles

@@ -12,8 +12,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from thinsection.errors import BudgetError, ConfigError, WeightsError
-from thinsection.pipeline.folder import open_results
-from thinsection.pipeline.run import run
+from thinsection.results.folder import open_results
+from thinsection.run.run import run
 from thinsection.segment import Segmenter, load_segmenter, segment
 from thinsection.segment.channels import StainChannels
 from thinsection.slide import open_slide

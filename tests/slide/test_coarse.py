@@ -12,14 +12,13 @@ from thinsection.qc import tissue_mask
 from thinsection.slide import open_slide, read_resized, resize
 from thinsection.slide.formats.tiff_decoder import SegmentDecoder
 from thinsection.store.tiles_h5 import tile_attributes
-from thinsection.stream import iter_tiles
 from thinsection.testing.synthetic import (
     PyramidKind,
     he_texture,
     write_he_slide,
     write_pyramid,
 )
-from thinsection.tiles import TilesConfig, tile_grid
+from thinsection.tiles import TilesConfig, iter_tiles, tile_grid
 
 KINDS = {
     "jpeg": {"compression": "jpeg", "tile": (256, 256)},

@@ -16,8 +16,8 @@ import tifffile
 from thinsection.errors import DiskSpaceError, SlideOpenError
 from thinsection.files.sources import FsspecSource, filesystem
 from thinsection.files.urls import is_url
-from thinsection.pipeline.results import SlideResult, describe
-from thinsection.pipeline.run import run
+from thinsection.results.outcome import SlideResult, describe
+from thinsection.run.run import run
 from thinsection.slide import open_slide
 from thinsection.slide.open import CACHE_VARIABLE
 from thinsection.stages.config import RunConfig, SlidesConfig

@@ -19,10 +19,9 @@ from thinsection.slide.formats import segments, tiff_decoder
 from thinsection.slide.formats.segments import SegmentCache
 from thinsection.slide.formats.tiff_decoder import SegmentDecoder
 from thinsection.slide.formats.tiff_reader import TiffSlide
-from thinsection.stream import StreamConfig, iter_tiles
 from thinsection.testing.slide_contract import KINDS
 from thinsection.testing.synthetic import PyramidKind, write_pyramid
-from thinsection.tiles import TilesConfig, tile_grid
+from thinsection.tiles import StreamConfig, TilesConfig, iter_tiles, tile_grid
 
 SIZE = (1024, 512)  # 4 x 2 segments of 256 px
 

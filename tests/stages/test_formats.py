@@ -8,8 +8,8 @@ from tests.support.other_package import in_shell, install
 
 from thinsection.config import from_mapping
 from thinsection.errors import ConfigError
-from thinsection.pipeline.folder import open_results
 from thinsection.registry import Entry
+from thinsection.results.folder import open_results
 from thinsection.stages.config import OutputConfig, RunConfig
 from thinsection.stages.formats import FORMATS
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from thinsection.config import replace_flat
-from thinsection.pipeline.models import LoadedModels
-from thinsection.pipeline.process import SlideProcessor
+from thinsection.run.models import LoadedModels
+from thinsection.run.process import SlideProcessor
 from thinsection.slide import Slide, open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
@@ -30,9 +30,9 @@ from thinsection.stages.stage import (
 )
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.ledger import load_ledger
-from thinsection.stream import iter_tiles
-from thinsection.stream.batches import EmbeddedBatch
 from thinsection.testing.synthetic import write_he_slide
+from thinsection.tiles import iter_tiles
+from thinsection.tiles.batches import EmbeddedBatch
 from thinsection.types import TileArray
 
 

@@ -20,9 +20,9 @@ from thinsection.stages.masks import CheckedTissue, QcStage, TissueStage
 from thinsection.stages.stage import GridTiles, SlideWork
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.tiles_h5 import read_tiles
-from thinsection.stream.batches import EmbeddedBatch
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TileTable
+from thinsection.tiles.batches import EmbeddedBatch
 from thinsection.tiles.grid import TilesConfig
 
 MASK = TissueStage(config=TissueConfig())

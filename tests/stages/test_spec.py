@@ -12,7 +12,7 @@ from thinsection.errors import BudgetError, ConfigError, UnknownEncoderError
 from thinsection.slide.annotations import RegionsConfig
 from thinsection.stages.config import EncodeConfig, QcConfig, RunConfig
 from thinsection.stages.spec import RunSpec, resolve
-from thinsection.stream.budget import StreamConfig
+from thinsection.tiles.budget import StreamConfig
 from thinsection.types import GIB, MIB
 
 

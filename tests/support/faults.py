@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.jobs.task import Report
-from thinsection.pipeline.events import RunEvent
-from thinsection.pipeline.pooling import FeaturesFile, PoolingTask
-from thinsection.pipeline.results import SlideResult
-from thinsection.pipeline.task import RunTask
+from thinsection.results.outcome import SlideResult
+from thinsection.run.events import RunEvent
+from thinsection.run.pooling import FeaturesFile, PoolingTask
+from thinsection.run.task import RunTask
 from thinsection.slide.cohort import SlideEntry
 from thinsection.types import MIB
 

@@ -10,10 +10,9 @@ from PIL import Image
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc import tissue_mask
 from thinsection.slide import open_slide
-from thinsection.stream import iter_tiles
 from thinsection.testing.memory import run_and_measure
 from thinsection.testing.synthetic import ArraySlide, he_texture, write_he_slide
-from thinsection.tiles import TilesConfig, fit_stain, tile_grid
+from thinsection.tiles import TilesConfig, fit_stain, iter_tiles, tile_grid
 from thinsection.tiles.transforms import (
     STANDARDS,
     ColourMoments,

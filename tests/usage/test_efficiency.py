@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from thinsection.errors import StoreError
-from thinsection.pipeline.records import (
+from thinsection.results.records import (
     begin_record,
     efficiency,
     end_record,

@@ -10,8 +10,8 @@ import pytest
 
 from thinsection.config import replace_flat
 from thinsection.errors import MissingDependencyError
-from thinsection.pipeline.folder import Results, open_results
-from thinsection.pipeline.run import run
+from thinsection.results.folder import Results, open_results
+from thinsection.run.run import run
 from thinsection.stages.config import RunConfig
 from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.testing.synthetic import write_he_slide

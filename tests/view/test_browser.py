@@ -14,7 +14,7 @@ from PIL import Image
 from tests.view.conftest import HOSTILE, A, B
 from tests.view.test_layers import brute_force
 
-from thinsection.pipeline.folder import Results
+from thinsection.results.folder import Results
 from thinsection.slide import open_slide
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.view import Viewer, view

@@ -10,7 +10,7 @@ import pytest
 from tests.view.conftest import B
 from tests.view.test_browser import READY
 
-from thinsection.pipeline.folder import Results
+from thinsection.results.folder import Results
 from thinsection.view import Viewer
 
 sync_api = pytest.importorskip(

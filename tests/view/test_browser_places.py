@@ -13,7 +13,7 @@ from shapely.geometry import shape
 from tests.view.conftest import A, B
 from tests.view.test_browser import READY, WAIT_MS, canvas, place_of, settled
 
-from thinsection.pipeline.folder import Results
+from thinsection.results.folder import Results
 from thinsection.slide.annotation_files import read_shapes
 from thinsection.view import Viewer
 from thinsection.view.layers import outline_layers

@@ -11,7 +11,7 @@ from sklearn.decomposition import PCA
 from tests.view.conftest import HOSTILE, A, B
 
 from thinsection.errors import InvalidInputError, StoreError, ThinsectionError
-from thinsection.pipeline.folder import Results, open_results
+from thinsection.results.folder import Results, open_results
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.view.components import component_scores, tile_clusters

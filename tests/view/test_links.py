@@ -15,7 +15,7 @@ from tests.view.test_server import ask
 
 from thinsection.errors import MissingDependencyError
 from thinsection.files.atomic import write_table
-from thinsection.pipeline.folder import open_results
+from thinsection.results.folder import open_results
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.view import ViewConfig, Viewer
 from thinsection.view.shown import ShownSlides

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.view.conftest import B
 
-from thinsection.pipeline.folder import Results
+from thinsection.results.folder import Results
 from thinsection.store.ledger import load_ledger
 from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.types import MIB

@@ -12,8 +12,8 @@ from tests.view.test_server import ask
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
-from thinsection.pipeline.folder import Results
 from thinsection.report.places import viewer_place
+from thinsection.results.folder import Results
 from thinsection.view import ViewConfig, Viewer
 from thinsection.view.layer_words import group_words, layer_words
 from thinsection.view.shown import ShownSlides

@@ -18,7 +18,7 @@ from thinsection.errors import (
     InvalidInputError,
     SlideOpenError,
 )
-from thinsection.pipeline.folder import Results
+from thinsection.results.folder import Results
 from thinsection.slide import Slide, open_slide
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.view import ViewConfig, Viewer, view

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from thinsection.files.atomic import read_table
-from thinsection.pipeline.run import run
-from thinsection.pipeline.verify import verify
+from thinsection.results.verify import verify
+from thinsection.run.run import run
 from thinsection.testing.synthetic import write_he_slide
 
 ROOT = Path(__file__).parents[2] / "workflows" / "nextflow"

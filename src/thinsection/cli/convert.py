@@ -246,7 +246,7 @@ def _run_each(jobs: Sequence[Job], identifying: Sequence[str] = ()) -> None:
                 f"{name}: {error}", style="bold red", markup=False, soft_wrap=True
             )
     if failed or identifying:
-        from thinsection.pipeline.ending import EXIT_SOME_FAILED
+        from thinsection.run.ending import EXIT_SOME_FAILED
 
         raise typer.Exit(EXIT_SOME_FAILED)
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from thinsection.encode.check import Check
     from thinsection.evaluation.audit import Audit
     from thinsection.evaluation.label_report import LabelReport
-    from thinsection.pipeline.ending import RunSummary
-    from thinsection.pipeline.folder import FolderRow, Results
-    from thinsection.pipeline.merge import MergedSlide, MergeSummary
-    from thinsection.pipeline.records import Record
-    from thinsection.pipeline.results import SlideResult
-    from thinsection.pipeline.verify import Damage
-    from thinsection.planning.plan import RunPlan
+    from thinsection.results.folder import FolderRow, Results
+    from thinsection.results.outcome import SlideResult
+    from thinsection.results.records import Record
+    from thinsection.results.verify import Damage
+    from thinsection.run.ending import RunSummary
+    from thinsection.run.merge import MergedSlide, MergeSummary
+    from thinsection.run.plan import RunPlan
     from thinsection.slide import Picture, Slide
     from thinsection.usage.analysis import Efficiency, Request
 

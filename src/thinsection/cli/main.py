@@ -23,7 +23,7 @@ EXIT_USAGE = 2
 # code if the output is not writable; finished results stay
 EXIT_OUTPUT = 4
 # name of the logger of `pipeline.choice`, which is slow to import
-CHOICES = "thinsection.pipeline.choice"
+CHOICES = "thinsection.results.choice"
 # a setting in Python's words: grid="256px", labels="...", batch_size=..., overwrite=True
 _PYTHON_SETTING = re.compile(r'\b(\w+)=(?:"([^"]*)"|\.\.\.|True\b)')
 # commands whose first arguments are slides

@@ -45,7 +45,7 @@ def merge(
       thinsection merge results_a results_b --out all
       thinsection merge parts/ --out all --copy
     """
-    from thinsection.pipeline.merge import merge_results
+    from thinsection.run.merge import merge_results
 
     console = message_console(as_json=as_json)
 

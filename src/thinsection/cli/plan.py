@@ -17,7 +17,7 @@ from thinsection.stages.spec import RunSpec, resolve
 from thinsection.types import format_bytes
 
 if TYPE_CHECKING:
-    from thinsection.planning.plan import RunPlan
+    from thinsection.run.plan import RunPlan
 
 app = typer.Typer()
 SlidesArgument = Annotated[
@@ -60,7 +60,7 @@ def plan(
     entries = cohort_of(slides, config.slides, config.regions)
     spec = resolve(config)
 
-    from thinsection.planning.plan import plan as predict
+    from thinsection.run.plan import plan as predict
 
     predicted = predict(
         entries, config=config, on_message=lambda text: typer.echo(text, err=True)
@@ -78,7 +78,7 @@ def plan(
 
 def _show_plan(predicted: "RunPlan") -> None:
     """Prints the parts of the memory, the seconds, the warnings and the advice."""
-    from thinsection.planning.cost import MARGIN
+    from thinsection.run.cost import MARGIN
 
     console = Console()
     memory = predicted.memory
@@ -122,8 +122,8 @@ def _plan_job(entries: Sequence[SlideEntry], spec: RunSpec, gpu_bytes: int) -> J
         resource_directives,
     )
     from thinsection.jobs.slurm_states import node_list
-    from thinsection.planning.cost import GPUS
-    from thinsection.planning.job import run_request
+    from thinsection.run.cost import GPUS
+    from thinsection.run.job import run_request
 
     chunks = make_chunks(entries, spec.executor)
     listed = node_list()

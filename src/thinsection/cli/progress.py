@@ -9,8 +9,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
 from thinsection.cli.screen import Level
-from thinsection.pipeline.events import RunEvent
-from thinsection.pipeline.results import SlideResult, describe
+from thinsection.results.outcome import SlideResult, describe
+from thinsection.run.events import RunEvent
 from thinsection.types import counted
 
 # seconds between two lines without a terminal; they double from the first to the second value

@@ -16,12 +16,12 @@ from thinsection.cli.documents import (
 )
 from thinsection.cli.flags import with_config
 from thinsection.cli.screen import EXIT_SOME_LEFT_OUT, AsJson
-from thinsection.pipeline.peer_export import LAYOUTS, export_peer
+from thinsection.exchange.peer_export import LAYOUTS, export_peer
 from thinsection.types import counted, format_bytes
 
 if TYPE_CHECKING:
-    from thinsection.pipeline.folder import Results
-    from thinsection.pipeline.records import Record
+    from thinsection.results.folder import Results
+    from thinsection.results.records import Record
     from thinsection.store.cache.catalogue import CacheEntry
 
 FolderArgument = Annotated[
@@ -80,7 +80,7 @@ def ls(
       thinsection ls s3://bucket/results
     """
     from thinsection.files.urls import is_url
-    from thinsection.pipeline.folder import open_results
+    from thinsection.results.folder import open_results
 
     def show(results: "Results") -> None:
         if as_json:
@@ -91,7 +91,7 @@ def ls(
     if not is_url(folder):
         show(open_results(folder))
         return
-    from thinsection.pipeline.remote_out import listing_of
+    from thinsection.run.remote_out import listing_of
 
     with listing_of(folder) as listed:
         show(open_results(listed))
@@ -170,7 +170,7 @@ def efficiency(folder: FolderArgument, as_json: AsJson = False) -> None:
     Example:
       thinsection efficiency results
     """
-    from thinsection.pipeline.records import efficiency as analyse
+    from thinsection.results.records import efficiency as analyse
 
     analysis, page = analyse(folder)
     if as_json:
@@ -213,7 +213,7 @@ def export_anndata(
     Example:
       thinsection export anndata results --out results/tiles.h5ad
     """
-    from thinsection.pipeline.anndata import export_anndata as export
+    from thinsection.exchange.anndata import export_anndata as export
 
     left_out: list[str] = []
     num_tiles = export(folder, out, features=features, on_damage=left_out.append)
@@ -235,7 +235,7 @@ def export_spatialdata(
     Example:
       thinsection export spatialdata results --out for_spatialdata
     """
-    from thinsection.pipeline.spatialdata import export_spatialdata as export
+    from thinsection.exchange.spatialdata import export_spatialdata as export
 
     left_out: list[str] = []
     num_slides = export(folder, out, features=features, on_left_out=left_out.append)
@@ -259,8 +259,8 @@ def export_qupath(
     Example:
       thinsection export qupath results --out for_qupath
     """
-    from thinsection.pipeline.qupath import SCRIPT
-    from thinsection.pipeline.qupath import export_qupath as export
+    from thinsection.exchange.qupath import SCRIPT
+    from thinsection.exchange.qupath import export_qupath as export
 
     left_out: list[str] = []
     num_slides = export(folder, out, grid=grid, on_left_out=left_out.append)
@@ -326,7 +326,7 @@ def import_folder(
     Example:
       thinsection import trident job_dir --out results --slides slides/
     """
-    from thinsection.pipeline.peer_import import import_peer
+    from thinsection.exchange.peer_import import import_peer
 
     left_out: list[str] = []
     num_slides = import_peer(
@@ -363,7 +363,7 @@ def relink_folder(
     Example:
       thinsection relink results /new/disk/slides
     """
-    from thinsection.pipeline.relink import relink
+    from thinsection.results.relink import relink
 
     relinked = relink(folder, places, on_message=print)
     for slide_id, files in relinked.ambiguous.items():
@@ -390,7 +390,7 @@ def verify(folder: FolderArgument, as_json: AsJson = False) -> None:
     Example:
       thinsection verify results
     """
-    from thinsection.pipeline.verify import verify as verify_folder
+    from thinsection.results.verify import verify as verify_folder
 
     checked, damaged = verify_folder(folder)
     if as_json:

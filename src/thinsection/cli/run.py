@@ -136,7 +136,7 @@ def _run_and_report(
     entries = cohort_of(slides, config.slides, config.regions, messages.append)
     resolve(config)
 
-    from thinsection.pipeline.run import run
+    from thinsection.run.run import run
 
     console = message_console(as_json=as_json)
     progress = RunProgress(console, len(entries), level=level)
@@ -179,7 +179,7 @@ def _run_and_report(
 
 
 @app.command("qc")
-@with_config("thinsection.pipeline.qc_run:QcRunConfig")
+@with_config("thinsection.run.qc_run:QcRunConfig")
 def qc(
     slides: Annotated[
         list[str] | None,
@@ -219,8 +219,8 @@ def qc(
     """
     from thinsection.cli.progress import RunProgress
     from thinsection.files.atomic import write_text
-    from thinsection.pipeline.qc_run import check_slides, chosen_pipeline
     from thinsection.qc.pipeline import dump_pipeline
+    from thinsection.run.qc_run import check_slides, chosen_pipeline
     from thinsection.stages.request import cohort_of
 
     slides = slides or []
@@ -294,9 +294,9 @@ def aggregate(
       thinsection aggregate results --slide-encoder mean --patients late
     """
     from thinsection.cli.progress import RunProgress
-    from thinsection.pipeline.ending import EXIT_SOME_FAILED
-    from thinsection.pipeline.pooling import aggregate_folder, loaded_encoder
-    from thinsection.pipeline.results import SlideResult, describe, slides_done
+    from thinsection.results.outcome import SlideResult, describe, slides_done
+    from thinsection.run.ending import EXIT_SOME_FAILED
+    from thinsection.run.pooling import aggregate_folder, loaded_encoder
 
     level = chosen_level(quiet=quiet, verbose=verbose)
     # its lines without its bar
@@ -314,7 +314,7 @@ def aggregate(
     if level != "quiet":
         print(f"{slides_done(results)} have an embedding of {name}")
     if config.pooling.patients != "none":
-        from thinsection.pipeline.patients import write_patients
+        from thinsection.run.patients import write_patients
 
         def say_failed(result: SlideResult) -> None:
             if result.status == "failed":

@@ -37,11 +37,11 @@ _ARGUMENTS = "[COMMAND] ARGUMENTS..."
 
 # kind of task -> its class; imported by name, since jobs may not import the rooms above it
 _TASKS = (
-    Entry(name="run", help="Slides.", target="thinsection.pipeline.task:RunTask"),
+    Entry(name="run", help="Slides.", target="thinsection.run.task:RunTask"),
     Entry(
         name="aggregate",
         help="Embeddings.",
-        target="thinsection.pipeline.pooling:PoolingTask",
+        target="thinsection.run.pooling:PoolingTask",
     ),
     Entry(name="probe", help="Probes.", target="thinsection.probe.grid:ProbeTask"),
 )
@@ -237,8 +237,8 @@ def collect_arrays(
 def _write_run_tables(collected: "Collected") -> None:
     """Writes the tables and the record of a run from the results of its array tasks."""
     from thinsection.jobs.task import Report
-    from thinsection.pipeline.ending import finish_run
-    from thinsection.pipeline.task import RunTask
+    from thinsection.run.ending import finish_run
+    from thinsection.run.task import RunTask
 
     results = [
         collected.results[name]

@@ -25,9 +25,15 @@ from thinsection.encode.queues import (
 )
 from thinsection.errors import InvalidInputError
 from thinsection.slide import Slide
-from thinsection.stream import StageClock, StreamConfig, TileBatch, iter_tiles
-from thinsection.stream.batches import EmbeddedBatch, S, SlideTiles
-from thinsection.tiles import TileFilter, TileTable
+from thinsection.tiles import (
+    StageClock,
+    StreamConfig,
+    TileBatch,
+    TileFilter,
+    TileTable,
+    iter_tiles,
+)
+from thinsection.tiles.batches import EmbeddedBatch, S, SlideTiles
 from thinsection.types import RgbArray
 
 # batches on a GPU: one in transfer to it, one in computation, one in transfer back

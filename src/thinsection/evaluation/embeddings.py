@@ -24,8 +24,8 @@ from thinsection.errors import (
     slide_boundary,
 )
 from thinsection.evaluation.cases import listed_names
-from thinsection.pipeline.folder import Results, open_results
 from thinsection.report.home import is_results_folder
+from thinsection.results.folder import Results, open_results
 from thinsection.slide.known_ids import KnownIds
 from thinsection.stages.facts import grid_of, ledger_facts
 from thinsection.store.hdf5 import open_h5

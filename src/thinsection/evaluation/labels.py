@@ -44,7 +44,7 @@ from thinsection.evaluation.target import (
     TaskName,
 )
 from thinsection.files.tables import open_table
-from thinsection.pipeline.folder import open_results
+from thinsection.results.folder import open_results
 from thinsection.slide.known_ids import KnownIds
 from thinsection.store.ledger import SLIDES
 from thinsection.types import counted

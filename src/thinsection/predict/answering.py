@@ -21,7 +21,6 @@ from thinsection.evaluation.target import Target
 from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.jobs.task import OnEvent, Report, Task
-from thinsection.pipeline.task import set_threads
 from thinsection.predict.bags import Bag, bag_of
 from thinsection.predict.inputs import check_inputs, read_inputs
 from thinsection.predict.model_file import (
@@ -32,6 +31,7 @@ from thinsection.predict.model_file import (
     load_model,
     name_marks,
 )
+from thinsection.run.task import set_threads
 from thinsection.stages.tiles import write_columns
 from thinsection.store.hdf5 import open_h5, read_values
 from thinsection.store.ledger import stage_key

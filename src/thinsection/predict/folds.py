@@ -27,13 +27,13 @@ from thinsection.files.atomic import write_json
 from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.task import OnEvent, Report, Task
-from thinsection.pipeline.task import set_threads
 from thinsection.predict.bags import Bags
 from thinsection.predict.config import FitConfig
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import load_head
 from thinsection.predict.model_file import FOLDS
 from thinsection.predict.training import Losses, State, Trainer, read_state
+from thinsection.run.task import set_threads
 from thinsection.store.ledger import stage_key
 from thinsection.types import Json, counted, parse_bytes, rounded
 

@@ -36,9 +36,6 @@ from thinsection.files.lock import (
     unfinished_files_of,
 )
 from thinsection.jobs.backend import ignore_message
-from thinsection.pipeline.events import OnEvent
-from thinsection.pipeline.folder import Results, open_results
-from thinsection.pipeline.tiled_slide import TiledSlide, tiled_slide
 from thinsection.predict.answering import Prediction, score_column
 from thinsection.predict.heatmap_links import (
     SCALE_NAME,
@@ -60,6 +57,9 @@ from thinsection.report.values import (
     value_kind,
     value_words,
 )
+from thinsection.results.folder import Results, open_results
+from thinsection.results.tiled_slide import TiledSlide, tiled_slide
+from thinsection.run.events import OnEvent
 from thinsection.slide.resize import read_tiles
 from thinsection.store.geojson import write_tiles_geojson
 from thinsection.store.identity import file_sum

@@ -12,7 +12,7 @@ from thinsection.encode.registry import OWN_PREFIX
 from thinsection.errors import ConfigError, InvalidInputError, StoreError, WeightsError
 from thinsection.evaluation.embeddings import read_embeddings
 from thinsection.files.trust import check_model_settings
-from thinsection.pipeline.records import read_records
+from thinsection.results.records import read_records
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import RunConfig
 from thinsection.stages.graph import grid_names

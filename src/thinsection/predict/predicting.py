@@ -42,12 +42,6 @@ from thinsection.jobs.backend import ignore_event, ignore_message
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report
-from thinsection.pipeline.events import OnEvent
-from thinsection.pipeline.folder import Results, open_results
-from thinsection.pipeline.qc_tables import qc_rows, qc_stage
-from thinsection.pipeline.records import recording
-from thinsection.pipeline.run import run
-from thinsection.pipeline.tables import grid_rows, known_slides
 from thinsection.predict.answering import Prediction, PredictTask
 from thinsection.predict.heatmap_links import (
     heatmap_folder,
@@ -66,10 +60,16 @@ from thinsection.predict.replacing import check_validation
 from thinsection.predict.validation import Locked, use_lines, write_validation
 from thinsection.report.home import refresh_index
 from thinsection.report.verdict import GOOD, load_rules, verdict
+from thinsection.results.folder import Results, open_results
+from thinsection.results.records import recording
+from thinsection.results.tables import grid_rows, known_slides
+from thinsection.run.events import OnEvent
+from thinsection.run.qc_tables import qc_rows, qc_stage
+from thinsection.run.run import run
 from thinsection.stages.spec import resolve
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
-from thinsection.stream.budget import StreamConfig
+from thinsection.tiles.budget import StreamConfig
 from thinsection.types import Json
 from thinsection.weights.origin import slug
 

@@ -25,9 +25,9 @@ from thinsection.encode.registry import check_encoder_name
 from thinsection.errors import InvalidInputError, UnknownEncoderError
 from thinsection.files.atomic import output_errors, write_json, write_table
 from thinsection.files.json_text import read_json
-from thinsection.pipeline.folder import Results, leaving_out, open_results
-from thinsection.pipeline.records import recording
 from thinsection.predict.prompts import Prompts, read_prompts
+from thinsection.results.folder import Results, leaving_out, open_results
+from thinsection.results.records import recording
 from thinsection.stages.tiles import write_columns
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile

@@ -31,13 +31,13 @@ from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import OnEvent, Report, Task
-from thinsection.pipeline.task import set_threads
 from thinsection.probe.compare import compare
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, load_probe
 from thinsection.probe.result import ProbeResult
 from thinsection.report.home import refresh_index
+from thinsection.run.task import set_threads
 from thinsection.store.ledger import stage_key
 from thinsection.types import Json
 

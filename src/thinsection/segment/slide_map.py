@@ -29,8 +29,7 @@ from thinsection.segment.label_map import (
 from thinsection.segment.segmenter import Segmenter, load_segmenter
 from thinsection.segment.windows import WindowGrid
 from thinsection.slide import Slide, read_resized
-from thinsection.stream import StreamConfig, iter_tiles
-from thinsection.tiles import TileTable
+from thinsection.tiles import StreamConfig, TileTable, iter_tiles
 from thinsection.types import (
     CoordsL0,
     MaskArray,

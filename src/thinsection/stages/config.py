@@ -18,7 +18,7 @@ from thinsection.slide.look import Look
 from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
 from thinsection.store.identity import FingerprintMode
-from thinsection.stream.budget import StreamConfig
+from thinsection.tiles.budget import StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.types import parse_bytes

@@ -26,8 +26,8 @@ from thinsection.stages.stage import (
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
-from thinsection.stream.batches import EmbeddedBatch
 from thinsection.tiles import TileTable
+from thinsection.tiles.batches import EmbeddedBatch
 from thinsection.tiles.transforms import StainConfig, StainLook
 from thinsection.types import PlainValues
 

@@ -20,7 +20,7 @@ from thinsection.stages.stage import (
 from thinsection.stages.tiles import TilesStage, write_columns
 from thinsection.store import tiles_h5
 from thinsection.store.tile_tables import MEASURED
-from thinsection.stream.batches import EmbeddedBatch
+from thinsection.tiles.batches import EmbeddedBatch
 from thinsection.tiles.measures import MEASURES, measure_tiles
 from thinsection.tiles.table import Column
 from thinsection.tiles.transforms import StainVectors

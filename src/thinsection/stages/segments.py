@@ -24,8 +24,7 @@ from thinsection.stages.masks import Columns, QcStage, TissueStage
 from thinsection.stages.stage import Output, SlideStage, SlideWork
 from thinsection.store.geojson import write_masks_geojson
 from thinsection.store.ledger import SLIDES
-from thinsection.stream import StreamConfig
-from thinsection.tiles import TileTable
+from thinsection.tiles import StreamConfig, TileTable
 from thinsection.types import MaskFrame, PlainValues
 
 # settings of how and by which network is segmented; the label does not contain them

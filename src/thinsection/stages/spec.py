@@ -26,7 +26,7 @@ from thinsection.stages.config import (
     RunConfig,
     SlidesConfig,
 )
-from thinsection.stream.budget import MAX_SCRATCH, StreamBudget, StreamConfig
+from thinsection.tiles.budget import MAX_SCRATCH, StreamBudget, StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.types import PlainValues, parse_bytes

@@ -43,8 +43,8 @@ from thinsection.store.identity import (
     fingerprint_reads,
 )
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, stage_key
-from thinsection.stream.batches import EmbeddedBatch, SlideTiles
 from thinsection.tiles import TileTable
+from thinsection.tiles.batches import EmbeddedBatch, SlideTiles
 from thinsection.types import Document, PlainValues, TileArray
 
 if TYPE_CHECKING:

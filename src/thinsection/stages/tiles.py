@@ -26,9 +26,9 @@ from thinsection.stages.stage import (
     TileWriter,
 )
 from thinsection.store.tiles_h5 import TilesWriter, read_tiles, tile_attributes
-from thinsection.stream.batches import EmbeddedBatch
-from thinsection.stream.budget import MAX_SCRATCH, read_bytes
 from thinsection.tiles import TileTable, load_filters, tile_grid
+from thinsection.tiles.batches import EmbeddedBatch
+from thinsection.tiles.budget import MAX_SCRATCH, read_bytes
 from thinsection.tiles.filters import MASK_FILTER, kept_by_rules
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.regions import region_means

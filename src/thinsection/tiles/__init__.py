@@ -1,16 +1,25 @@
-"""The tile grid, the tile table, measures, filters and transforms of tiles."""
+"""Tiles: their grid and table, filters, measures, transforms, and the stream that decodes them."""
 
+from thinsection.tiles.batches import TileBatch
+from thinsection.tiles.budget import StreamConfig
 from thinsection.tiles.filters import TileFilter, load_filters
 from thinsection.tiles.grid import TilesConfig, tile_grid
 from thinsection.tiles.nesting import parent_rows
+from thinsection.tiles.stream import TileStream, iter_tiles
 from thinsection.tiles.table import TileTable
+from thinsection.tiles.threads import StageClock
 from thinsection.tiles.transforms import fit_stain
 
 __all__ = [
+    "StageClock",
+    "StreamConfig",
+    "TileBatch",
     "TileFilter",
+    "TileStream",
     "TileTable",
     "TilesConfig",
     "fit_stain",
+    "iter_tiles",
     "load_filters",
     "parent_rows",
     "tile_grid",

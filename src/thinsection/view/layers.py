@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from thinsection.errors import StoreError, rewording
 from thinsection.files.json_text import read_json
-from thinsection.pipeline.folder import Results
 from thinsection.report.outlines import (
     MaskOutline,
     outline_files,
@@ -24,6 +23,7 @@ from thinsection.report.values import (
     shown_values,
     value_kind,
 )
+from thinsection.results.folder import Results
 from thinsection.slide.annotation_geojson import class_name_of, features_of
 from thinsection.store.geojson import Feature
 from thinsection.store.hdf5 import open_h5, read_values

@@ -23,9 +23,9 @@ from thinsection.errors import (
 )
 from thinsection.files.trust import check_table_url
 from thinsection.files.urls import is_url
-from thinsection.pipeline.folder import Results, open_results
 from thinsection.report.home import is_results_folder
 from thinsection.report.picture import thumbnail_file
+from thinsection.results.folder import Results, open_results
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.formats.segments import CACHE_BYTES

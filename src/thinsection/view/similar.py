@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, slide_boundary
-from thinsection.pipeline.folder import Results
+from thinsection.results.folder import Results
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import PointL0
 

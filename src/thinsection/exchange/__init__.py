@@ -1,0 +1,1 @@
+"""Folders and files of other tools: import and export."""

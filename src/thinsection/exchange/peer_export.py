@@ -1,0 +1,432 @@
+"""Exports results to another tool's folder; equal files are linked, and nothing is overwritten.
+
+The exported tiles cover the same field of view in µm as ours. docs/formats.md lists the
+readers that were run on such a folder.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.encode.registry import peer_encoder
+from thinsection.errors import InvalidInputError, OverwriteError, StoreError
+from thinsection.files.atomic import atomic_path, link_or_copy, read_table, write_table
+from thinsection.registry import Entry, Registry
+from thinsection.results.folder import (
+    Listener,
+    Results,
+    leaving_out,
+    open_results,
+)
+from thinsection.results.tiled_slide import TiledSlide, tiled_slide
+from thinsection.store.identity import file_sum
+from thinsection.store.ledger import SlideLedger
+from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.store.tiles_h5 import (
+    Embeddings,
+    TilesFile,
+    read_slide_embedding,
+    read_tiles,
+)
+from thinsection.types import Document, counted
+
+# suffixes that TRIDENT treats as one
+_COMPOUND_SUFFIXES = (".ome.tif", ".ome.tiff", ".ome.zarr")
+# tools that name a slide's files by its id, not by its file's name
+_NAMED_BY_ID = ("stamp", "slide2vec", "jpeg", "png", "webdataset")
+
+# a file to link, or a function that writes the file
+Source = Path | Callable[[Path], None]
+# rows by file name
+Tables = Mapping[str, list[Document]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerSlide:
+    """One slide for a layout. Properties raise InvalidInputError if the value is not known.
+
+    Attributes:
+        slide_id: id in our results.
+        out: the tool's folder.
+        facts: facts from the ledger: slide_path, width, mpp_x, label, ...
+        tiles_path: file of the tiles.
+        encoder: the tool's name of it; '' if there are no embeddings.
+        features_path: file of the embeddings.
+        dim: dimension of the embeddings.
+        slide_features: files of slide embeddings, by name of the slide encoder.
+        tiled: makes the slide whose tiles are read again from its file.
+    """
+
+    slide_id: str
+    out: Path
+    facts: Document
+    tiles_path: Path
+    encoder: str = ""
+    features_path: Path | None = None
+    dim: int = 0
+    slide_features: Mapping[str, Path]
+    tiled: Callable[[], TiledSlide]
+
+    @property
+    def tiles(self) -> TilesFile:
+        """Coordinates, attributes and columns, without embeddings, as the file has them now.
+
+        Memory:
+            The tiles of the slide that was used last.
+        """
+        path = self.tiles_path
+        changed_ns = path.stat().st_mtime_ns if path.is_file() else 0
+        return _tiles_of(path, changed_ns)
+
+    @property
+    def path(self) -> str:
+        """The slide's file."""
+        return str(self.facts["slide_path"])
+
+    @property
+    def file_stem(self) -> str:
+        """Name of the slide's file without suffix; TRIDENT and CLAM name their files after it."""
+        name = Path(self.path).name
+        for suffix in _COMPOUND_SUFFIXES:
+            if name.lower().endswith(suffix):
+                return name[: -len(suffix)]
+        return Path(name).stem
+
+    @property
+    def edge_l0(self) -> int:
+        """Edge of a tile in level-0 pixels. Raises an error if tiles are not square there."""
+        width, height = (int(edge) for edge in self.tiles.attributes["tile_size_l0"])
+        if width != height:
+            raise InvalidInputError(
+                f"tiles must be square in level-0 pixels, got {width} x {height} in "
+                f"{self.slide_id!r}; export to stamp, which uses µm"
+            )
+        return width
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of level 0 in pixels."""
+        width = self.facts.get("width")
+        height = self.facts.get("height")
+        if not width or not height:
+            raise InvalidInputError(
+                f"size is missing in {self.slide_id!r}; import it with --slides"
+            )
+        return int(width), int(height)
+
+    @property
+    def mpp(self) -> tuple[float, float]:
+        """Resolution of level 0 in µm per pixel."""
+        mpp_x = self.facts.get("mpp_x")
+        mpp_y = self.facts.get("mpp_y")
+        if not mpp_x or not mpp_y:
+            raise InvalidInputError(
+                f"slide_mpp is missing in {self.slide_id!r}; run again with --slide-mpp"
+            )
+        return float(mpp_x), float(mpp_y)
+
+    def features(self) -> Embeddings:
+        """Embeddings (N, D).
+
+        Memory:
+            4 N D bytes.
+        """
+        embeddings = None
+        if self.features_path is not None:
+            embeddings = read_tiles(self.features_path).features
+        assert embeddings is not None
+        return embeddings
+
+    def check_features(self) -> None:
+        """Checks the files of embeddings, which may be linked without being read.
+
+        Memory:
+            8 MiB.
+
+        Raises:
+            StoreError: one is damaged.
+        """
+        if self.features_path is not None:
+            EmbeddingRows(self.features_path).check()
+        for path in self.slide_features.values():
+            read_slide_embedding(path)
+
+    def write_pt(
+        self, path: Path, order: npt.NDArray[np.intp] | slice = slice(None)
+    ) -> None:
+        """Writes the embeddings as one tensor, float32 (N, D); `order` reorders the rows."""
+        import torch
+
+        tensor = torch.from_numpy(self.features()[order]).float()
+        # given a path, torch.save would write the temporary file's name into the archive
+        with path.open("wb") as file:
+            torch.save(tensor, file)
+
+    def check_embedded(self, tool: str) -> None:
+        """Raises an error if a slide has no embedding of any tile."""
+        if self.features_path is None or not len(self.tiles.coords_l0):
+            raise InvalidInputError(
+                f"tiles must have embeddings, got none in {self.slide_id!r}; {tool} has no "
+                "files for coordinates alone"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Layout of another tool's folder.
+
+    Attributes:
+        files: makes the relative name of each file of a slide, with its source.
+        tables: makes the tables of all slides.
+        embeddings: False if it has tiles alone, so that a folder may have several embeddings.
+    """
+
+    files: Callable[[PeerSlide], Iterator[tuple[str, Source]]]
+    tables: Callable[[Sequence[PeerSlide]], Tables]
+    embeddings: bool = True
+
+
+_BUILT_IN = (
+    Entry(
+        name="trident",
+        help="Write coordinates and embeddings as a job_dir of TRIDENT.",
+        target="thinsection.exchange.peer_layouts:TRIDENT",
+    ),
+    Entry(
+        name="clam",
+        help="Write coordinates, embeddings and slide lists for CLAM.",
+        target="thinsection.exchange.peer_layouts:CLAM",
+    ),
+    Entry(
+        name="stamp",
+        help="Write embeddings, clini table and slide table for STAMP.",
+        target="thinsection.exchange.peer_layouts:STAMP",
+    ),
+    Entry(
+        name="slide2vec",
+        help="Write coordinates, embeddings, slide lists for slide2vec.",
+        target="thinsection.exchange.peer_slide2vec:SLIDE2VEC",
+    ),
+    Entry(
+        name="jpeg",
+        help="Write every tile as a JPEG, in a folder for each slide.",
+        target="thinsection.exchange.tile_images:JPEG",
+    ),
+    Entry(
+        name="png",
+        help="Write every tile as a PNG, in a folder for each slide.",
+        target="thinsection.exchange.tile_images:PNG",
+    ),
+    Entry(
+        name="webdataset",
+        help="Write tiles as JPEGs into tar shards for WebDataset.",
+        target="thinsection.exchange.tile_images:WEBDATASET",
+    ),
+)
+LAYOUTS: Registry[Layout] = Registry("layout", "thinsection.layouts", _BUILT_IN)
+
+
+def export_peer(
+    folder: Path,
+    out: Path,
+    tool: str,
+    *,
+    features: str | None = None,
+    copy: bool = False,
+    on_left_out: Listener | None = None,
+) -> int:
+    """Writes a folder as `tool` does, and returns the number of slides in it after the export.
+
+    Existing files are never overwritten with other bytes; a second export adds the new slides.
+    Files that are equal in both are hard links (copies across file systems, or with `copy`).
+
+    Args:
+        folder: a results folder.
+        out: job_dir of TRIDENT, feat_dir of CLAM, ...
+        tool: a name in `LAYOUTS`.
+        features: 'GRID/features_NAME' or NAME; None if there is one, or to export only coordinates.
+            For tiles as images: GRID; None if there is one.
+        copy: copies files, for tools that write over their files.
+        on_left_out: called with each slide that cannot be exported; with None that is an error.
+
+    Memory:
+        A slide's embeddings, 4 N D bytes; some kB per slide.
+
+    Raises:
+        StoreError: nothing to export, or a file with other bytes exists.
+        InvalidInputError: several embeddings and no name given, or two slides with one file name.
+    """
+    layout = LAYOUTS.load(tool)
+    results = open_results(folder)
+    address = ""
+    if not layout.embeddings:
+        grid = results.choose_grid(features, chooser='features="..."')
+    elif results.features or features:
+        address = results.choose_features(features)
+        grid = address.split("/")[0]
+    else:
+        grid = results.choose_grid(chooser='features="..."')
+    out_absolute = out.absolute()
+    reasons: list[str] = []
+
+    def leave_out(line: str) -> None:
+        reasons.append(line)
+        if on_left_out is not None:
+            on_left_out(line)
+
+    listener = None if on_left_out is None else leave_out
+    slides: list[PeerSlide] = []
+    for slide_id, ledger in results.ledgers.items():
+        with leaving_out(slide_id, listener):
+            ledger.check()
+            has_features = not address or address in ledger.stages
+            if f"{grid}/tiles" in ledger.stages and has_features:
+                slide = _peer_slide(
+                    results,
+                    ledger,
+                    out=out_absolute,
+                    grid=grid,
+                    address=address,
+                    tool=tool,
+                )
+                slides.append(slide)
+    if tool not in _NAMED_BY_ID:
+        _check_file_stems(slides, tool)
+    exported: list[PeerSlide] = []
+    for slide in _readable(slides, listener):
+        with leaving_out(slide.slide_id, listener):
+            for name, source in layout.files(slide):
+                _place(out / name, source, copy=copy)
+            exported.append(slide)
+    if not exported:
+        raise nothing_exported(folder, tool, reasons)
+    for name, rows in layout.tables(exported).items():
+        _place_table(out / name, rows)
+    return len(exported)
+
+
+def nothing_exported(folder: Path, tool: str, reasons: Sequence[str]) -> StoreError:
+    """Error for an export of no slide, with the reason of the first."""
+    place = repr(str(folder))
+    if not reasons:
+        return StoreError(f"folder must contain tiles, got none in {place}")
+    return StoreError(
+        f"folder must have slides that {tool} can hold, got none of "
+        f"{counted(len(reasons), 'slide')} in {place}; {reasons[0]}"
+    )
+
+
+def _readable(
+    slides: Sequence[PeerSlide], on_left_out: Listener | None
+) -> Iterator[PeerSlide]:
+    """Slides whose tiles can be read; see `leaving_out`."""
+    for slide in slides:
+        tiles = None
+        with leaving_out(slide.slide_id, on_left_out):
+            slide.check_features()
+            tiles = slide.tiles
+        if tiles is not None:
+            yield slide
+
+
+@lru_cache(maxsize=1)
+def _tiles_of(path: Path, changed_ns: int) -> TilesFile:
+    """Tiles of one slide, which its layout asks for several times."""
+    return read_tiles(path)
+
+
+def _check_file_stems(slides: Sequence[PeerSlide], tool: str) -> None:
+    """Raises an error for two slides with one file name, which the tool could not distinguish."""
+    ids_by_stem: dict[str, str] = {}
+    for slide in slides:
+        other = ids_by_stem.setdefault(slide.file_stem, slide.slide_id)
+        if other != slide.slide_id:
+            raise InvalidInputError(
+                f"slides must have different file names, got {slide.file_stem!r} for {other!r} "
+                f"and {slide.slide_id!r}; {tool} cannot distinguish them"
+            )
+
+
+def _peer_slide(
+    results: Results,
+    ledger: SlideLedger,
+    *,
+    out: Path,
+    grid: str,
+    address: str,
+    tool: str,
+) -> PeerSlide:
+    """Slide of a results folder, with the tool's names of its encoders."""
+    files = {}
+    for stage_address, record in ledger.stages.items():
+        if record.files:
+            files[stage_address] = results.folder / next(iter(record.files))
+    facts = ledger.stages[address].facts if address else {}
+    label = address.rpartition("/")[2].removeprefix("features_")
+    encoder = peer_encoder(tool, str(facts.get("encoder", "")), label)
+    prefix = f"{grid}/slide_features_"
+    slide_features = {}
+    for stage_address, path in files.items():
+        is_pooled = stage_address.startswith(prefix)
+        if is_pooled and address in ledger.stages[stage_address].needs:
+            name = stage_address.removeprefix(prefix).replace(label, encoder)
+            slide_features[name] = path
+    tiles_path = files[f"{grid}/tiles"]
+    return PeerSlide(
+        slide_id=ledger.slide_id,
+        out=out,
+        facts=ledger.slide,
+        tiles_path=tiles_path,
+        encoder=encoder,
+        features_path=files.get(address),
+        dim=int(facts.get("dim", 0)),
+        slide_features=slide_features,
+        tiled=partial(tiled_slide, results, ledger, grid),
+    )
+
+
+def _place(target: Path, source: Source, *, copy: bool = False) -> None:
+    """Writes a file; an existing file must be the same."""
+    if isinstance(source, Path) and not copy and _is_linked(target, source):
+        return
+    with atomic_path(target) as tmp:
+        if isinstance(source, Path):
+            link_or_copy(source, tmp, copy=copy)
+        else:
+            source(tmp)
+        if target.exists() and file_sum(tmp) != file_sum(target):
+            raise OverwriteError(
+                f"file must be new or unchanged, got a different one at {str(target)!r}; pass "
+                'another out="..."'
+            )
+
+
+def _is_linked(target: Path, source: Path) -> bool:
+    """Links a file, which is on the disk already; False if no link can be made here."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.hardlink_to(source)
+    except FileExistsError:
+        return target.samefile(source)
+    except OSError:  # another file system, or one without hard links
+        return False
+    return True
+
+
+def _place_table(target: Path, rows: list[Document]) -> None:
+    """Writes a table; all rows of an existing table must be in the new one."""
+    with atomic_path(target) as tmp:
+        write_table(tmp, rows)
+        with contextlib.suppress(FileNotFoundError):
+            new_rows = {frozenset(row.items()) for row in read_table(tmp)}
+            rows_before = [frozenset(row.items()) for row in read_table(target)]
+            if any(row not in new_rows for row in rows_before):
+                raise OverwriteError(
+                    "table must be new or only gain rows, got one with other rows at "
+                    f'{str(target)!r}; pass another out="..."'
+                )

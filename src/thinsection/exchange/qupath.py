@@ -1,0 +1,146 @@
+"""Exports results to QuPath: a GeoJSON per slide, outlines as annotations, tiles as detections.
+
+A QuPath project stores its objects in Java's serialised form (`data.qpdata`), which only QuPath can
+write. Therefore a script imports the files into any project that contains the slides.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from thinsection.exchange.peer_export import nothing_exported
+from thinsection.files.atomic import write_text
+from thinsection.files.json_text import read_json
+from thinsection.report.outlines import features_of_masks, outline_files
+from thinsection.results.folder import (
+    Listener,
+    Results,
+    leaving_out,
+    open_results,
+)
+from thinsection.store.geojson import Feature, tile_features, write_features
+from thinsection.tiles.table import Column
+
+# prefix of class columns -> smallest value; the largest value gives the class of a tile
+_CLASS_COLUMNS = {"score_": 0.0, "class_": 0.5}
+SCRIPT = "import_into_qupath.groovy"
+_GROOVY = """\
+// QuPath: Automate > Script editor, open this file, then Run > Run for project.
+def files = [
+%s
+]
+def name = files[getProjectEntry().getImageName()]
+if (name) importObjectsFromFile(buildFilePath(%s, name))
+else print 'nothing of ' + getProjectEntry().getImageName()
+"""
+
+
+def export_qupath(
+    folder: Path,
+    out: Path,
+    *,
+    grid: str | None = None,
+    on_left_out: Listener | None = None,
+) -> int:
+    """Writes `ID.geojson` per slide and a script that imports them; returns the number of slides.
+
+    Annotations are the outlines of tissue, quality control and segmenters, and what --roi read.
+    Detections are the tiles of a grid with every per-tile column as a measurement. The class of a
+    tile comes from its largest `score_*`, or from the `class_*` that covers half of it, or from its
+    `cluster`.
+
+    Files of an earlier export are overwritten.
+
+    Args:
+        folder: a results folder.
+        out: folder of the files.
+        grid: name of the grid; None if there is one or none.
+        on_left_out: called with each slide that cannot be exported; with None that is an error.
+
+    Memory:
+        A slide's columns as text, about 30 bytes per value and 250 per tile.
+    """
+    results = open_results(folder)
+    if results.grids or grid:
+        grid = results.choose_grid(grid)
+    reasons: list[str] = []
+
+    def leave_out(line: str) -> None:
+        reasons.append(line)
+        if on_left_out is not None:
+            on_left_out(line)
+
+    listener = None if on_left_out is None else leave_out
+    files: dict[str, str] = {}  # name of the image -> its GeoJSON
+    for slide_id, ledger in results.ledgers.items():
+        with leaving_out(slide_id, listener):
+            ledger.check()
+            name = f"{slide_id}.geojson"
+            write_features(out / name, _features(results, slide_id, grid))
+            image = Path(str(ledger.slide.get("slide_path", slide_id))).name
+            files[image] = name
+    if not files:
+        raise nothing_exported(folder, "QuPath", reasons)
+    lines = [f"    {_groovy(image)}: {_groovy(name)}" for image, name in files.items()]
+    script = _GROOVY % (",\n".join(lines), _groovy(str(out.resolve())))
+    write_text(out / SCRIPT, script)
+    return len(files)
+
+
+def _groovy(text: str) -> str:
+    """String literal in Groovy without interpolation."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    return f"'{escaped}'"
+
+
+def _features(results: Results, slide_id: str, grid: str | None) -> list[Feature]:
+    """Outlines that a slide's grid is based on, and its tiles; without a grid, all outlines."""
+    features = outlines_of(results, slide_id, grid)
+    if f"{grid}/tiles" in results.ledgers[slide_id].stages:
+        table = results.tiles(slide_id, grid)
+        classes = _tile_classes(table.columns)
+        features += tile_features(table, "detection", digits=7, classes=classes)
+    return features
+
+
+def outlines_of(results: Results, slide_id: str, grid: str | None) -> list[Feature]:
+    """Outlines that a slide's grid is based on; without a grid, all outlines."""
+    ledger = results.ledgers[slide_id]
+    tiles = ledger.stages.get(f"{grid}/tiles")
+    if tiles is None:
+        addresses = list(ledger.stages)
+    else:
+        addresses = []
+        for need in tiles.needs:
+            addresses += [*ledger.stages[need].needs, need]
+    features: list[Feature] = []
+    for address in addresses:
+        files = outline_files(ledger, address)
+        for path in files:
+            features += read_json(path)["features"]
+        if not files:
+            features += features_of_masks(ledger, address)
+    return features
+
+
+def _tile_classes(columns: Mapping[str, Column]) -> list[str]:
+    """Class of each tile, '' for no class; [] if no column gives classes."""
+    for prefix, least in _CLASS_COLUMNS.items():
+        shares_by_class = {}
+        for name, column in columns.items():
+            if prefix in name:
+                shares_by_class[name.rpartition(prefix)[2]] = column
+        if shares_by_class:
+            classes = list(shares_by_class)
+            shares = np.nan_to_num(np.stack(list(shares_by_class.values())))
+            indices = shares.argmax(axis=0).tolist()
+            largest = shares.max(axis=0).tolist()
+            return [
+                classes[index] if share >= least else ""
+                for index, share in zip(indices, largest)
+            ]
+    for name, column in columns.items():
+        if name.rpartition(":")[2] == "cluster":
+            return [f"Cluster {value:g}" for value in column]
+    return []

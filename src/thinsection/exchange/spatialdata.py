@@ -1,0 +1,232 @@
+"""Results as SpatialData: a Zarr store for each slide, in level-0 px and in µm.
+
+    ID.zarr   shapes `tiles`: squares, with the columns of the tile table
+              shapes `outlines`: tissue and what quality control or a person outlined, by `class`
+              table `embeddings`: X, obs and obsm['spatial'], which annotates `tiles`
+              attrs: the slide's file, and what the store was made from
+
+Pixels stay in the slide's file. The coordinate system `global` is in level-0 px, `um` in µm.
+"""
+
+import secrets
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import thinsection
+from thinsection.errors import (
+    InvalidInputError,
+    OverwriteError,
+    StoreError,
+    importing,
+)
+from thinsection.exchange.qupath import outlines_of
+from thinsection.files.atomic import TMP_MARK, output_errors
+from thinsection.files.json_text import read_json
+from thinsection.results.folder import (
+    Listener,
+    Results,
+    leaving_out,
+    open_results,
+)
+from thinsection.stages.facts import OF_COHORTS
+from thinsection.store.ledger import SlideLedger
+from thinsection.types import Document
+
+if TYPE_CHECKING:
+    import geopandas
+
+_ATTRIBUTES = "thinsection"
+_TILES = "tiles"
+
+
+def export_spatialdata(
+    folder: Path,
+    out: Path,
+    *,
+    features: str | None = None,
+    on_left_out: Listener | None = None,
+) -> int:
+    """Writes `ID.zarr` for each slide, and returns the number of slides in `out` of this folder.
+
+    A store appears whole or not at all. One that exists is kept if it was made from the same
+    results; it is never replaced.
+
+    Args:
+        folder: a results folder.
+        out: folder of the stores.
+        features: 'GRID/features_NAME' or NAME; None if there is one, or for tiles alone.
+        on_left_out: takes a line for each slide that is left out; with None that is an error.
+
+    Memory:
+        One slide: twice its embeddings, 8 N D bytes, and about 1 kB per tile for shapes.
+
+    Raises:
+        MissingDependencyError: spatialdata is not installed.
+        StoreError: nothing to export, or a store that was made from other results exists.
+        InvalidInputError: several embeddings and no name given.
+    """
+    with importing("export needs spatialdata", "spatialdata"):
+        import spatialdata as _  # noqa: F401
+    results = open_results(folder)
+    address = ""
+    if results.features or features:
+        address = results.choose_features(features)
+        grid = address.split("/")[0]
+    else:
+        grid = results.choose_grid(chooser='features="..."')
+    count = 0
+    for slide_id, ledger in results.ledgers.items():
+        with leaving_out(slide_id, on_left_out):
+            ledger.check()
+            if (address or f"{grid}/{_TILES}") in ledger.stages:
+                _write_store(results, ledger, grid, address, out / f"{slide_id}.zarr")
+                count += 1
+    if not count:
+        raise StoreError(f"folder must contain tiles, got none in {str(folder)!r}")
+    return count
+
+
+def _write_store(
+    results: Results, ledger: SlideLedger, grid: str, address: str, target: Path
+) -> None:
+    """Writes the store of one slide, or checks the one that exists."""
+    import spatialdata
+
+    made_from = _made_from(ledger, grid, address)
+    if target.exists():
+        if _stored_attributes(target) != made_from:
+            raise OverwriteError(
+                f"store must be new or of the same results, got another one at "
+                f'{str(target)!r}; pass another out="..."'
+            )
+        return
+    shapes = {_TILES: _tile_shapes(results, ledger, grid)}
+    outlines = _outline_shapes(results, ledger, grid)
+    if outlines is not None:
+        shapes["outlines"] = outlines
+    data = spatialdata.SpatialData(
+        shapes=shapes,
+        tables={"embeddings": _table(results, ledger, grid, address)},
+        attrs={"slide": _slide(ledger), _ATTRIBUTES: made_from},
+    )
+    unfinished = target.with_name(f".{target.name}{TMP_MARK}{secrets.token_hex(4)}")
+    with output_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            data.write(unfinished)
+            unfinished.rename(target)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _made_from(ledger: SlideLedger, grid: str, address: str) -> Document:
+    """Results of which a store is made: their addresses and keys, as JSON has them."""
+    addresses = [f"{grid}/{_TILES}", *([address] if address else [])]
+    return {
+        "version": thinsection.__version__,
+        "slide_id": ledger.slide_id,
+        "results": {name: ledger.stages[name].key for name in addresses},
+    }
+
+
+def _stored_attributes(store: Path) -> object:
+    """What a store says that it was made from; None for another program's."""
+    try:
+        return read_json(store / "zarr.json")["attributes"][_ATTRIBUTES]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _slide(ledger: SlideLedger) -> Document:
+    """Reference to the slide's file."""
+    slide = ledger.slide
+    names = ("slide_path", "width", "height", "mpp_x", "mpp_y", "reader", "rendering")
+    return {"slide_id": ledger.slide_id, **{name: slide.get(name) for name in names}}
+
+
+def _transformations(ledger: SlideLedger) -> dict[str, Any]:
+    """Coordinate systems of shapes in level-0 px; `um` only with a resolution."""
+    from spatialdata.transformations import Identity, Scale
+
+    systems: dict[str, Any] = {"global": Identity()}
+    mpp_x = ledger.slide.get("mpp_x")
+    mpp_y = ledger.slide.get("mpp_y")
+    if mpp_x and mpp_y:
+        systems["um"] = Scale([mpp_x, mpp_y], axes=("x", "y"))
+    return systems
+
+
+def _tile_shapes(
+    results: Results, ledger: SlideLedger, grid: str
+) -> "geopandas.GeoDataFrame":
+    import geopandas
+    import shapely
+    from spatialdata.models import ShapesModel
+
+    table = results.tiles(ledger.slide_id, grid)
+    corners = table.coords_l0
+    ends = corners + np.array(table.size_l0)
+    boxes = shapely.box(*corners.T, *ends.T)
+    frame = geopandas.GeoDataFrame(dict(table.columns), geometry=boxes)
+    return ShapesModel.parse(frame, transformations=_transformations(ledger))
+
+
+def _outline_shapes(
+    results: Results, ledger: SlideLedger, grid: str
+) -> "geopandas.GeoDataFrame | None":
+    """Outlines by class, a row for each polygon; None if there are none."""
+    import geopandas
+    import shapely
+    from spatialdata.models import ShapesModel
+
+    polygons = []
+    classes = []
+    for feature in outlines_of(results, ledger.slide_id, grid):
+        shape = shapely.geometry.shape(feature["geometry"])
+        name = feature["properties"].get("classification", {}).get("name", "")
+        for part in shapely.get_parts(shape).tolist():
+            polygons.append(part)
+            classes.append(name)
+    if not polygons:
+        return None
+    frame = geopandas.GeoDataFrame({"class": classes}, geometry=polygons)
+    return ShapesModel.parse(frame, transformations=_transformations(ledger))
+
+
+def _table(results: Results, ledger: SlideLedger, grid: str, address: str) -> Any:
+    """AnnData whose rows annotate the tiles."""
+    import anndata
+    import pandas as pd
+    from spatialdata.models import TableModel
+
+    tiles = results.tiles(ledger.slide_id, grid)
+    num_tiles = len(tiles.coords_l0)
+    obs = pd.DataFrame(dict(tiles.columns), index=[str(i) for i in range(num_tiles)])
+    for name in OF_COHORTS:
+        if ledger.slide.get(name) is not None:
+            obs[name] = pd.Categorical([ledger.slide[name]] * num_tiles)
+    obs["slide_id"] = pd.Categorical([ledger.slide_id] * num_tiles)
+    obs["region"] = pd.Categorical([_TILES] * num_tiles)
+    obs["tile"] = np.arange(num_tiles)
+    values = None
+    encoder = ""
+    if address:
+        stored = results.tile_embeddings(ledger.slide_id, address)
+        if stored.features is None or len(stored.coords_l0) != num_tiles:
+            raise InvalidInputError(
+                f"embeddings must be of the {num_tiles} tiles, got {len(stored.coords_l0)}"
+            )
+        values = stored.features.astype(np.float32)
+        encoder = str(stored.attributes.get("encoder", ""))
+    table = anndata.AnnData(
+        X=values,
+        obs=obs,
+        obsm={"spatial": tiles.coords_l0},
+        uns={"encoder": encoder, "features": address},
+    )
+    return TableModel.parse(
+        table, region=_TILES, region_key="region", instance_key="tile"
+    )

@@ -1,1 +1,0 @@
-"""`run` and related functions: a cohort through the graph of stages."""

@@ -1,1 +1,0 @@
-"""Cost models: memory and time before anything runs."""

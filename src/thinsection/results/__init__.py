@@ -1,0 +1,1 @@
+"""What reads and tends a results folder."""

@@ -1,0 +1,190 @@
+"""The one place that chooses a grid or embeddings, where a results folder has several.
+
+What a name means is decided by `one_address`. Without a name, or with one that means several, the
+newest invocation that made any of them decides, by the records. The choice is told in one line,
+which names the setting that chooses otherwise. The line goes to a logger: Python shows it on
+standard error, and the command line prints it with the names of options.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from thinsection.config import from_mapping
+from thinsection.encode.registry import OWN_PREFIX
+from thinsection.errors import ChoiceError, ThinsectionError
+from thinsection.results.records import Record
+from thinsection.stages.config import TILED, RunConfig
+from thinsection.stages.facts import grid_of
+from thinsection.stages.features import features_label
+from thinsection.stages.graph import grid_names
+from thinsection.stages.labels import slug
+from thinsection.stages.spec import resolve
+from thinsection.types import Document, PlainValues
+
+# sections of a run's settings that decide the names of its grids and embeddings
+_DECIDING = (
+    *("slides", "tissue", "regions", "qc", "segment", "tiles"),
+    *("stain", "encode", "aggregate", "output"),
+)
+_log = logging.getLogger(__name__)
+
+
+def say_choice(line: str) -> None:
+    """Tells a choice to whoever listens; if nobody does, Python shows it on standard error."""
+    _log.warning("%s", line)
+
+
+def choose_address(
+    known: Sequence[str],
+    name: str | None,
+    kind: str,
+    *,
+    chooser: str,
+    records: Callable[[], Sequence[Record]],
+    say: Callable[[str], None],
+    describe: Callable[[str], str],
+) -> str:
+    """Address for a name; where several are possible, that of the newest invocation.
+
+    Args:
+        known: addresses of the folder: grids, or 'GRID/features_NAME'.
+        name: what the user named; None for nothing.
+        kind: what is chosen, in words: 'grid', 'features', 'slide features'.
+        chooser: how a user chooses, such as 'grid="..."'.
+        records: reads the folder's records; called only if there is something to choose.
+        say: takes the line about a choice.
+        describe: an address with what it is, for the list of an error.
+
+    Raises ChoiceError: no address has that name, or the records do not decide between several.
+    """
+    addresses = matching(known, name)
+    if len(addresses) == 1:
+        return addresses[0]
+    if not known:
+        raise ChoiceError(
+            f"{kind} must match one of those in the folder, got a folder without {kind}; "
+            "run `thinsection run` first"
+        )
+    newest = newest_of(addresses, records()) if addresses else []
+    if len(newest) == 1:
+        say(f"using {newest[0]}, the newest of {len(addresses)}; {chooser} chooses")
+        return newest[0]
+    listed = ", ".join(map(describe, addresses or known))
+    example = (newest or addresses or known)[0]
+    raise ChoiceError(
+        f"{kind} must match one of {listed}, got {name!r}; "
+        f"pass {chooser.replace('...', example)}"
+    )
+
+
+def matching(known: Sequence[str], name: str | None) -> list[str]:
+    """Addresses that a name means: the address, one of its parts, or text that it contains."""
+    if name is None:
+        return [*known]
+    addresses = [address for address in known if name in _short_names(address)]
+    return addresses or [address for address in known if name in address]
+
+
+def _short_names(address: str) -> tuple[str, ...]:
+    """All names that a person may use for an address."""
+    grid, _, last = address.rpartition("/")
+    return (
+        address,
+        grid,
+        last,
+        last.removeprefix("features_"),
+        last.removeprefix("slide_features_"),
+    )
+
+
+def newest_of(addresses: Sequence[str], records: Iterable[Record]) -> list[str]:
+    """Those of the addresses that the newest invocation made which made any of them.
+
+    Empty if none did, or if it is not known what a newer one made.
+    """
+    for record in sorted(records, key=_when, reverse=True):
+        made = _made_by(record, addresses)
+        if made is None:
+            return []
+        if made:
+            return made
+    return []
+
+
+def _when(record: Record) -> str:
+    """Time at which the results of a record were made; those of a merge are older than itself."""
+    origins = record.document.get("merged_from") or [record.document]
+    return max(str(origin.get("started", "")) for origin in origins)
+
+
+def _made_by(record: Record, addresses: Sequence[str]) -> list[str] | None:
+    """Those of the addresses that an invocation made; None if that is not known."""
+    config: Document = record.document.get("config", {})
+    if "pooling" in config:
+        pooling = config["pooling"]
+        wanted = pooling.get("features") or ""
+        kind = ("slide_features_" + slug(pooling.get("slide_encoder", "")),)
+        return [a for a in addresses if _last(a).startswith(kind) and wanted in a]
+    if "tiles" not in config and "grids" not in record.document:
+        tool = config.get("import", {}).get("tool")
+        # folders that were imported by an older version
+        return [a for a in addresses if tool and a.startswith(f"{tool}_")]
+    grids = recorded_grids(record)
+    if grids is None:
+        return None
+    # the address of a grid is its name
+    of_grids = [a for a in addresses if (grid_of(a) or a) in grids]
+    if not any("/" in address for address in of_grids):
+        return of_grids
+    exact, starts = _folder_names(record)
+    named = [a for a in of_grids if _last(a) in exact]
+    return named or [a for a in of_grids if _last(a).startswith(starts)] or of_grids
+
+
+def _last(address: str) -> str:
+    return address.rpartition("/")[2]
+
+
+def _folder_names(record: Record) -> tuple[set[str], tuple[str, ...]]:
+    """Names of the folders of embeddings that a run writes into its grids, and their beginnings.
+
+    A run that ended has recorded its models, which give the whole name.
+    """
+    config: Document = record.document.get("config", {})
+    try:
+        settings = settings_of(config)
+    except ThinsectionError:  # of another version
+        return set(), ("",)
+    encoders = settings.encode.encoders
+    starts = [f"features_{slug(name.removeprefix(OWN_PREFIX))}" for name in encoders]
+    poolers = settings.aggregate.slide_encoders
+    starts += [f"slide_features_{slug(name)}" for name in poolers]
+    stain = settings.stain if settings.stain.stain_norm != "none" else None
+    names = set()
+    for label in [*record.document.get("models", {})][: len(encoders)]:
+        dtype = settings.output.embedding_dtype
+        names.add(f"features_{features_label(label, dtype=dtype, stain=stain)}")
+    return names, tuple(starts)
+
+
+def recorded_grids(record: Record) -> tuple[str, ...] | None:
+    """Names of the grids that an invocation made; None if they are not known.
+
+    Older versions did not record them; they follow from the settings, unless a file that these
+    name is gone.
+    """
+    if "grids" in record.document:
+        return tuple(record.document["grids"])
+    config: Document = record.document.get("config", {})
+    if config.get("output", {}).get("until", "slide-embeddings") not in TILED:
+        return ()
+    try:
+        return grid_names(resolve(settings_of(config), {"until": "tiles"}))
+    except (ThinsectionError, OSError):
+        return None
+
+
+def settings_of(config: PlainValues) -> RunConfig:
+    """Settings of a recorded run that name its results. Raises ConfigError: unknown ones."""
+    deciding = {name: section for name, section in config.items() if name in _DECIDING}
+    return from_mapping(RunConfig, deciding)

@@ -1,0 +1,438 @@
+"""Results folder in Python: slides, tables, embeddings, and export as AnnData."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from thinsection.config import from_mapping, nearest
+from thinsection.errors import (
+    InvalidInputError,
+    StoreError,
+    importing,
+    slide_boundary,
+)
+from thinsection.files.pages import data_uri
+from thinsection.files.tables import open_table
+from thinsection.report.picture import thumbnail_file
+from thinsection.results.choice import choose_address, say_choice
+from thinsection.results.outcome import read_failure
+from thinsection.results.records import Record, read_records
+from thinsection.results.tables import grid_rows
+from thinsection.slide.geometry import ReadPlan
+from thinsection.slide.known_ids import KnownIds
+from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
+from thinsection.store.tile_tables import (
+    TILES,
+    EmbeddingRows,
+    TileTableFile,
+    tile_table_files,
+)
+from thinsection.store.tiles_h5 import (
+    TilesFile,
+    read_embedded_tiles,
+    read_slide_embedding,
+)
+from thinsection.types import Document, PlainValues, counted, format_bytes
+
+if TYPE_CHECKING:
+    import pandas
+
+Listener = Callable[[str], None]  # receives a line of text
+_SHOWN_SLIDES = 8  # thumbnails in `_repr_html_`
+_SHOWN_PX = 96  # height of a thumbnail in pixels
+
+
+def open_results(out: str | Path) -> Results:
+    """Opens a folder with results of `run`, `qc` or `aggregate`.
+
+    Memory: some kB per slide. Raises StoreError: it is not a results folder.
+    """
+    folder = Path(out)
+    if not (folder / SLIDES).is_dir():
+        raise StoreError(
+            f"results must be a folder of `thinsection run` that contains {SLIDES}/, got "
+            f"{str(folder)!r}"
+        )
+    ledgers = {ledger.slide_id: ledger for ledger in load_ledgers(folder)}
+    return Results(folder=folder, ledgers=ledgers)
+
+
+@dataclass(frozen=True)
+class FolderRow:
+    """One folder of results, for all slides."""
+
+    address: str  # '256px_0.5mpp/features_uni2_h'
+    num_slides: int  # slides with a result in this folder
+    num_bytes: int  # bytes of its files
+    facts: PlainValues  # facts of the last slide: encoder, dim and so on
+
+
+class _ExistingFolders:
+    """Folders that are on disk, looked up once each: people delete the folder of a grid."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._exists: dict[str, bool] = {}
+
+    def hold(self, ledger: SlideLedger, address: str, record: StageRecord) -> bool:
+        """True if the record's first file has its folder, here or at the URL of the run."""
+        if not record.files:
+            return address.startswith(f"{SLIDES}/") or self._is_there(address)
+        name = next(iter(record.files))
+        folder = name.rpartition("/")[0]
+        return name in ledger.elsewhere.files or self._is_there(folder)
+
+    def _is_there(self, name: str) -> bool:
+        if name not in self._exists:
+            self._exists[name] = (self.root / name).is_dir()
+        return self._exists[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Results folder; files are read only when a method needs them."""
+
+    folder: Path
+    ledgers: Mapping[str, SlideLedger]  # ledgers by slide id
+    # lines about choices; each is told once
+    told_choices: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    @property
+    def slides(self) -> tuple[str, ...]:
+        """Slide ids."""
+        return tuple(self.ledgers)
+
+    @cached_property
+    def folders(self) -> tuple[FolderRow, ...]:
+        """Every folder of results: masks, grids, embeddings, slide embeddings, pictures."""
+        records: dict[str, list[StageRecord]] = {}  # records by address
+        existing = _ExistingFolders(self.folder)
+        for ledger in self.ledgers.values():
+            for address, record in ledger.stages.items():
+                if existing.hold(ledger, address, record):
+                    records.setdefault(address, []).append(record)
+        rows = [
+            FolderRow(
+                address=address,
+                num_slides=len(of_slides),
+                num_bytes=sum(sum(record.files.values()) for record in of_slides),
+                facts=of_slides[-1].facts,
+            )
+            for address, of_slides in records.items()
+        ]
+        # folders beside the slides come first
+        rows.sort(key=lambda r: (not r.address.startswith(f"{SLIDES}/"), r.address))
+        return tuple(rows)
+
+    @property
+    def grids(self) -> tuple[str, ...]:
+        """Names of the tile grids."""
+        names = (row.address.split("/")[0] for row in self.folders)
+        return tuple(dict.fromkeys(name for name in names if name != SLIDES))
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Addresses of tile embeddings: 'GRID/features_NAME'."""
+        return self._addresses("features_")
+
+    @property
+    def slide_features(self) -> tuple[str, ...]:
+        """Addresses of slide embeddings: 'GRID/slide_features_NAME'."""
+        return self._addresses("slide_features_")
+
+    @property
+    def records(self) -> list[Record]:
+        """The invocations that worked here, oldest first."""
+        return read_records(self.folder)
+
+    def choose_grid(
+        self, name: str | None = None, *, chooser: str = 'grid="..."'
+    ) -> str:
+        """One of `grids`, by its name or a part of it; of several that of the newest run.
+
+        Args:
+            name: the grid; None if there is one, or for the newest.
+            chooser: how the user chooses, for the line about a choice.
+
+        Raises ChoiceError: no such grid, or nothing decides between several.
+        """
+        return self._choose(self.grids, name, "grid", chooser)
+
+    def choose_features(
+        self,
+        name: str | None = None,
+        known: Sequence[str] | None = None,
+        *,
+        chooser: str = 'features="..."',
+    ) -> str:
+        """One of `features`, by its name or a part of it; of several that of the newest run.
+
+        Args:
+            name: the embeddings; None if there are one, or for the newest.
+            known: addresses to choose from, in place of `features`.
+            chooser: how the user chooses, for the line about a choice.
+
+        Raises ChoiceError: no such embeddings, or nothing decides between several.
+        """
+        addresses = self.features if known is None else known
+        return self._choose(addresses, name, "features", chooser)
+
+    def _choose(
+        self, known: Sequence[str], name: str | None, kind: str, chooser: str
+    ) -> str:
+        return choose_address(
+            known,
+            name,
+            kind,
+            chooser=chooser,
+            records=lambda: self.records,
+            say=self._say_once,
+            describe=self._described,
+        )
+
+    def _say_once(self, line: str) -> None:
+        if line not in self.told_choices:
+            self.told_choices.add(line)
+            say_choice(line)
+
+    def _described(self, address: str) -> str:
+        """An address with what it is: '256px_0.5mpp (12 slides, 4,021 tiles)'."""
+        tiles = address if "/" in address else f"{address}/{TILES}"
+        records = [
+            ledger.stages[tiles]
+            for ledger in self.ledgers.values()
+            if tiles in ledger.stages
+        ]
+        if not records:
+            return address
+        num_tiles = sum(int(record.facts.get("num_tiles") or 0) for record in records)
+        words = counted(len(records), "slide")
+        if num_tiles:
+            words += f", {num_tiles:,} tiles"
+        return f"{address} ({words})"
+
+    def rows(self, labels: str | Path | None = None) -> list[Document]:
+        """One row per slide and grid, as in summary.csv.
+
+        `labels` is a CSV with a column slide_id; its other columns are joined by slide_id.
+
+        Raises StoreError: the labels cannot be read.
+        """
+        joined = {} if labels is None else _labels(Path(labels), self.ledgers)
+        rows = []
+        for slide_id, ledger in self.ledgers.items():
+            for row in grid_rows(ledger):
+                rows.append({"slide_id": slide_id} | row | joined.get(slide_id, {}))
+        return rows
+
+    def table(self, labels: str | Path | None = None) -> pandas.DataFrame:
+        """`rows` as a data frame. Raises MissingDependencyError: pandas is not installed."""
+        with importing("table needs pandas (`rows` does not)", "probe"):
+            import pandas as pd
+        return pd.DataFrame(self.rows(labels))
+
+    def tiles(self, slide_id: str, grid: str | None = None) -> TilesFile:
+        """Coordinates of a slide's tile grid, and the columns of every table with the same tiles.
+
+        `slide_id` is one of `slides`, `grid` one of `grids`; None for that of the newest run.
+
+        Memory: 16 bytes per tile, and 4 per tile and column.
+        """
+        first, *others = self.tile_tables(slide_id, grid)
+        tiles = first.read()
+        columns = dict(tiles.columns)
+        for table in others:
+            more = table.read()
+            if np.array_equal(more.coords_l0, tiles.coords_l0):
+                for name, values in more.columns.items():
+                    columns[table.label(name)] = values
+        return replace(tiles, columns=columns, plan=self._plan(slide_id, grid))
+
+    def _plan(self, slide_id: str, grid: str | None) -> ReadPlan | None:
+        """How the tiles of a grid are read; None for grids that another tool made."""
+        address = self.choose_grid(grid)
+        record = self.ledger(slide_id).stages.get(f"{address}/{TILES}")
+        if record is None or "plan" not in record.facts:
+            return None
+        return from_mapping(ReadPlan, record.facts["plan"])
+
+    def tile_tables(
+        self, slide_id: str, grid: str | None = None
+    ) -> tuple[TileTableFile, ...]:
+        """Per-tile tables of a slide: tiles, measures, heatmaps; no values are read.
+
+        Raises StoreError: the slide has no such grid.
+        """
+        address = self.choose_grid(grid)
+        # raises StoreError if the slide has no such grid
+        self.file(slide_id, f"{address}/{TILES}")
+        files = {
+            stage_address: self.folder / next(iter(record.files))
+            for stage_address, record in self.ledgers[slide_id].stages.items()
+            if record.files
+        }
+        return tuple(tile_table_files(self.folder, address, slide_id, files))
+
+    def tile_embeddings(self, slide_id: str, features: str | None = None) -> TilesFile:
+        """Embeddings (N, D) and coordinates of a slide's tiles.
+
+        `features` is one of `features`, or its last part without 'features_'; None for that of the
+        newest run.
+
+        Memory: 4 N D bytes.
+        """
+        address = self.choose_features(features)
+        stored = read_embedded_tiles(self.file(slide_id, address))
+        grid = address.split("/", maxsplit=1)[0]
+        return replace(stored, plan=self._plan(slide_id, grid))
+
+    def embedding_rows(
+        self, slide_id: str, features: str | None = None
+    ) -> EmbeddingRows:
+        """The same embeddings as rows that are read from the file only on access."""
+        address = self.choose_features(features)
+        return EmbeddingRows(self.file(slide_id, address))
+
+    def slide_embeddings(
+        self, name: str | None = None, *, on_left_out: Listener | None = None
+    ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
+        """Ids and embeddings, float32 (S, D), of the slides that have a slide embedding.
+
+        Args:
+            name: one of `slide_features`, or its last part; None for that of the newest run.
+            on_left_out: takes a line for each slide whose file or ledger is damaged, and the
+                others are returned: `on_left_out=print`. With None the first damage is an error.
+
+        Memory: 4 S D bytes.
+
+        Raises StoreError: a file or a ledger is damaged, without `on_left_out`.
+        """
+        address = self._choose(
+            self.slide_features, name, "slide features", 'name="..."'
+        )
+        slide_ids: list[str] = []
+        embeddings: list[npt.NDArray[np.float32]] = []
+        for slide_id, ledger in self.ledgers.items():
+            with leaving_out(slide_id, on_left_out):
+                ledger.check()
+                record = ledger.stages.get(address)
+                if record is None or not record.files:
+                    continue
+                path = self.folder / next(iter(record.files))
+                vector = read_slide_embedding(path).slide_embedding
+                if embeddings and vector.shape != embeddings[0].shape:
+                    raise StoreError(
+                        f"slide embedding must have {len(embeddings[0])} numbers as that of "
+                        f"{slide_ids[0]!r}, got {len(vector)} in {str(path)!r}"
+                    )
+                slide_ids.append(slide_id)
+                embeddings.append(vector)
+        if not embeddings:
+            return (), np.empty((0, 0), np.float32)
+        return tuple(slide_ids), np.stack(embeddings)
+
+    def failures(self) -> dict[str, str]:
+        """Messages by slide id, for slides whose last run failed or whose ledger is damaged."""
+        failures = {}
+        for slide_id, ledger in self.ledgers.items():
+            if ledger.damage:
+                failures[slide_id] = ledger.damage
+        for path in sorted((self.folder / SLIDES).iterdir()):
+            if path.is_dir():
+                failure = read_failure(self.folder, path.name)
+                if failure is not None:
+                    failures[path.name] = failure.error
+        return failures
+
+    def __repr__(self) -> str:
+        lines = [f"<Results {str(self.folder)!r}: {len(self.slides)} slides>"]
+        for row in self.folders:
+            size = format_bytes(row.num_bytes)
+            lines.append(f"  {row.address:<60} {row.num_slides:>6} slides {size:>10}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        pictures = ""
+        for slide_id in self.slides[:_SHOWN_SLIDES]:
+            path = thumbnail_file(self.folder / SLIDES / slide_id)
+            if path is not None:
+                with Image.open(path) as picture:
+                    source = data_uri(picture, 2 * _SHOWN_PX)
+                title = html.escape(slide_id)
+                pictures += (
+                    f'<img height="{_SHOWN_PX}" title="{title}" src="{source}"> '
+                )
+        rows = ""
+        for row in self.folders:
+            rows += (
+                f"<tr><td>{html.escape(row.address)}</td><td>{row.num_slides}</td>"
+                f"<td>{format_bytes(row.num_bytes)}</td></tr>"
+            )
+        return (
+            f"<b>{html.escape(str(self.folder))}</b>: {counted(len(self.slides), 'slide')}"
+            f"<div>{pictures}</div>"
+            f"<table><tr><th>folder</th><th>slides</th><th>size</th></tr>{rows}</table>"
+        )
+
+    def _addresses(self, prefix: str) -> tuple[str, ...]:
+        addresses = [row.address for row in self.folders]
+        return tuple(
+            address
+            for address in addresses
+            if address.rpartition("/")[2].startswith(prefix)
+        )
+
+    def file(self, slide_id: str, address: str) -> Path:
+        """File of a slide in a folder of results. Raises StoreError: the file does not exist."""
+        record = self.ledger(slide_id).stages.get(address)
+        if record is None or not record.files:
+            raise StoreError(
+                f"{address} of {slide_id!r} must exist, got none; run that step first"
+            )
+        return self.folder / next(iter(record.files))
+
+    def ledger(self, slide_id: str) -> SlideLedger:
+        """Ledger of a slide. Raises InvalidInputError: the slide is not in this folder."""
+        if slide_id not in self.ledgers:
+            hint = nearest(slide_id, self.slides)
+            raise InvalidInputError(
+                f"slide_id must be in this folder, got {slide_id!r}{hint}"
+            )
+        return self.ledgers[slide_id]
+
+
+def _labels(path: Path, slides: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Rows of a table by the slide that their slide_id means."""
+    table = open_table(path, ("slide_id",), error=StoreError)
+    ids = KnownIds(slides).match(
+        (row["slide_id"] for row in table.rows), repr(str(path))
+    )
+    by_slide = {}
+    for row in table.rows:
+        slide = ids.get(row["slide_id"])
+        if slide is not None:
+            by_slide[slide] = row | {"slide_id": slide}
+    return by_slide
+
+
+def leaving_out(
+    slide_id: str, on_left_out: Listener | None
+) -> AbstractContextManager[None, bool]:
+    """Reports an error of a slide and leaves the slide out; without a listener, it is raised."""
+    if on_left_out is None:
+        return slide_boundary(slide_id, None)
+
+    def leave_out(slide: str, reason: str) -> None:
+        on_left_out(f"{slide}: left out: {reason}")
+
+    return slide_boundary(slide_id, leave_out)

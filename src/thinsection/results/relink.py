@@ -1,0 +1,165 @@
+"""Slides that moved: a results folder finds them again by name and content.
+
+A slide is the file of the same name that holds the recorded content; if no file has its name, any
+file that holds the content. Of several, the one whose path ends most like the former one is taken,
+as for a run at a new place. Where that does not decide either, nothing is changed for the slide.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from thinsection.errors import CohortError, InvalidInputError, StoreError
+from thinsection.files.urls import is_url
+from thinsection.results.folder import Listener
+from thinsection.results.tables import KnownSlide, known_slides, write_tables
+from thinsection.slide.cohort import ignore_message
+from thinsection.slide.find_slides import find_by_url, find_in_folder
+from thinsection.slide.readers import is_folder_slide
+from thinsection.slide.slide_ids import file_of, folded, path_of, stem_of
+from thinsection.store.claims import (
+    Claims,
+    common_end,
+    move_slides,
+    read_claims,
+)
+from thinsection.store.identity import fingerprint
+from thinsection.store.ledger import SLIDES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relinked:
+    """Slides of a results folder after a search for them; each is in one of the four."""
+
+    found: dict[str, str]  # new file, by slide id
+    ambiguous: dict[str, tuple[str, ...]]  # files that fit equally well, by slide id
+    missing: tuple[str, ...]  # neither at a new place nor at the known one
+    kept: tuple[str, ...]  # not found, but still at their known place
+
+
+class _Files:
+    """Slide files at the new places; the content of each is read once, if at all."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        # of several links to a file the first
+        by_file = {file_of(path): path for path in reversed([*paths])}
+        self.paths = tuple(sorted(by_file.values()))
+        self._contents: dict[str, str] = {}
+        self._by_name: dict[str, list[str]] = {}
+        for path in self.paths:
+            self._by_name.setdefault(folded(stem_of(path)), []).append(path)
+
+    def named(self, name: str) -> list[str]:
+        """Files of this name, whatever its capitals."""
+        return self._by_name.get(folded(name), [])
+
+    def content(self, path: str) -> str:
+        """Fingerprint of a file; '' if it cannot be read."""
+        if path not in self._contents:
+            try:
+                self._contents[path] = fingerprint(path)
+            except StoreError:
+                self._contents[path] = ""
+        return self._contents[path]
+
+    @cached_property
+    def by_content(self) -> dict[str, list[str]]:
+        """Every file by its content; reads 128 KiB of each."""
+        files: dict[str, list[str]] = {}
+        for path in self.paths:
+            files.setdefault(self.content(path), []).append(path)
+        files.pop("", None)
+        return files
+
+
+def relink(
+    folder: str | Path,
+    places: Sequence[str | Path],
+    *,
+    on_message: Listener = ignore_message,
+) -> Relinked:
+    """Finds the slides of a results folder at new places; changes their paths and nothing else.
+
+    Args:
+        folder: a results folder.
+        places: slide files, folders with slides, or URLs.
+        on_message: takes notes on files that are passed over.
+
+    Memory: some kB per slide of the folder, 300 bytes per file at the places.
+
+    Raises:
+        StoreError: it is no results folder, or it is of a running process.
+        InvalidInputError: the places have no slide.
+    """
+    out = Path(folder)
+    if not (out / SLIDES).is_dir():
+        raise StoreError(
+            f"results must be a folder of `thinsection run` that contains {SLIDES}/, got "
+            f"{str(out)!r}"
+        )
+    files = _Files(_slides_at(places, on_message))
+    if not files.paths:
+        raise InvalidInputError(
+            f"new place must contain slides, got none in {', '.join(map(str, places))}"
+        )
+    slides = known_slides(out)
+    claims = read_claims(out)
+    candidates = {slide.slide_id: _candidates(slide, claims, files) for slide in slides}
+    found = {}
+    ambiguous = {}
+    missing = []
+    kept = []
+    for slide in slides:
+        slide_id = slide.slide_id
+        fitting = candidates[slide_id]
+        if len(fitting) == 1:
+            found[slide_id] = fitting[0]
+        elif fitting:
+            ambiguous[slide_id] = tuple(fitting)
+        elif _is_there(slide.slide_path):
+            kept.append(slide_id)
+        else:
+            missing.append(slide_id)
+    move_slides(out, found)
+    if found:
+        write_tables(out, known_slides(out))
+    return Relinked(
+        found=found, ambiguous=ambiguous, missing=tuple(missing), kept=tuple(kept)
+    )
+
+
+def _slides_at(places: Sequence[str | Path], on_message: Listener) -> list[str]:
+    """Slide files at the places."""
+    paths: list[str] = []
+    for place in map(str, places):
+        if is_url(place):
+            paths += find_by_url(place)
+        elif Path(place).is_file() or is_folder_slide(place):
+            paths.append(place)
+        elif Path(place).is_dir():
+            paths += find_in_folder(Path(place), on_message)
+        else:
+            raise CohortError.no_such_slide(place)
+    return [path if is_url(path) else str(Path(path).absolute()) for path in paths]
+
+
+def _candidates(slide: KnownSlide, claims: Claims, files: _Files) -> list[str]:
+    """Files that may be this slide: one if it is found, none if it is missing."""
+    claim = claims.get(slide.slide_id)
+    former = slide.slide_path or (path_of(claim.file) if claim else "")
+    name = stem_of(former) if former else slide.slide_id
+    content = slide.ledger.source.get("samples", "")
+    fitting = files.named(name)
+    if content:
+        fitting = [file for file in fitting if files.content(file) == content]
+        fitting = fitting or files.by_content.get(content, [])
+    if len(fitting) < 2:
+        return fitting
+    ends = [common_end(former, file) for file in fitting]
+    return [file for file, end in zip(fitting, ends) if end == max(ends)]
+
+
+def _is_there(path: str) -> bool:
+    """True for a URL, at which nobody looks, and for a file that exists."""
+    return bool(path) and (is_url(path) or Path(path).exists())

@@ -1,0 +1,253 @@
+"""Buffers of tiles of several slides, read ahead in a thread: what `TileDataset` shuffles."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.errors import InvalidInputError
+from thinsection.results.folder import Listener
+from thinsection.results.tiled_slide import TiledSlide
+from thinsection.slide import Slide
+from thinsection.tiles import TileTable
+from thinsection.tiles.batches import (
+    Prepared,
+    SlideFailed,
+    SlideFinished,
+    SlideTiles,
+    TileBatch,
+)
+from thinsection.tiles.budget import CHANNELS, MAX_SCRATCH, StreamBudget
+from thinsection.tiles.order import Numbers, Run
+from thinsection.tiles.stream import TileStream
+from thinsection.types import Closing, CoordsL0, TileArray
+
+# Tiles that the stream decodes at once; 5 such batches wait at most.
+_MAX_BATCH = 32
+_SLOTS = 5
+# Share of a buffer that one such batch may be.
+_BATCHES_PER_BUFFER = 16
+
+
+@dataclass(kw_only=True, eq=False)
+class Buffer:
+    """Tiles of several slides, in the order of their chunks.
+
+    Attributes:
+        tiles: uint8 (n, tile_px, tile_px, 3).
+        is_read: (n,), False for tiles of slides that could not be read.
+        slides: (n,), places in the list of slides.
+        rows: (n,), places in the slides' tile tables.
+        coords_l0: (n, 2).
+        columns: values per tile by name, float32 (n,).
+    """
+
+    tiles: TileArray
+    is_read: npt.NDArray[np.bool_]
+    slides: Numbers
+    rows: Numbers
+    coords_l0: CoordsL0
+    columns: dict[str, npt.NDArray[np.float32]]
+
+    def __len__(self) -> int:
+        return len(self.tiles)
+
+
+@dataclass(kw_only=True, eq=False)
+class _Piece(SlideTiles):
+    """Tiles of one slide in a buffer."""
+
+    number: int  # place in the list of slides
+    places: Numbers  # (k,), places in the buffer, by ascending row of the tile table
+
+
+class BufferReader(Closing):
+    """Reads the buffers of a shard in a thread, and keeps slides open from one to the next.
+
+    Memory: as `TileDataset`. Arrays are used again: new ones in each of the threads would leave
+    gaps in the memory of the process.
+    """
+
+    def __init__(
+        self,
+        slides: Sequence[TiledSlide],
+        *,
+        tile_px: int,
+        buffer_tiles: int,
+        columns: tuple[str, ...],
+        open_slides: int,
+        decode_threads: int,
+        on_message: Listener,
+    ) -> None:
+        self._slides = slides
+        self._tile_px = tile_px
+        self._columns = columns
+        self._open_slides = open_slides
+        self._on_message = on_message
+        batch = min(_MAX_BATCH, max(1, buffer_tiles // _BATCHES_PER_BUFFER))
+        self._batch_size = batch
+        shape = (buffer_tiles, tile_px, tile_px, CHANNELS)
+        # One is filled while the other is used.
+        self._arrays = [np.empty(shape, np.uint8), np.empty(shape, np.uint8)]
+        self._batch_arrays: list[TileArray] = []
+        self._budget = StreamBudget(
+            slots=_SLOTS,
+            batch_bytes=batch * tile_px * tile_px * CHANNELS,
+            scratch_bytes=decode_threads * MAX_SCRATCH,
+            workers=decode_threads,
+        )
+        # Only the thread that prepares slides uses it while a stream runs.
+        self._opened: dict[int, tuple[Slide, TileTable]] = {}
+        self._reported: set[str] = set()
+        self._stopped = threading.Event()
+        self._thread = ThreadPoolExecutor(1, "thinsection-tiles")
+
+    def close(self) -> None:
+        """Stops reading and closes the slides."""
+        self._stopped.set()
+        self._thread.shutdown(cancel_futures=True)
+        for slide, _ in self._opened.values():
+            slide.close()
+        # Streams are cycles of references, which may live for a while.
+        self._arrays.clear()
+        self._batch_arrays.clear()
+
+    def buffers(self, orders: Iterator[list[Run]]) -> Iterator[Buffer]:
+        """Yields buffers in order; the next one is read meanwhile.
+
+        A buffer is valid until the next one is asked for.
+        """
+        waiting: Future[Buffer] | None = None
+        for number, runs in enumerate(orders):
+            buffer = None if waiting is None else waiting.result()
+            array = self._arrays[number % 2]
+            waiting = self._thread.submit(self._read, runs, array)
+            if buffer is not None:
+                yield buffer
+        if waiting is not None:
+            yield waiting.result()
+
+    def _read(self, runs: Sequence[Run], array: TileArray) -> Buffer:
+        """Reads the tiles of one buffer into the first rows of an array."""
+        buffer = self._new_buffer(runs, array)
+        pieces = _pieces(buffer)
+        self._close_unused([piece.number for piece in pieces])
+
+        def prepare(piece: _Piece) -> list[Prepared[_Piece]]:
+            try:
+                return [self._prepare(buffer, piece)]
+            except Exception as error:  # noqa: BLE001 - the per-slide boundary
+                return [SlideFailed(source=piece, stage="open", error=error)]
+
+        with TileStream(
+            pieces,
+            prepare,
+            budget=self._budget,
+            batch_size=self._batch_size,
+            allocate=self._batch_allocator(),
+        ) as stream:
+            for event in stream:
+                if self._stopped.is_set():
+                    break
+                if isinstance(event, TileBatch):
+                    places = event.source.places[event.indices]
+                    buffer.tiles[places] = event.tiles
+                    event.release()
+                elif isinstance(event, SlideFinished):
+                    buffer.is_read[event.source.places] = True
+                elif isinstance(event, SlideFailed):
+                    self._report(event)
+        return buffer
+
+    def _batch_allocator(self) -> Callable[[tuple[int, ...]], TileArray]:
+        """Function that gives a stream the arrays of the stream before it, then new ones."""
+        free = list(self._batch_arrays)
+
+        def allocate(shape: tuple[int, ...]) -> TileArray:
+            if free:
+                return free.pop()
+            array = np.empty(shape, dtype=np.uint8)
+            self._batch_arrays.append(array)
+            return array
+
+        return allocate
+
+    def _new_buffer(self, runs: Sequence[Run], array: TileArray) -> Buffer:
+        lengths = [len(run) for run in runs]
+        rows = [np.arange(run.start, run.stop) for run in runs]
+        count = sum(lengths)
+        columns = {
+            name: np.full(count, np.nan, dtype=np.float32) for name in self._columns
+        }
+        return Buffer(
+            tiles=array[:count],
+            is_read=np.zeros(count, dtype=np.bool_),
+            slides=np.repeat([run.slide for run in runs], lengths),
+            rows=np.concatenate(rows),
+            coords_l0=np.zeros((count, 2), dtype=np.int64),
+            columns=columns,
+        )
+
+    def _prepare(self, buffer: Buffer, piece: _Piece) -> _Piece:
+        """Opens the slide of a piece, or takes it where it is open."""
+        opened = self._opened.get(piece.number)
+        is_kept = opened is not None
+        if opened is None:
+            opened = self._open(piece.number)
+            if len(self._opened) < self._open_slides:
+                self._opened[piece.number] = opened
+                is_kept = True
+        slide, table = opened
+        chosen = table.select(buffer.rows[piece.places])
+        buffer.coords_l0[piece.places] = chosen.coords_l0
+        for name in self._columns:
+            buffer.columns[name][piece.places] = chosen.columns[name]
+        return replace(piece, slide=slide, table=chosen, owned=not is_kept)
+
+    def _open(self, index: int) -> tuple[Slide, TileTable]:
+        tiled = self._slides[index]
+        slide = tiled.open()
+        try:
+            table = tiled.table(slide)
+            if table.plan.tile_px != self._tile_px:
+                raise InvalidInputError(
+                    f"tile_px must be {self._tile_px} as in the other slides, got "
+                    f"{table.plan.tile_px}"
+                )
+            missing = [name for name in self._columns if name not in table.columns]
+            if missing:
+                raise InvalidInputError(
+                    f"columns must be of the tile table, got {missing[0]!r}"
+                )
+        except BaseException:
+            slide.close()
+            raise
+        return slide, table
+
+    def _close_unused(self, needed: Sequence[int]) -> None:
+        """Closes slides that the next buffer does not need."""
+        for index in [index for index in self._opened if index not in needed]:
+            slide, _ = self._opened.pop(index)
+            slide.close()
+
+    def _report(self, failed: SlideFailed[_Piece]) -> None:
+        """Reports the failure of a slide once."""
+        slide_id = self._slides[failed.source.number].slide_id
+        text = f"{slide_id}: left out: {failed.error}"
+        if text not in self._reported:
+            self._reported.add(text)
+            self._on_message(text)
+
+
+def _pieces(buffer: Buffer) -> list[_Piece]:
+    """Tiles of a buffer by slide; slides come in the order in which they enter it."""
+    slides, first_places = np.unique(buffer.slides, return_index=True)
+    pieces = []
+    for number in slides[np.argsort(first_places)].tolist():
+        places = np.flatnonzero(buffer.slides == number)
+        ascending = places[np.argsort(buffer.rows[places])]
+        pieces.append(_Piece(number=number, places=ascending, slide=None, table=None))
+    return pieces

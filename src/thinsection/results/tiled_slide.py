@@ -1,0 +1,172 @@
+"""Slides of a results folder with their tile grids, to read the same tiles again from the files."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinsection.config import from_mapping
+from thinsection.errors import InvalidInputError, StoreError
+from thinsection.files.trust import check_table_url
+from thinsection.files.urls import is_url
+from thinsection.results.folder import Listener, Results, leaving_out
+from thinsection.slide import Slide
+from thinsection.slide.geometry import ReadPlan, best_level
+from thinsection.slide.look import Look
+from thinsection.slide.open import open_slide
+from thinsection.stages.config import SlidesConfig
+from thinsection.store.claims import check_slide_exists, slide_place
+from thinsection.store.ledger import SlideLedger
+from thinsection.store.tiles_h5 import Attributes, read_tiles
+from thinsection.tiles import TileTable
+from thinsection.types import Mpp, Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiledSlide:
+    """A slide and its tile grid: plain values that travel between processes.
+
+    Attributes:
+        slide_id: id in the results folder.
+        slide_path: file or URL.
+        slide_mpp: (x, y) µm per level-0 px; None where the run knew none.
+        size_l0: (width, height) of the slide in level-0 px; None where it is not known.
+        reader: reader that made the tiles.
+        look: rule by which its pixels become RGB; None as they are.
+        image: picture of the file that the run was told to take; None where it was told none.
+        rendering: the same in words, as the reader said it; '' as they are.
+        tiles_path: file of the tile grid.
+        num_tiles: tiles of the grid.
+        plan: how its tiles are read; None for a grid of another tool.
+    """
+
+    slide_id: str
+    slide_path: str
+    slide_mpp: Mpp | None
+    size_l0: Size | None
+    reader: str
+    look: Look | None
+    image: str | None
+    rendering: str
+    tiles_path: Path
+    num_tiles: int
+    plan: ReadPlan | None
+
+    def open(self) -> Slide:
+        """Opens the slide with the reader of the run.
+
+        Raises:
+            SlideOpenError: as `open_slide`.
+            InvalidInputError: the file is another one than that of the run.
+        """
+        check_slide_exists(self.slide_path, self.slide_id)
+        # readers for picked channels are chosen by the look
+        reader = "auto" if self.look else self.reader
+        slide = open_slide(
+            self.slide_path,
+            reader=reader,
+            slide_mpp=self.slide_mpp,
+            look=self.look,
+            image=self.image,
+        )
+        is_same = slide.rendering == self.rendering
+        if self.size_l0 is not None and slide.size != self.size_l0:
+            is_same = False
+        if not is_same:
+            slide.close()
+            raise InvalidInputError(
+                f"slide must be the file of the run, got {slide.size} px "
+                f"{slide.rendering!r} for {self.size_l0} px {self.rendering!r} in "
+                f"{self.slide_path!r}; run again"
+            )
+        return slide
+
+    def table(self, slide: Slide) -> TileTable:
+        """Tile table of the opened slide, with its columns. Raises StoreError: it is damaged."""
+        stored = read_tiles(self.tiles_path, embeddings=False)
+        if len(stored.coords_l0) != self.num_tiles:
+            raise StoreError(
+                f"tiles must be {self.num_tiles}, got {len(stored.coords_l0)} in "
+                f"{str(self.tiles_path)!r}; run again"
+            )
+        plan = self.plan or _plan_of_peer(slide, stored.attributes)
+        return TileTable(coords_l0=stored.coords_l0, plan=plan, columns=stored.columns)
+
+
+def tiled_slides(
+    results: Results, grid: str, on_left_out: Listener | None = None
+) -> Iterator[TiledSlide]:
+    """Yields the slides of a results folder that have tiles of a grid, in the folder's order.
+
+    Args:
+        results: an opened results folder.
+        grid: one of `results.grids`.
+        on_left_out: takes a line for each slide without tiles; with None that is an error.
+    """
+    for slide_id, ledger in results.ledgers.items():
+        with leaving_out(slide_id, on_left_out):
+            ledger.check()
+            yield tiled_slide(results, ledger, grid)
+
+
+def tiled_slide(results: Results, ledger: SlideLedger, grid: str) -> TiledSlide:
+    """Returns one slide of a results folder with its tiles of a grid.
+
+    Raises:
+        StoreError: it has no such tiles.
+        InvalidInputError: an import does not say where its file is.
+    """
+    slide = ledger.slide
+    tiles_path = results.file(ledger.slide_id, f"{grid}/tiles")
+    if not slide.get("slide_path"):
+        raise InvalidInputError(
+            f"slide_path is missing in {ledger.slide_id!r}; import it with --slides"
+        )
+    if is_url(slide["slide_path"]):
+        # a run of one's own may read from this machine; a ledger does not say whose it is
+        check_table_url(
+            slide["slide_path"], f"the ledger of {ledger.slide_id!r}", allow_local=True
+        )
+    facts = ledger.stages[f"{grid}/tiles"].facts
+    rendering = slide.get("rendering") or ""
+    return TiledSlide(
+        slide_id=ledger.slide_id,
+        slide_path=slide_place(ledger),
+        slide_mpp=(slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None,
+        size_l0=(slide["width"], slide["height"]) if slide.get("width") else None,
+        reader=slide.get("reader") or "auto",
+        look=_recorded_look(results) if rendering else None,
+        image=slide.get("image"),
+        rendering=rendering,
+        tiles_path=tiles_path,
+        num_tiles=int(facts["num_tiles"]),
+        plan=from_mapping(ReadPlan, facts["plan"]) if "plan" in facts else None,
+    )
+
+
+def _recorded_look(results: Results) -> Look | None:
+    """Rule by which the last invocation that had one made pixels RGB."""
+    last = None
+    for record in results.records:
+        section = record.document.get("config", {}).get("slides")
+        if section:
+            last = from_mapping(SlidesConfig, section).look or last
+    return last
+
+
+def _plan_of_peer(slide: Slide, attributes: Attributes) -> ReadPlan:
+    """Read plan for tiles of another tool, from the attributes that our import writes."""
+    edge = int(attributes["patch_size_level0"])
+    tile_px = int(attributes["patch_size"])
+    stride_x, stride_y = (int(step) for step in attributes["stride_l0"])
+    level = best_level(slide.levels, edge / tile_px)
+    edge_lv = round(edge / level.downsample)
+    mpp = attributes.get("tile_mpp")
+    return ReadPlan(
+        tile_px=tile_px,
+        tile_mpp=None if mpp is None else float(mpp),
+        level=level.index,
+        downsample=level.downsample,
+        size_lv=(edge_lv, edge_lv),
+        size_l0=(edge, edge),
+        stride_l0=(stride_x, stride_y),
+    )

@@ -1,0 +1,359 @@
+"""Slide embeddings from stored tile embeddings, in folders of our results, TRIDENT or CLAM."""
+
+import contextlib
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from thinsection.config import as_mapping
+from thinsection.errors import StoreError, slide_boundary
+from thinsection.files.atomic import output_errors
+from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold, sweep_slide
+from thinsection.jobs.execute import execute
+from thinsection.jobs.task import OnEvent, Report, Task
+from thinsection.pool import SlideEncoder, TileLayout, load_slide_encoder
+from thinsection.pool.encoder import check_slide_encoder, slide_encoder_identity
+from thinsection.report.index import write_index
+from thinsection.results.folder import open_results
+from thinsection.results.outcome import LOST_STAGE, SlideResult
+from thinsection.results.records import recording
+from thinsection.results.tables import known_slides, write_tables
+from thinsection.run.task import set_threads
+from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.config import AggregateRunConfig, PoolingConfig
+from thinsection.stages.features import deciding
+from thinsection.stages.leaves import (
+    PoolingStage,
+    fit_warnings,
+    pool_tiles,
+    tile_layout,
+)
+from thinsection.stages.source import Source
+from thinsection.stages.stage import RecordedStage, SlideWork
+from thinsection.store.ledger import SLIDES, load_ledger
+from thinsection.store.tiles_h5 import (
+    TilesFile,
+    read_embedded_tiles,
+    read_slide_embedding,
+    read_tiles,
+)
+from thinsection.types import Document, counted, parse_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeaturesFile:
+    """File with the tile embeddings of one slide."""
+
+    slide_id: str
+    path: Path  # HDF5 file
+    out: Path  # slide embeddings are written to `OUT/slide_features_NAME/ID.h5`
+    # results folder whose ledger lists the file; None for files of other tools
+    results: Path | None = None
+
+    def succeeded(
+        self, status: Literal["done", "skipped"], facts: Document
+    ) -> SlideResult:
+        """Result of a slide that has its embedding."""
+        return SlideResult(
+            slide_id=self.slide_id,
+            slide_path=str(self.path),
+            status=status,
+            facts=facts,
+        )
+
+    def failed(self, stage: str, error: str) -> SlideResult:
+        """Result of a slide without an embedding."""
+        return SlideResult(
+            slide_id=self.slide_id,
+            slide_path=str(self.path),
+            status="failed",
+            stage=stage,
+            error=error,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingTask(Task[FeaturesFile, SlideResult]):
+    """See `Task`: pools some features files in one process, which loads the slide encoder once."""
+
+    kind: ClassVar[str] = "aggregate"
+    entry_type: ClassVar[type] = FeaturesFile
+    result_type: ClassVar[type] = SlideResult
+
+    pooling: PoolingConfig
+
+    def __call__(
+        self, entries: Sequence[FeaturesFile], *, on_event: OnEvent
+    ) -> Report[SlideResult]:
+        """See `Task.__call__`; a bad file gives a failed result.
+
+        Memory: a slide's embeddings, 4 N D bytes, and the slide encoder's own limit.
+        """
+        set_threads(self.threads, torch_too=True)
+        encoder = loaded_encoder(self.pooling)
+        results = [self._pool(file, encoder) for file in entries]
+        return Report(results=tuple(results))
+
+    def _pool(self, file: FeaturesFile, encoder: SlideEncoder) -> SlideResult:
+        """Result of one file: done, skipped or failed."""
+        reasons: dict[str, str] = {}
+        with slide_boundary(file.slide_id, reasons.__setitem__):
+            if file.results is not None:
+                return _pool_recorded(file, file.results, encoder)
+            return _pool_foreign(file, encoder, self.pooling)
+        return file.failed(PoolingStage.title, reasons[file.slide_id])
+
+    def lost(self, entry: FeaturesFile, reason: str) -> SlideResult:
+        """See `Task.lost`."""
+        return entry.failed(LOST_STAGE, reason)
+
+
+def aggregate_folder(
+    folder: Path,
+    *,
+    out: Path | None = None,
+    config: AggregateRunConfig | None = None,
+    on_result: Callable[[SlideResult], None] = lambda result: None,
+    on_message: Callable[[str], None] = lambda text: None,
+) -> list[SlideResult]:
+    """Pools every features file of a folder; returns a result per file, also for finished ones.
+
+    In a results folder the embeddings of every grid and encoder are pooled (or those that
+    `pooling.features` names), into `GRID/slide_features_NAME/`. For other folders (TRIDENT's,
+    CLAM's) or one file, results go to `slide_features_NAME/` beside them, or below `out`, which
+    workers on other nodes must be able to read. `on_result` is called as each slide ends.
+
+    Memory: in each worker one slide's embeddings, 4 N D bytes, and the slide encoder's own limit.
+
+    Raises ThinsectionError: bad settings, no files, or the cluster; a bad file only fails itself.
+    """
+    config = config or AggregateRunConfig()
+    if not folder.exists():
+        raise StoreError(f"folder must exist, got {str(folder)!r}")
+    check_slide_encoder(config.pooling.slide_encoder)  # before any worker starts
+    folder = folder.absolute()
+    if out is not None:
+        out = out.absolute()
+    files = find_features(folder, out=out, wanted=config.pooling.features)
+    results: dict[Path, SlideResult] = {}
+
+    def take_report(report: Report[SlideResult]) -> None:
+        for result in report.results:
+            results[Path(result.slide_path)] = result
+            on_result(result)
+
+    beside = folder.parent if folder.is_file() else folder
+    home = files[0].results or out or beside
+    task = PoolingTask(pooling=config.pooling, threads=config.executor.threads)
+    try:
+        with (
+            output_errors(home),
+            recording(home, "aggregate", as_mapping(config)) as record,
+        ):
+            execute(
+                files,
+                task,
+                config.executor,
+                folder=record.folder,
+                on_report=take_report,
+                on_message=on_message,
+            )
+            ended = [results[file.path] for file in files]
+            for result in _damaged_slides(folder):
+                on_result(result)
+                ended.append(result)
+            for status in ("done", "skipped"):
+                count = sum(result.status == status for result in ended)
+                record.counts[status] = count
+    except BaseException as error:
+        error.add_note(
+            f"{len(results)} of {counted(len(files), 'slide')} done; run the same command again to "
+            "continue"
+        )
+        raise
+    if files[0].results is not None:
+        write_tables(files[0].results, known_slides(files[0].results))
+        write_index(files[0].results)
+    return ended
+
+
+def _damaged_slides(folder: Path) -> list[SlideResult]:
+    """Slides of a results folder whose ledger is damaged: nobody knows what they have."""
+    if not (folder / SLIDES).is_dir():
+        return []
+    return [
+        SlideResult(
+            slide_id=slide_id,
+            slide_path="",
+            status="failed",
+            stage="ledger",
+            error=ledger.damage,
+        )
+        for slide_id, ledger in open_results(folder).ledgers.items()
+        if ledger.damage
+    ]
+
+
+def find_features(
+    folder: Path, *, out: Path | None = None, wanted: str | None = None
+) -> list[FeaturesFile]:
+    """Features files of a folder, see `aggregate_folder`; `wanted` is part of an address.
+
+    Raises StoreError: there are none; the message names the patterns.
+    """
+    if (folder / SLIDES).is_dir():
+        return _recorded_features(folder, out, wanted)
+    home = folder.parent if folder.is_file() else folder
+    beside = home.parent if home.name.startswith("features_") else home
+    paths = [folder] if folder.is_file() else sorted(folder.rglob("*.h5"))
+    files = [
+        FeaturesFile(slide_id=path.stem, path=path, out=out or beside)
+        for path in paths
+        if not path.name.startswith(".")
+        and not path.parent.name.startswith(("slide_features", "patient_features"))
+    ]
+    if not files:
+        raise StoreError(
+            "folder must contain GRID/features_ENCODER/*.h5 of a run, or *.h5 features of "
+            f"TRIDENT or CLAM, got none below {str(folder)!r}; run `thinsection run` first"
+        )
+    return files
+
+
+def _recorded_features(
+    folder: Path, out: Path | None, wanted: str | None
+) -> list[FeaturesFile]:
+    """Features files that the ledgers of a results folder list."""
+    results = open_results(folder)
+    addresses = [name for name in results.features if wanted is None or wanted in name]
+    files = []
+    for slide_id, address in product(results.slides, addresses):
+        if address not in results.ledgers[slide_id].stages:
+            continue
+        grid = address.split("/")[0]
+        file = FeaturesFile(
+            slide_id=slide_id,
+            path=results.file(slide_id, address),
+            out=(out or folder) / grid,
+            results=None if out else folder,
+        )
+        files.append(file)
+    if not files:
+        known = list(results.features) or "none"
+        option = f" for --features {wanted!r}" if wanted else ""
+        raise StoreError(
+            f"results folder must contain embeddings, got {known}{option} in {str(folder)!r}; "
+            "run `thinsection run` first"
+        )
+    return files
+
+
+def _pool_recorded(
+    file: FeaturesFile, results: Path, slide_encoder: SlideEncoder
+) -> SlideResult:
+    """Pools a file of a results folder with the stage that a run uses, in the slide's ledger."""
+    lock = results / SLIDES / file.slide_id / LOCK_NAME
+    with hold(lock):
+        ledger = load_ledger(results, file.slide_id)
+        address = str(file.path.parent.relative_to(results))
+        if address not in ledger.stages:
+            raise StoreError(
+                f"embeddings must be listed in the ledger, got {address!r} of another run"
+            )
+        features = RecordedStage(
+            recorded_address=address, recorded_key=ledger.stages[address].key
+        )
+        tiles = read_embedded_tiles(file.path)
+        warnings = fit_warnings(tiles, slide_encoder, file.path)
+        stage = PoolingStage(
+            features=features,
+            slide_encoder=slide_encoder_identity(slide_encoder),
+        )
+        sweep_slide(
+            file.slide_id, lock.parent, find_unfinished_files([results / stage.address])
+        )
+        facts = {**ledger.slide, **_facts(tiles, warnings)}
+        entry = SlideEntry(slide_id=file.slide_id, slide_path=str(file.path))
+        work = SlideWork(
+            entry=entry,
+            out=results,
+            source=Source(key=""),
+            ledger=ledger,
+            stages=(stage,),
+            slide_encoders={slide_encoder.name: slide_encoder},
+        )
+        if work.is_done(stage):
+            for name in work.ledger.stages[stage.address].files:
+                read_slide_embedding(work.path(name))
+            return file.succeeded("skipped", facts)
+        work.missing = [stage]
+        work.check_stale()
+        work.perform(stage)
+    return file.succeeded("done", facts)
+
+
+def _pool_foreign(
+    file: FeaturesFile, encoder: SlideEncoder, pooling: PoolingConfig
+) -> SlideResult:
+    """Pools a file of another tool; the key is stored in the slide embedding itself."""
+    tiles = read_tiles(file.path)
+    if tiles.features is None or len(tiles.features) == 0:
+        raise StoreError(
+            f"features file must contain embeddings, got none in {str(file.path)!r}; run "
+            "`thinsection run` first"
+        )
+    layout = tile_layout(
+        tiles, file.path, tile_px_l0=pooling.tile_px_l0, stride_l0=pooling.stride_l0
+    )
+    facts = _facts(tiles, fit_warnings(tiles, encoder, file.path))
+    name = encoder.label(file.path.parent.name.removeprefix("features_"))
+    folder = file.out / f"slide_features_{name}"
+    target = folder / f"{file.slide_id}.h5"
+    key = content_key(tiles, encoder, layout)
+    # another process may have pooled it meanwhile
+    with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):
+        for left in find_unfinished_files([folder]).get(file.slide_id, []):
+            left.unlink(missing_ok=True)
+        # raised if there is no slide embedding yet
+        with contextlib.suppress(StoreError):
+            if read_slide_embedding(target).attributes.get("key") == key:
+                return file.succeeded("skipped", facts)
+        pool_tiles(tiles, encoder, target, layout, key=key)
+    return file.succeeded("done", facts)
+
+
+def _facts(tiles: TilesFile, warnings: Sequence[str]) -> Document:
+    return {"num_tiles": len(tiles.coords_l0), "warnings": "; ".join(warnings)}
+
+
+def content_key(
+    tiles: TilesFile, slide_encoder: SlideEncoder, layout: TileLayout
+) -> str:
+    """Hash of all that the slide embedding depends on: encoder, layout, embeddings, coordinates."""
+    deciding_values = {
+        "slide_encoder": deciding(slide_encoder.identity),
+        "size_l0": layout.size_l0,
+        "stride_l0": layout.stride_l0,
+    }
+    digest = hashlib.sha256(json.dumps(deciding_values, sort_keys=True).encode())
+    for array in (tiles.features, tiles.coords_l0):
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=1)
+def loaded_encoder(pooling: PoolingConfig) -> SlideEncoder:
+    """Slide encoder, loaded once per process and settings."""
+    return load_slide_encoder(
+        pooling.slide_encoder,
+        weights=pooling.slide_weights,
+        device=pooling.device,
+        budget_bytes=parse_bytes(pooling.aggregate_memory, name="aggregate_memory"),
+    )

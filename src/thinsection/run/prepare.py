@@ -1,0 +1,310 @@
+"""Prepares a slide before its tiles are read: claims it, opens it, and lays its tile grids."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from thinsection.errors import (
+    BudgetError,
+    InvalidInputError,
+    OutputError,
+    StoreError,
+    ThinsectionError,
+)
+from thinsection.pool.encoder import SlideEncoder
+from thinsection.results.outcome import SlideResult, read_failure
+from thinsection.slide import Slide
+from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.regions import annotation_sums
+from thinsection.stages.reuse import KnownRows
+from thinsection.stages.source import source_key
+from thinsection.stages.spec import RunSpec
+from thinsection.stages.stage import AnyStage, GridTiles, SlideWork
+from thinsection.stages.tiles import TilesStage
+from thinsection.store.identity import Identity, WholeSum
+from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
+from thinsection.tiles import TileTable
+from thinsection.tiles.batches import Prepared, SlideFailed
+from thinsection.tiles.threads import MemoryAllowance
+from thinsection.tiles.transforms import StainLook, fit_stain
+from thinsection.types import format_bytes
+
+
+def claim_slide(
+    entry: SlideEntry,
+    stages: tuple[AnyStage, ...],
+    *,
+    out: Path,
+    spec: RunSpec,
+    slide_encoders: Mapping[str, SlideEncoder] | None = None,
+) -> SlideWork:
+    """Slide with its ledger, and the list of stages that are not done.
+
+    Raises StoreError: the slide's file cannot be read; InvalidInputError: it has no drawing.
+    """
+    ledger = load_ledger(out, entry.slide_id)
+    fingerprint = spec.slides.fingerprint
+    identity = Identity.read(entry.slide_path, ledger.source, fingerprint)
+    source = source_key(identity.source, entry, annotation_sums(spec.regions, entry))
+    work = SlideWork(
+        entry=entry,
+        out=out,
+        source=source,
+        ledger=ledger,
+        stages=stages,
+        overwrite=spec.output.overwrite,
+        slide_encoders=slide_encoders,
+        times="" if fingerprint == "samples" else identity.times,
+    )
+    same_source = ledger.source == asdict(identity)
+    same_cohort = ledger.slide == work.ledger.slide
+    work.ledger = replace(work.ledger, source=asdict(identity))
+    work.find_missing(resume=spec.output.resume)
+    work.has_new_facts = bool(ledger.stages) and not (same_source and same_cohort)
+    return work
+
+
+def finished_work(
+    entry: SlideEntry, stages: tuple[AnyStage, ...], *, out: Path, spec: RunSpec
+) -> SlideWork | None:
+    """Work of a slide that is done with the same settings and file; None if it is not done.
+
+    `stages` are all stages of the run. Rules of quality control are not checked here, as that
+    needs the slide's lock. Nothing is read of a slide without earlier results.
+    """
+    if not (out / SLIDES / entry.slide_id / LEDGER_NAME).is_file():
+        return None
+    if spec.qc.qc_fail or read_failure(out, entry.slide_id) is not None:
+        return None
+    with suppress(StoreError, InvalidInputError):
+        work = claim_slide(entry, stages, out=out, spec=spec)
+        if not (work.missing or work.has_new_facts):
+            return work
+    return None
+
+
+def skipped_result(work: SlideWork) -> SlideResult:
+    """Result of `finished_work`."""
+    return SlideResult.of(work.entry, "skipped", work.facts())
+
+
+def check_quality(work: SlideWork) -> None:
+    """Lets every stage look at its result; one of them may raise QcExclusion."""
+    for stage in work.stages:
+        stage.judge(work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlidePreparer:
+    """Does the work on a slide that needs no tiles, and chooses the tiles to read.
+
+    The stream's prepare thread calls it while other slides are decoded and encoded. If a slide
+    lacks only results that are made from stored files, it is not opened. A bad slide comes back as
+    `SlideFailed`.
+    """
+
+    spec: RunSpec
+    grids: tuple[TilesStage, ...]  # all tile grids of the run
+    # width of each encoder's embeddings by label
+    dims: Mapping[str, int]
+    # memory for images that are decoded whole; they wait until earlier ones are released
+    memory_for_whole_images: MemoryAllowance
+    # colours of stain normalisation; None if it is off
+    stain_target: StainLook | None
+
+    def __call__(self, work: SlideWork) -> list[Prepared[GridTiles]]:
+        """Prepares a slide: an item for each grid with tiles to read.
+
+        If one grid fails, the others are still read; `work.failure` then ends the slide.
+        """
+        slide = None
+        parts: list[GridTiles] = []
+        try:
+            work.stage_title = "open"
+            work.check_stale()
+            if any(stage.reads != "store" for stage in work.missing):
+                slide = _open(
+                    work, self.spec.slides.reader, self.memory_for_whole_images
+                )
+                _check_resolutions(slide, self.grids)
+                self._perform_ready(work)
+            check_quality(work)
+            if slide is not None:
+                parts = self._lay_grids(work, slide)
+                self._perform_ready(work)
+            return self._in_order(work, slide, parts)
+        except OutputError:  # not the fault of one slide, so it ends the run
+            raise
+        except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded
+            parts = []
+            return [_failed(work, work.stage_title, error)]
+        finally:
+            if slide is not None and not parts:  # no stage needs its tiles
+                slide.close()
+
+    def _perform_ready(self, work: SlideWork) -> None:
+        """Runs the missing stages that read the slide, except grids, whose errors end no slide."""
+        for stage in work.ready("slide"):
+            if stage not in self.grids:
+                work.perform(stage)
+
+    def _lay_grids(self, work: SlideWork, slide: Slide) -> list[GridTiles]:
+        """Tiles to read of each grid; notes the first error of a grid."""
+        parts = []
+        for grid in self.grids:
+            if not any(grid.holds(stage) for stage in work.missing):
+                continue
+            try:
+                tiles = self._lay_grid(work, slide, grid)
+                if tiles.writers:
+                    parts.append(tiles)
+            except OutputError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary of a grid; recorded
+                work.failure = work.failure or (work.stage_title, error)
+        self._normalise(work, slide, parts)
+        return parts
+
+    def _lay_grid(self, work: SlideWork, slide: Slide, grid: TilesStage) -> GridTiles:
+        """Tiles of a grid that the stream reads, and the writers of what is made from them."""
+        work.stage_title = grid.title
+        if grid in work.missing and grid.reads == "slide":
+            work.perform(grid)
+        if grid in work.missing:
+            table = grid.candidates(work, slide)
+        else:
+            table = work.value(grid)
+            _reuse_results(work, grid, table)
+        stages = [
+            stage
+            for stage in work.missing
+            if stage.reads == "tiles" and grid.holds(stage)
+        ]
+        attributes = grid.attributes(work, slide, table)
+        known = _known_rows(work, stages, table)
+        for rows in known.values():  # all of them lack the same tiles
+            table = table.select(rows.lacking)
+            break
+        tiles = GridTiles(
+            slide=slide,
+            table=table,
+            work=work,
+            attributes=attributes,
+            dims=self.dims,
+            stages=tuple(stages),
+            known=known,
+        )
+        tiles.writers = tuple(stage.open(tiles) for stage in stages)
+        tiles.measures = tuple(
+            writer.measure for writer in tiles.writers if writer.reads_pixels
+        )
+        return tiles
+
+    def _normalise(
+        self, work: SlideWork, slide: Slide, parts: Sequence[GridTiles]
+    ) -> None:
+        """Sets the stain normalisation of a slide, which is the same for all grids."""
+        read_parts = [part for part in parts if part.num_tiles]
+        if self.stain_target is None or not read_parts:
+            return
+        tissue = work.value(self.grids[0].mask)
+        stain = self.spec.encoding.stain
+        transform = fit_stain(slide, tissue, stain, target=self.stain_target)
+        for part in read_parts:
+            part.transform = transform
+            if transform.warning:
+                part.notes = (transform.warning,)
+
+    def _in_order(
+        self, work: SlideWork, slide: Slide | None, parts: Sequence[GridTiles]
+    ) -> list[Prepared[GridTiles]]:
+        """Parts of a slide, of which the last closes it; the failure, if no part is left."""
+        items = list(parts)
+        if not items:
+            if work.failure is not None and not any(work.ready("store")):
+                return [_failed(work, *work.failure)]
+            items.append(GridTiles(slide=None, table=None, work=work))
+        work.num_tiles = sum(item.num_tiles for item in items)
+        for place, item in enumerate(items):
+            item.is_first = place == 0
+            item.is_last = item.owned = place == len(items) - 1
+        if slide is not None and parts and self._hashes_whole(work, slide):
+            work.whole_sum = WholeSum(work.entry.slide_path)
+        return [*items]
+
+    def _hashes_whole(self, work: SlideWork, slide: Slide) -> bool:
+        """True for a local file that was never hashed completely."""
+        compares_times = self.spec.slides.fingerprint == "times"
+        return (
+            compares_times and slide.source is None and not work.ledger.source["whole"]
+        )
+
+
+def _failed(work: SlideWork, stage: str, error: Exception) -> SlideFailed[GridTiles]:
+    source = GridTiles(slide=None, table=None, work=work)
+    return SlideFailed(source=source, stage=stage, error=error)
+
+
+def _known_rows(
+    work: SlideWork, stages: Sequence[AnyStage], table: TileTable
+) -> dict[str, KnownRows]:
+    """Stored rows that need not be made again, by address; empty unless every stage has some.
+
+    A tile that one stage lacks is made for all stages, since it is read once for all of them.
+    """
+    known = {}
+    for stage in stages:
+        rows = stage.known_rows(work, table)
+        if rows is None:
+            return {}
+        known[stage.address] = rows
+    lacking = np.any([rows.lacking for rows in known.values()], axis=0)
+    return {address: rows.without(lacking) for address, rows in known.items()}
+
+
+def _open(
+    work: SlideWork, reader: str, memory_for_whole_images: MemoryAllowance
+) -> Slide:
+    """Opens the slide. Raises BudgetError: decoded as a whole it would exceed the memory."""
+    slide = work.entry.open(reader)
+    try:
+        work.note_opened(slide)
+        held = slide.held_bytes
+        if held > memory_for_whole_images.total:
+            available = int(memory_for_whole_images.total)
+            raise BudgetError(
+                f"memory must leave {format_bytes(held)} for an image that is decoded as a "
+                f"whole, got {format_bytes(available)} beside the tiles in "
+                f"{Path(slide.slide_path).name!r}; raise --memory, lower --batch-size, or "
+                "convert the image to a tiled TIFF"
+            )
+        if held:
+            slide.on_close.enter_context(memory_for_whole_images.taken(held))
+    except BaseException:
+        slide.close()
+        raise
+    return slide
+
+
+def _check_resolutions(slide: Slide, grids: Sequence[TilesStage]) -> None:
+    """Raises an error before any pixel is read if no grid fits the slide's resolution."""
+    errors = []
+    for grid in grids:
+        try:
+            grid.config.plan(slide)
+        except ThinsectionError as error:
+            errors.append(error)
+    if errors and len(errors) == len(grids):
+        raise errors[0]
+
+
+def _reuse_results(work: SlideWork, grid: TilesStage, table: TileTable) -> None:
+    """Takes over results of the same tiles that are stored under another grid's name."""
+    for stage in list(work.missing):
+        if stage.reads == "tiles" and grid.holds(stage):
+            output = stage.reuse(work, table)
+            if output is not None:
+                work.record(stage, output)

@@ -1,0 +1,204 @@
+"""`qc`: quality control of a cohort with the same stages as a run."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thinsection.config import option, section
+from thinsection.files.atomic import write_text
+from thinsection.files.url_secrets import without_secrets
+from thinsection.jobs.executor import ExecutorConfig
+from thinsection.qc import Pipeline, load_pipeline
+from thinsection.qc.histoqc_config import pipeline_from_ini
+from thinsection.qc.pipeline import dump_pipeline
+from thinsection.qc.rules import QcRule
+from thinsection.report.histoqc import write_histoqc
+from thinsection.report.qc_sheet import write_qc_parquet
+from thinsection.results.outcome import SlideResult
+from thinsection.results.records import RECORDS
+from thinsection.results.tables import known_slides
+from thinsection.run.events import OnEvent
+from thinsection.run.qc_tables import (
+    failing_rules,
+    qc_rows,
+    qc_stage,
+    qc_table_name,
+)
+from thinsection.run.run import run
+from thinsection.segment.segmenter import SegmentConfig
+from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig
+from thinsection.stages.labels import short_hash
+from thinsection.stages.request import Slides
+from thinsection.stages.spec import resolve
+
+
+def _same(section_type: type, name: str) -> Any:
+    """Copies a setting from a section of a run: default, help and choices."""
+    by_name = {field.name: field for field in dataclasses.fields(section_type)}
+    field = by_name[name]
+    return dataclasses.field(default=field.default, metadata=field.metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChecksConfig:
+    """Checks, and the rules by which a slide fails them."""
+
+    qc: str = option(
+        "auto",
+        "Pipeline of checks: auto, histoqc-default (or -light, -ihc, -clinical, -first, "
+        "-v2.1), or a pipeline file (.toml), which may also take the classes of a segmenter.",
+        daily=True,
+    )
+    from_histoqc: Path | None = option(
+        None,
+        "Use the pipeline of a HistoQC configuration file (config.ini).",
+        daily=True,
+    )
+    qc_fail: tuple[str, ...] = _same(QcConfig, "qc_fail")
+    qc_rules: Path | None = _same(QcConfig, "qc_rules")
+    qc_strict: bool = _same(QcConfig, "qc_strict")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkConfig:
+    """Device of the checks, and the files to write."""
+
+    qc_device: str = _same(QcConfig, "qc_device")
+    qc_pictures: bool = _same(QcConfig, "qc_pictures")
+    segment_memory: str = _same(SegmentConfig, "segment_memory")
+    trust_code: tuple[str, ...] = _same(SegmentConfig, "trust_code")
+    resume: bool = _same(OutputConfig, "resume")
+    overwrite: bool = _same(OutputConfig, "overwrite")
+    write: tuple[str, ...] = option(
+        (),
+        "Also write histoqc (results.tsv and pictures, as HistoQC does) or parquet (the"
+        " table); repeat the option for several.",
+        daily=True,
+        choices=lambda: ("histoqc", "parquet"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QcRunConfig:
+    """All settings of `thinsection qc`, by section."""
+
+    checks: ChecksConfig = section(ChecksConfig)
+    slides: SlidesConfig = section(SlidesConfig)
+    work: WorkConfig = section(WorkConfig, "Results")
+    executor: ExecutorConfig = section(ExecutorConfig, "Workers and clusters")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QcSummary:
+    """Results of a QC run."""
+
+    results: tuple[SlideResult, ...]  # one per slide, in the order of the cohort
+    # (slide_id, rule) for each rule that applies
+    failing: tuple[tuple[str, QcRule], ...]
+    page: Path  # the contact sheet
+    # slides with the verdict 'exclude' that no rule of `qc_fail` excludes, and why
+    unusable: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def num_failed(self) -> int:
+        """Number of slides that could not be checked."""
+        return sum(result.status == "failed" for result in self.results)
+
+
+def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
+    """Pipeline from the settings, with notes on settings of HistoQC that were not converted.
+
+    Raises ConfigError: no such pipeline, or an unknown key.
+    """
+    ini = config.checks.from_histoqc
+    if ini is None:
+        return load_pipeline(config.checks.qc), []
+    return pipeline_from_ini(ini)
+
+
+def check_slides(
+    slides: Slides,
+    *,
+    out: Path,
+    config: QcRunConfig,
+    on_event: OnEvent = lambda event: None,
+    on_message: Callable[[str], None] = lambda text: None,
+) -> QcSummary:
+    """Checks every slide and writes its files, then the table, the page and other requested files.
+
+    A `run` into the same folder with the same checks reuses these results.
+
+    Memory: as `run_qc`, in each worker.
+
+    Raises:
+        ThinsectionError: bad settings or no slides, before work starts. A bad slide does not raise.
+    """
+    checks = config.checks
+    pipeline, _ = chosen_pipeline(config)
+    settings = _run_settings(config, pipeline, out)
+    summary = run(
+        slides,
+        out=out,
+        config=settings,
+        on_event=on_event,
+        on_message=on_message,
+    )
+    stage = qc_stage(resolve(settings))
+    rows = qc_rows(known_slides(out), stage)
+    name = qc_table_name(stage)
+    if "parquet" in config.work.write:
+        write_qc_parquet(out / f"{name}.parquet", rows)
+    if "histoqc" in config.work.write:
+        headers = {
+            "start_time": summary.record.name,
+            "pipeline": " ".join(f"{c.kind}:{c.name}" for c in pipeline.checks),
+            "outdir": str(out.resolve()),
+            "config_file": str(checks.from_histoqc or checks.qc),
+            "command_line_args": without_secrets(" ".join(sys.argv[1:])),
+        }
+        write_histoqc(out, rows, headers)
+    looked_at = {result.slide_id for result in summary.results}
+    rows = [row for row in rows if row["slide_id"] in looked_at]
+    failing = tuple(failing_rules(rows, checks.qc_fail))
+    return QcSummary(
+        results=summary.results,
+        failing=failing,
+        page=out / f"{name}.html",
+        unusable=summary.unusable,
+    )
+
+
+def _run_settings(config: QcRunConfig, pipeline: Pipeline, out: Path) -> RunConfig:
+    """Settings of the run that does the checks; a HistoQC pipeline becomes a file that every
+    worker process can load."""
+    checks = config.checks
+    source = checks.qc
+    if checks.from_histoqc is not None:
+        name = f"{checks.from_histoqc.stem}-{short_hash(pipeline.as_mapping())}.toml"
+        source = str(out.resolve() / RECORDS / "pipelines" / name)
+        write_text(Path(source), dump_pipeline(pipeline))
+    qc = QcConfig(
+        qc=source,
+        qc_device=config.work.qc_device,
+        # HistoQC's files are made from the pictures
+        qc_pictures=config.work.qc_pictures or "histoqc" in config.work.write,
+        qc_fail=checks.qc_fail,
+        qc_rules=checks.qc_rules,
+        qc_strict=checks.qc_strict,
+    )
+    output = OutputConfig(
+        until="qc", resume=config.work.resume, overwrite=config.work.overwrite
+    )
+    return RunConfig(
+        qc=qc,
+        segment=SegmentConfig(
+            segment_memory=config.work.segment_memory,
+            trust_code=config.work.trust_code,
+        ),
+        output=output,
+        slides=config.slides,
+        executor=config.executor,
+    )

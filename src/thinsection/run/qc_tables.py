@@ -1,0 +1,211 @@
+"""Tables and page for a folder's quality control: qc_NAME.csv and qc_NAME.html."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinsection.config import coerce
+from thinsection.errors import ConfigError, StoreError
+from thinsection.files.atomic import read_table
+from thinsection.qc import qc_fail
+from thinsection.qc.checks.check import Score
+from thinsection.qc.rules import QcRule, parse_rule
+from thinsection.report.qc_sheet import judge_rows, write_qc_csv, write_qc_sheet
+from thinsection.report.qc_store import QC_FILE, has_qc, read_qc
+from thinsection.report.verdict import load_rules
+from thinsection.results.tables import KnownSlide
+from thinsection.run.measures_tables import (
+    DISTANCES,
+    MEASURED_COLUMNS,
+    measures_table,
+)
+from thinsection.stages.config import QcConfig
+from thinsection.stages.graph import mask_stage
+from thinsection.stages.masks import QcStage
+from thinsection.stages.spec import RunSpec
+from thinsection.store.ledger import SLIDES
+from thinsection.store.tile_tables import TILES
+from thinsection.types import Document
+
+QcRow = dict[str, Score]
+
+
+def qc_stage(spec: RunSpec) -> QcStage:
+    """Stage of a run's quality control; the run must ask for it."""
+    stage = mask_stage(spec)
+    assert isinstance(stage, QcStage)
+    return stage
+
+
+def qc_table_name(stage: QcStage) -> str:
+    """Name of the table and the page of a stage, without suffix: 'qc_auto'."""
+    return stage.address.removeprefix(f"{SLIDES}/")
+
+
+def write_qc_tables(
+    out: Path, slides: Sequence[KnownSlide], stage: QcStage, config: QcConfig
+) -> dict[str, str]:
+    """Writes qc_NAME.csv and qc_NAME.html for all slides that quality control has checked.
+
+    If the folder has measures of tiles that passed the same checks, these become further columns.
+
+    Returns:
+        The slides with the verdict `exclude` that no rule of `--qc-fail` excludes, and why.
+    """
+    rows = qc_rows(slides, stage)
+    measured = _measured_columns(out, slides, stage.address)
+    failing = failing_rules(rows, config.qc_fail)
+    for row in rows:
+        slide_id = str(row["slide_id"])
+        row.update(measured.get(slide_id, {}))
+        fails = [str(rule) for failing_id, rule in failing if failing_id == slide_id]
+        row["fails"] = "|".join(fails)
+    rules = load_rules(config.qc_rules)
+    name = qc_table_name(stage)
+    rows = judge_rows(rows, rules)
+    write_qc_csv(out / f"{name}.csv", rows)
+    write_qc_sheet(
+        out / f"{name}.html",
+        rows,
+        title="Quality control",
+        rules=rules,
+        overviews=_overviews(slides, stage),
+    )
+    return {
+        str(row["slide_id"]): str(row["why"])
+        for row in rows
+        if row["verdict"] == "exclude" and not row["fails"]
+    }
+
+
+def _overviews(slides: Sequence[KnownSlide], stage: QcStage) -> dict[str, str]:
+    """Path of the first overview of each slide that shows the marks of these checks."""
+    paths: dict[str, str] = {}
+    for slide in slides:
+        for address, record in slide.ledger.stages.items():
+            is_overview = address.endswith("/overviews") and record.files
+            if is_overview and stage.address in record.needs:
+                paths.setdefault(slide.slide_id, next(iter(record.files)))
+    return paths
+
+
+def qc_rows(slides: Sequence[KnownSlide], stage: QcStage) -> list[QcRow]:
+    """Row of each slide of a folder: its stored values, or why there are none."""
+    rows: list[QcRow] = []
+    for slide in slides:
+        folder = stage.folder(slide.slide_id)
+        columns = _qc_columns(slide, slide.ledger.out / folder)
+        if columns:
+            row: QcRow = {
+                "slide_id": slide.slide_id,
+                "slide_path": slide.path_in_tables,
+                "folder": folder,
+            }
+            rows.append(row | dict(slide.more) | columns)
+    return rows
+
+
+def _qc_columns(slide: KnownSlide, folder: Path) -> QcRow:
+    """Status, warnings and scores of a slide; empty if quality control did not check it."""
+    try:
+        checked = _read_checked(folder)
+    except (ConfigError, StoreError) as damage:
+        # only this slide is damaged; other rows stay
+        return {"status": "failed", "warnings": f"{QC_FILE} is damaged: {damage}"}
+    if checked is not None:
+        columns: QcRow = {"status": "done", **checked.facts, **checked.scores}
+        if checked.px_mm2 is not None and "pixels_to_use" in checked.scores:
+            usable = float(checked.scores["pixels_to_use"]) * checked.px_mm2
+            columns["usable_mm2"] = round(usable, 6)
+        columns["warnings"] = "|".join(checked.warnings)
+        return columns
+    if slide.failure is not None and slide.failure.status == "failed":
+        return {"status": "failed", "warnings": slide.failure.error}
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Checked:
+    """Stored values of quality control for a row."""
+
+    facts: Document
+    scores: Document
+    warnings: tuple[str, ...]
+    px_mm2: (
+        float | None
+    )  # area that `pixels_to_use` counts in; None without a resolution
+
+
+def _read_checked(folder: Path) -> _Checked | None:
+    """Reads the stored values of a slide; None if there are none.
+
+    Raises ConfigError, StoreError: they are damaged.
+    """
+    if not has_qc(folder):
+        return None
+    stored = read_qc(folder)
+    document = coerce(stored.document, Document, QC_FILE)
+    return _Checked(
+        px_mm2=_px_mm2(document),
+        facts=coerce(document.get("facts"), Document, "facts"),
+        scores=coerce(document.get("scores"), Document, "scores"),
+        warnings=coerce(document.get("warnings"), tuple[str, ...], "warnings"),
+    )
+
+
+def _px_mm2(document: Document) -> float | None:
+    """Area in mm² of a pixel of the work image, or of all of it where usable tissue is a share."""
+    facts = coerce(document.get("facts"), Document, "facts")
+    mpp = [facts.get(name) for name in ("mpp_x", "mpp_y")]
+    sizes_um = []
+    for value, size in zip(
+        mpp, coerce(document["size_l0"], tuple[int, ...], "size_l0")
+    ):
+        if not isinstance(value, int | float) or value <= 0:
+            return None
+        sizes_um.append(value * size)
+    width, height = coerce(document["size_th"], tuple[int, ...], "size_th")
+    whole_mm2 = sizes_um[0] * sizes_um[1] / 1e6
+    scores = coerce(document.get("scores"), Document, "scores")
+    # a pipeline gives the usable tissue in pixels, or as a share of them
+    usable = scores.get("pixels_to_use")
+    is_share = isinstance(usable, int | float) and 0 < usable <= 1
+    return whole_mm2 if is_share else whole_mm2 / (width * height)
+
+
+def _measured_columns(
+    out: Path, slides: Sequence[KnownSlide], mask_address: str
+) -> dict[str, dict[str, float]]:
+    """Rows of measures_GRID.csv by slide, for the first grid that is based on a tissue mask."""
+    grids = set()
+    for slide in slides:
+        for address, record in slide.ledger.stages.items():
+            grid, _, name = address.partition("/")
+            if name == TILES and mask_address in record.needs:
+                grids.add(grid)
+    columns: dict[str, dict[str, float]] = {}
+    for grid in sorted(grids):
+        table = measures_table(out, grid)
+        for line in read_table(table) if table.is_file() else ():
+            numbers = {
+                name: float(line[name])
+                for name in (*DISTANCES, *MEASURED_COLUMNS)
+                if line.get(name)
+            }
+            columns.setdefault(line["slide_id"], numbers)
+    return columns
+
+
+def failing_rules(
+    rows: Sequence[QcRow], rules: Sequence[str]
+) -> list[tuple[str, QcRule]]:
+    """(slide_id, rule) for each rule that applies to a checked slide."""
+    parsed = [parse_rule(rule) for rule in rules]
+    failing = []
+    for row in rows:
+        if row["status"] != "done":
+            continue
+        for rule in parsed:
+            if qc_fail(row, rule):
+                failing.append((str(row["slide_id"]), rule))
+    return failing

@@ -1,0 +1,483 @@
+"""`run`: from slides to results; every invocation writes its own record."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import thinsection
+from thinsection.config import replace_flat
+from thinsection.errors import (
+    ConfigError,
+    DiskSpaceError,
+    OutputError,
+    StoreError,
+    ThinsectionError,
+)
+from thinsection.files.atomic import atomic_path, output_errors
+from thinsection.files.lock import sweep_old
+from thinsection.files.url_secrets import hide_secret
+from thinsection.files.urls import is_url
+from thinsection.jobs.backend import ignore_event, ignore_message
+from thinsection.jobs.execute import execute, skipped_line
+from thinsection.jobs.executor import chosen_executor
+from thinsection.jobs.slurm import Submitted
+from thinsection.jobs.task import Report, merge_reports
+from thinsection.results import records
+from thinsection.results.outcome import SlideResult, describe, slides_done
+from thinsection.results.records import RECORDS, Record, log
+from thinsection.run.ending import RunSummary, end_early, finish_run
+from thinsection.run.events import OnEvent, RunEvent
+from thinsection.run.measures_tables import check_reference
+from thinsection.run.models import recorded_models
+from thinsection.run.own_encoder import (
+    check_own_encoder,
+    check_weights_kept,
+    current_encoder,
+    settings_name,
+)
+from thinsection.run.prepare import finished_work, skipped_result
+from thinsection.run.task import OwnEncoderTask, RunTask, filesystem_now
+from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.config import LastResult, PoolingConfig, RunConfig
+from thinsection.stages.graph import Models, grid_names, stages_of
+from thinsection.stages.request import Slides, check_run, cohort_of
+from thinsection.stages.spec import RunSpec, resolve
+from thinsection.store.claims import claim_ids
+from thinsection.store.ledger import SLIDES, SlideLedger
+from thinsection.types import MIB, PlainValues, counted, format_bytes
+from thinsection.usage.monitor import resource_monitor
+
+if TYPE_CHECKING:
+    from thinsection.encode import TileEncoder
+
+MIN_FREE_BYTES = 256 * MIB
+_SHOWN_GROUPS = 5  # groups of slides with equal content that are listed in full
+OnMessage = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listeners:
+    """Listeners for a run's progress."""
+
+    on_event: OnEvent  # called from any thread
+    on_message: OnMessage
+    # last change to a slide's result, such as failed if its files were not uploaded
+    settle: Callable[[SlideResult], SlideResult] = lambda result: result
+
+    def logged(self, record: Path) -> Listeners:
+        """The same listeners, which also write to the log of a record."""
+
+        def on_event(event: RunEvent) -> None:
+            if event.result is not None:
+                log(record, describe(event.result))
+            elif event.kind in ("opening", "waiting"):
+                then = ", then " if event.kind == "opening" and event.text else " "
+                line = f"{event.slide_id}: {event.kind}{then}{event.text}"
+                log(record, line.rstrip())
+            self.on_event(event)
+
+        def on_message(text: str) -> None:
+            log(record, text)
+            self.on_message(text)
+
+        return replace(self, on_event=on_event, on_message=on_message)
+
+
+def run(
+    slides: Slides,
+    *,
+    out: str | Path,
+    config: RunConfig | None = None,
+    encoder: str | TileEncoder | None = None,
+    executor: object = None,
+    on_event: OnEvent | None = None,
+    on_message: OnMessage | None = None,
+    **settings: object,
+) -> RunSummary:
+    """Takes slides from files to embeddings, and resumes earlier runs.
+
+    Under `out`: `slides/ID/` with tissue mask, picture and the ledger; a folder per tile grid
+    (`256px_0.5mpp/`) with `tiles/ID.h5`, `features_ENCODER/ID.h5`, `slide_features_NAME/ID.h5`,
+    `overviews/ID.jpg` and other requested files; `summary.csv`, `failed.csv`, `records/`. Other
+    settings write to other folders; nothing is overwritten unless `output.overwrite` is on.
+
+    Args:
+        slides: files, folders, URLs or cohort CSVs; or the entries of `load_cohort`.
+        out: results folder, made if absent; or a URL (s3://, ...), for one run at a time.
+        config: all settings.
+        encoder: name of a tile encoder, or one from `make_encoder` or `load_encoder`, in place of
+            those of the settings. The second works in this process alone.
+        executor: a word of `--executor` ('pool', 'dask', ...), or a Dask client or cluster.
+        on_event: receives progress, from any thread.
+        on_message: receives messages of the executor: the dashboard's address, a worker's death.
+        settings: single settings by name, which replace those of `config`: tile_px=512,
+        until="tiles", encoders=["uni"].
+
+    Memory: `config.stream.memory` for tiles of slides of any size, and the encoders.
+
+    Raises:
+        ThinsectionError: bad settings, no slides, unknown encoder, unwritable or full folder; all
+            before work starts. A bad slide does not raise.
+    """
+    config = config or RunConfig()
+    if isinstance(executor, str):
+        settings = {**settings, "executor": executor}
+        executor = None
+    _check_tissue_form(settings.get("tissue"))
+    own_encoder = None
+    if isinstance(encoder, str):
+        config = replace_flat(config, {"encoders": (encoder,)})
+    elif encoder is not None:
+        own_encoder = current_encoder(encoder)
+    own_name = None if own_encoder is None else settings_name(own_encoder)
+    spec = resolve(config, settings, own_encoder=own_name)
+    if own_encoder is not None and (executor or not spec.executor.in_process):
+        raise ConfigError(
+            "executor must be 'inline' with an encoder of this process, got "
+            f"{chosen_executor(spec.executor, cluster=executor)!r}; other processes cannot "
+            "load it: leave out workers and executor, or name an encoder that a package declares"
+        )
+    listeners = Listeners(
+        on_event=on_event or ignore_event, on_message=on_message or ignore_message
+    )
+    entries = cohort_of(slides, spec.slides, spec.regions, listeners.on_message)
+    check_run(spec)
+    check_reference(spec)
+    if is_url(str(out)):
+        if spec.encoding.patients != "none":
+            raise ConfigError(
+                "aggregate.patients must be 'none' with results at a URL, got "
+                f"{spec.encoding.patients!r}; run `thinsection aggregate` on a local copy"
+            )
+        return _run_at_url(
+            entries,
+            hide_secret(str(out)),
+            spec,
+            listeners,
+            executor=executor,
+            own_encoder=own_encoder,
+        )
+    with output_errors(str(out)):
+        folder = check_folder(Path(out))
+        entries = claim_ids(folder, entries, listeners.on_message)
+        return _run_in_folder(
+            entries,
+            folder,
+            spec,
+            listeners,
+            executor=executor,
+            own_encoder=own_encoder,
+        )
+
+
+def _check_tissue_form(tissue: object) -> None:
+    """Raises ConfigError: the tissue is what `tile_grid` takes; a run needs a file per slide."""
+    if isinstance(tissue, str | Path | None):
+        return
+    raise ConfigError(
+        "tissue must be a file, a folder or a column of the cohort for a run, got "
+        f"{type(tissue).__name__}; write a folder of SLIDE_ID.geojson or SLIDE_ID.png, or call "
+        "tile_grid(slide, tissue=...)"
+    )
+
+
+def _run_at_url(
+    entries: Sequence[SlideEntry],
+    out: str,
+    spec: RunSpec,
+    listeners: Listeners,
+    *,
+    executor: object,
+    own_encoder: TileEncoder | None,
+) -> RunSummary:
+    """Runs with results at a URL, where each slide is uploaded as it ends."""
+    from thinsection.run.remote_out import uploads_to
+
+    with uploads_to(out, spec, executor) as uploads:
+        entries = claim_ids(uploads.folder, entries, listeners.on_message)
+        uploads.expect(entries)
+        uploading = replace(
+            listeners,
+            on_event=uploads.watch(listeners.on_event),
+            settle=uploads.settle,
+        )
+        try:
+            summary = _run_in_folder(
+                entries, uploads.folder, spec, uploading, own_encoder=own_encoder
+            )
+        except BaseException:
+            # upload the tables if the target is writable
+            with contextlib.suppress(StoreError):
+                uploads.put_rest("")
+            raise
+        uploads.put_rest(summary.record.name)
+    return replace(summary, out=out)
+
+
+def _run_in_folder(
+    entries: Sequence[SlideEntry],
+    out: Path,
+    spec: RunSpec,
+    listeners: Listeners,
+    *,
+    executor: object = None,
+    own_encoder: TileEncoder | None = None,
+) -> RunSummary:
+    """Runs with checked settings in an existing folder."""
+    if own_encoder is not None and spec.encoding.encoders:
+        check_own_encoder(out, own_encoder)
+    task = make_task(out, spec, own_encoder)
+    listeners = listeners.logged(task.record)
+    reports: list[Report[SlideResult]] = []
+    begun = False
+    try:
+        with output_errors(out):
+            finished: Report[SlideResult] = Report(results=())
+            ledgers: dict[str, SlideLedger] = {}
+            if own_encoder is None:
+                finished, ledgers = finished_report(
+                    task.out, Record.read(task.record), entries, spec
+                )
+            finished_ids = {result.slide_id for result in finished.results}
+            unfinished = [
+                entry for entry in entries if entry.slide_id not in finished_ids
+            ]
+            facts: PlainValues = {}
+            if unfinished and executor is None and spec.executor.in_process:
+                # raise errors of settings and weights before any slide is read
+                facts = _load_encoders(task, listeners.on_message)
+            if unfinished:
+                # what follows may take days, and needs the memory
+                ledgers = {}
+            begun = True
+            reports.append(finished)
+            for result in finished.results:
+                listeners.on_event(task.end_event(result))
+            if unfinished and finished.results and not spec.executor.in_process:
+                listeners.on_message(skipped_line(len(finished.results), len(entries)))
+            if unfinished:
+                _execute(
+                    unfinished, task, listeners, reports, executor=executor, facts=facts
+                )
+            if own_encoder is not None:
+                check_weights_kept(own_encoder)
+            patients = _write_patients(task, listeners.on_message)
+            report = merge_reports(reports)
+            ended = {r.slide_id: listeners.settle(r) for r in report.results}
+            results = tuple(ended[entry.slide_id] for entry in entries)
+            report = replace(report, results=results)
+            summary = finish_run(task, entries, report, ledgers)
+            summary = replace(summary, patients=patients)
+            for line in _equal_lines(summary.equal_slides):
+                listeners.on_message(line)
+            return summary
+    except Submitted:  # the work continues in the batch system
+        raise
+    except BaseException as error:
+        if begun or not isinstance(error, ThinsectionError):
+            end_early(task, entries, merge_reports(reports), error)
+        raise
+
+
+def _load_encoders(task: RunTask, on_message: OnMessage) -> PlainValues:
+    """Loads the encoders into this process; returns facts for the record of resource use."""
+    if task.spec.encoding.encoders:
+        on_message(f"loading {', '.join(task.spec.encoding.encoders)}")
+    return task.facts(task.models())
+
+
+def _execute(
+    entries: Sequence[SlideEntry],
+    task: RunTask,
+    listeners: Listeners,
+    reports: list[Report[SlideResult]],
+    *,
+    executor: object,
+    facts: PlainValues,
+) -> None:
+    """Works on the entries, adds the reports to `reports`, and records the resource use."""
+
+    def stage_seconds() -> Mapping[str, float]:
+        return merge_reports(reports).stage_seconds
+
+    with resource_monitor(task.record, facts=facts, stage_seconds=stage_seconds):
+        execute(
+            entries,
+            task,
+            task.spec.executor,
+            folder=task.record,
+            cluster=executor,
+            on_report=reports.append,
+            on_event=listeners.on_event,
+            on_message=listeners.on_message,
+            # without encoders, `finished_report` made the same check
+            look_for_finished=bool(task.spec.encoding.encoders),
+        )
+
+
+def _write_patients(task: RunTask, on_message: OnMessage) -> tuple[SlideResult, ...]:
+    """Results of the embeddings of patients, if the run asks for them."""
+    encoding = task.spec.encoding
+    if encoding.patients == "none":
+        return ()
+    # imports torch, which other runs may not need
+    from thinsection.run.patients import write_patients
+
+    results: list[SlideResult] = []
+    models = task.models()
+    of_this_run = {stage.address for stage in stages_of(task.spec, models.identities)}
+    for encoder in models.slide_encoders:
+        results += write_patients(
+            task.out,
+            encoder,
+            pooling=PoolingConfig(patients=encoding.patients),
+            addresses=of_this_run,
+            on_message=on_message,
+        )
+    for result in results:
+        if result.status == "failed":
+            on_message(describe(result))
+    on_message(f"{slides_done(results, 'patients')} have an embedding")
+    return tuple(results)
+
+
+def finished_report(
+    out: Path, record: Record, entries: Sequence[SlideEntry], spec: RunSpec
+) -> tuple[Report[SlideResult], dict[str, SlideLedger]]:
+    """Report of the slides that need no work, and their ledgers; empty if that cannot be known.
+
+    It makes the check of a worker, but without locks and encoders: whether each stage has its
+    result, by keys from recorded identities.
+
+    Memory: some kB per slide.
+    """
+    if spec.output.overwrite or not spec.output.resume:
+        return Report(results=()), {}
+    if not spec.encoding.encoders:
+        return _skipped_report(out, entries, spec, Models(), {})
+    for earlier in records.same_settings(out, record):
+        document = earlier.document.get("models", {})
+        models = recorded_models(document, spec.encoding)
+        if models is not None:
+            return _skipped_report(out, entries, spec, models, document)
+    return Report(results=()), {}
+
+
+def _skipped_report(
+    out: Path,
+    entries: Sequence[SlideEntry],
+    spec: RunSpec,
+    models: Models,
+    facts: PlainValues,
+) -> tuple[Report[SlideResult], dict[str, SlideLedger]]:
+    """Report of the slides whose stages are all done, and their ledgers by slide id."""
+    stages = stages_of(spec, models)
+    results = []
+    ledgers = {}
+    for entry in entries:
+        work = finished_work(entry, stages, out=out, spec=spec)
+        if work is not None:
+            results.append(skipped_result(work))
+            ledgers[entry.slide_id] = work.ledger
+    return Report(results=tuple(results), facts=facts if results else {}), ledgers
+
+
+def _equal_lines(groups: Sequence[Sequence[str]]) -> list[str]:
+    """One line for each of the first groups of equal slides, and the number of further groups."""
+    lines = []
+    for ids in groups[:_SHOWN_GROUPS]:
+        names = ", ".join(map(repr, ids))
+        lines.append(
+            f"warning: {names} have the same content; check whether they are one slide"
+        )
+    if len(groups) > _SHOWN_GROUPS:
+        count = len(groups) - _SHOWN_GROUPS
+        lines.append(
+            f"warning: {counted(count, 'more group')} of slides with the same content"
+        )
+    return lines
+
+
+def make_task(
+    out: Path, spec: RunSpec, own_encoder: TileEncoder | None = None
+) -> RunTask:
+    """Makes the task of an invocation that begins now, and its record."""
+    folder = out.resolve()
+    command = _command_words(spec.output.until)
+    record = records.begin_record(folder, command, spec.settings)
+    records.end_record(record, {"grids": list(grid_names(spec))})
+    log(
+        record.folder, f"thinsection {thinsection.__version__}: {command} into {folder}"
+    )
+    kept: tuple[Path, ...] = ()
+    if chosen_executor(spec.executor) == "slurm":
+        earlier = records.same_settings(folder, record)
+        kept = tuple(record.folder for record in earlier)
+    if own_encoder is not None:
+        return OwnEncoderTask(
+            out=folder,
+            record=record.folder,
+            spec=spec,
+            threads=spec.executor.threads,
+            started=filesystem_now(folder),
+            encoder=own_encoder,
+        )
+    return RunTask(
+        out=folder,
+        record=record.folder,
+        spec=spec,
+        threads=spec.executor.threads,
+        started=filesystem_now(folder),
+        kept=kept,
+    )
+
+
+def _command_words(until: LastResult) -> str:
+    """Command that makes a run with this last result, without its options."""
+    if until == "qc":
+        return "qc"
+    if until == "segments":
+        return "segment"
+    if until == "slide-embeddings":
+        return "run"
+    return f"run --until {until}"
+
+
+def check_folder(out: Path) -> Path:
+    """Makes the results folder, and checks that it is writable and has room.
+
+    Raises OutputError: it is not writable. StoreError: it has an earlier layout, or less than
+    256 MiB free.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with atomic_path(out / "writable") as tmp:
+            tmp.write_bytes(b"\0")
+        (out / "writable").unlink(missing_ok=True)  # another run may have deleted it
+        free = shutil.disk_usage(out).free
+    except OSError as error:
+        raise OutputError(
+            f"out must be a writable folder, got {str(out)!r}: {error.strerror or error}; pass "
+            'another out="...", or make this one writable and run the same command again'
+        ) from None
+    if free < MIN_FREE_BYTES:
+        raise DiskSpaceError(
+            f"out must have {format_bytes(MIN_FREE_BYTES)} free, got {format_bytes(free)} "
+            f"in {str(out)!r}; free some space or choose another disk"
+        )
+    for folder in (out, *out.glob(f"{RECORDS}/*")):
+        sweep_old(folder)
+    has_layout = (out / SLIDES).is_dir() or (out / RECORDS).is_dir()
+    has_earlier = (out / "run.json").is_file() or any(out.glob("*/slide.json"))
+    if has_earlier and not has_layout:
+        raise StoreError(
+            f"out must be a new folder or one of this layout, got {str(out)!r} with "
+            'results of an earlier version (<slide_id>/tiles.h5); choose another out="...": '
+            "nothing was changed"
+        )
+    return out

@@ -1,0 +1,340 @@
+"""The stream: tiles of all slides of a run, decoded ahead into a fixed set of buffers.
+
+    entries -> [prepare thread] -> opened slides -> planned reads -> [decode threads]
+                                                         |                  |
+                                free buffers <- consumer <- full batches <- decoded ones, in order
+
+The next slide is prepared while this one is decoded, and the decoders go on into it
+without a pause. Batches come in table order and never mix slides, so that the content of
+a batch does not depend on timing; tiles close the gaps that filters leave, and only a
+slide's last batch may be smaller.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+from thinsection.errors import InvalidInputError
+from thinsection.slide import Slide, check_slide
+from thinsection.slide.resize import read_tiles
+from thinsection.tiles.batches import (
+    BatchPacker,
+    DecodedBatch,
+    Prepared,
+    S,
+    SlideFailed,
+    SlideFinished,
+    SlideStarted,
+    SlideTiles,
+    StreamEvent,
+    TileBatch,
+)
+from thinsection.tiles.budget import (
+    StreamBudget,
+    StreamConfig,
+    read_bytes,
+    split_tasks,
+)
+from thinsection.tiles.filters import TileFilter
+from thinsection.tiles.table import TileTable
+from thinsection.tiles.threads import (
+    Channel,
+    ChannelClosed,
+    MemoryAllowance,
+    StageClock,
+)
+from thinsection.tiles.transforms import TileTransform
+from thinsection.types import TileArray
+
+Entry = TypeVar("Entry")
+# Seconds after which a consumer that waits for a batch looks for a failure again.
+_CHECK_S = 0.5
+
+# The consumer's queue; `SlideTiles` stands for the end of its slide.
+_Queued: TypeAlias = SlideFailed[S] | SlideStarted[S] | DecodedBatch[S] | S
+
+
+class TileStream(Generic[Entry, S]):
+    """Iterates over the events of many slides; use as a context manager, iterate once.
+
+    Args:
+        entries: taken lazily.
+        prepare: turns an entry into its `SlideTiles`, one for each tile grid, or `SlideFailed`,
+            in a thread of its own, until `prefetch_slides` wait opened; must not raise. Of
+            several that read one opened slide, only the last owns it.
+        budget: from `StreamConfig.budget`.
+        batch_size: tiles of a batch.
+        filters: pixel filters; tiles that one of them refuses are left out.
+        prefetch_slides: slides that are prepared ahead.
+        allocate: makes a batch buffer (pinned memory for CUDA); None: pageable memory.
+        clock: adds up where time goes.
+
+    Memory: slots * batch + scratch of the budget, the prepared slides and their tables.
+    A consumer may hold `slots - 2` batches, without filters one more, while it asks for
+    the next.
+    """
+
+    def __init__(
+        self,
+        entries: Iterable[Entry],
+        prepare: Callable[[Entry], Sequence[Prepared[S]]],
+        *,
+        budget: StreamBudget,
+        batch_size: int,
+        filters: Sequence[TileFilter] = (),
+        prefetch_slides: int = 2,
+        allocate: Callable[[tuple[int, ...]], TileArray] | None = None,
+        clock: StageClock | None = None,
+    ) -> None:
+        self._entries = entries
+        self._prepare = prepare
+        self._batch_size = batch_size
+        self._filters = tuple(filters)
+        self._allocate = allocate or _allocate_pageable
+        self._workers = budget.workers
+        self.clock = clock or StageClock()
+        self._prepared: Channel[Sequence[Prepared[S]]] = Channel(prefetch_slides)
+        # None is a buffer that nobody needed yet. The newest comes first: it is still in
+        # the CPU's caches, and where the consumer keeps up some are never made.
+        self._free: Channel[TileArray | None] = Channel(newest_first=True)
+        for _ in range(budget.slots):
+            self._free.put(None)
+        self._ordered: Channel[_Queued[S]] = Channel()
+        # no method of this object: a cycle of references would keep the buffers for a while
+        self._give_back = partial(_give_back, self._free)
+        self._packer: BatchPacker[S] = BatchPacker(self._give_back)
+        self._scratch = MemoryAllowance(budget.scratch_bytes)
+        self._failure: BaseException | None = None
+        self._opened: list[S] = []
+        self._tasks = self._plan_tasks()
+        self._tasks_lock = threading.Lock()
+        self._threads = [self._new_thread(self._run_prepare)]
+        for _ in range(budget.workers):
+            self._threads.append(self._new_thread(self._run_worker))
+
+    def _new_thread(self, body: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=self._guard, args=(body,), daemon=True)
+
+    def __enter__(self) -> TileStream[Entry, S]:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        waiting = self._prepared.close()
+        self._free.close()
+        self._ordered.close()
+        for thread in self._threads:
+            thread.join()
+        for parts in (*waiting, self._opened):
+            _close_all(parts)
+
+    def __iter__(self) -> Iterator[StreamEvent[S]]:
+        """Yields each slide's events in order; raises errors of the stream itself."""
+        for item in self._ordered:
+            if isinstance(item, SlideFailed | SlideStarted):
+                yield item
+            elif isinstance(item, DecodedBatch):
+                yield from self._pack(item)
+            else:
+                yield from self._packer.flush()
+                yield self._close_slide(item)
+        self._raise_failure()
+
+    def _pack(self, batch: DecodedBatch[S]) -> Iterator[TileBatch[S]]:
+        with self.clock.timed("encode_wait"):
+            while not batch.done.wait(_CHECK_S):
+                self._raise_failure()
+        if batch.source.error is None:
+            yield from self._packer.add(batch)
+        else:
+            self._give_back(batch.buffer)
+
+    def _close_slide(self, source: S) -> SlideFinished[S] | SlideFailed[S]:
+        self._opened.remove(source)
+        source.close()
+        if source.error is None:
+            return SlideFinished(source=source)
+        return SlideFailed(source=source, stage="decode", error=source.error)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _guard(self, body: Callable[[], None]) -> None:
+        """Runs a thread's body; an error of the stream itself ends the whole stream."""
+        try:
+            body()
+        except ChannelClosed:
+            return
+        except BaseException as error:  # noqa: BLE001 - raised again in the consumer's thread
+            self._failure = error
+            self._ordered.close()
+
+    def _run_prepare(self) -> None:
+        for entry in self._entries:
+            with self.clock.timed("prepare_busy"):
+                parts = self._prepare(entry)
+            try:
+                self._prepared.put(parts)
+            except ChannelClosed:
+                _close_all(parts)
+                raise
+        self._prepared.finish()
+
+    def _plan_tasks(self) -> Iterator[tuple[DecodedBatch[S], slice]]:
+        """Yields tasks in order; a worker that finds none left plans the next batch.
+
+        So a buffer is taken no sooner than a worker decodes into it, and in the batches'
+        order.
+        """
+        for parts in self._prepared:
+            self._opened += [part for part in parts if isinstance(part, SlideTiles)]
+            for part in parts:
+                yield from self._plan_part(part)
+        self._ordered.finish()
+
+    def _plan_part(self, part: Prepared[S]) -> Iterator[tuple[DecodedBatch[S], slice]]:
+        if isinstance(part, SlideFailed):
+            self._ordered.put(part)
+            return
+        self._ordered.put(SlideStarted(source=part))
+        if part.slide is not None and part.table is not None:
+            part.slide.expect(part.table.coords_l0, part.table.plan)
+            for start in range(0, part.num_tiles, self._batch_size):
+                yield from self._plan_batch(part, part.table, start)
+        self._ordered.put(part)
+
+    def _plan_batch(
+        self, source: S, table: TileTable, start: int
+    ) -> Iterator[tuple[DecodedBatch[S], slice]]:
+        indices = np.arange(start, min(start + self._batch_size, len(table)))
+        tasks = split_tasks(len(indices), self._workers)
+        with self.clock.timed("decode_wait"):
+            buffer = self._free.get()
+        tile_px = table.plan.tile_px
+        shape = (self._batch_size, tile_px, tile_px, 3)
+        if buffer is None or buffer.shape != shape:
+            buffer = self._allocate(shape)
+        batch = DecodedBatch(source, indices, buffer, len(tasks))
+        self._ordered.put(batch)
+        for rows in tasks:
+            yield batch, rows
+
+    def _run_worker(self) -> None:
+        while True:
+            with self._tasks_lock:
+                task = next(self._tasks, None)
+            if task is None:
+                return
+            batch, rows = task
+            try:
+                if batch.source.error is None:
+                    self._decode(batch, rows)
+            except Exception as error:  # noqa: BLE001 - the per-slide boundary of decoding
+                batch.source.error = error
+            finally:
+                batch.finish_task()
+
+    def _decode(self, batch: DecodedBatch[S], rows: slice) -> None:
+        source = batch.source
+        slide = source.slide
+        table = source.table
+        assert slide is not None and table is not None  # a batch has tiles to read
+        tiles = batch.buffer[rows]
+        keep = batch.keep[rows]
+        indices = batch.indices[rows]
+        scratch_bytes = read_bytes(table.plan)
+        with self._scratch.taken(scratch_bytes), self.clock.timed("decode_busy"):
+            read_tiles(slide, table.plan, table.coords_l0[indices], tiles)
+            for tile_filter in self._filters:
+                keep &= tile_filter(tiles)
+            if source.measures:
+                kept = tiles if keep.all() else tiles[keep]
+                for measure in source.measures:
+                    measure(indices[keep], kept)
+            if source.transform is not None:
+                for index in np.flatnonzero(keep).tolist():
+                    source.transform(tiles[index : index + 1])
+
+
+def _close_all(parts: Sequence[Prepared[S]]) -> None:
+    for part in parts:
+        if isinstance(part, SlideTiles):
+            part.close()
+
+
+def _give_back(free: Channel[TileArray | None], buffer: TileArray) -> None:
+    # once the stream has ended its buffers go with it
+    with suppress(ChannelClosed):
+        free.put(buffer)
+
+
+def _allocate_pageable(shape: tuple[int, ...]) -> TileArray:
+    return np.empty(shape, dtype=np.uint8)
+
+
+def iter_tiles(
+    slide: Slide,
+    tiles: TileTable,
+    *,
+    batch_size: int = 64,
+    filters: Sequence[TileFilter] = (),
+    transform: TileTransform | None = None,
+    config: StreamConfig | None = None,
+) -> Iterator[TileBatch[SlideTiles]]:
+    """Decodes tiles of one opened slide in batches, in table order.
+
+    `batch.tiles` is valid until the next batch is asked for; copy tiles that should stay.
+
+    Args:
+        slide: opened; stays open.
+        tiles: from `tile_grid`, or a table of your own coordinates.
+        batch_size: tiles per batch.
+        filters: pixel filters, see `thinsection.tiles.load_filters`.
+        transform: changes the tiles that are kept, in place; see `thinsection.tiles.fit_stain`.
+        config: memory and decoding threads.
+
+    Yields:
+        `TileBatch` with indices (b,), coords_l0 (b, 2) and tiles uint8 (b, tile_px, tile_px, 3).
+
+    Memory: `config.memory`, whatever the slide's size.
+
+    Raises:
+        SlideReadError: a region cannot be decoded.
+        BudgetError: the memory does not hold three batches.
+    """
+    check_slide(slide)
+    if not isinstance(tiles, TileTable):
+        raise InvalidInputError(
+            f"tiles must be a TileTable, got {type(tiles).__name__}; pass the result of tile_grid"
+        )
+    config = config or StreamConfig()
+    budget = config.budget(
+        batch_size, tile_px=tiles.plan.tile_px, tile_bytes=read_bytes(tiles.plan)
+    )
+
+    def prepare(entry: Slide) -> list[SlideTiles]:
+        whole = SlideTiles(
+            slide=entry,
+            table=tiles,
+            transform=transform,
+            owned=False,
+        )
+        return [whole]
+
+    with TileStream(
+        [slide], prepare, budget=budget, batch_size=batch_size, filters=filters
+    ) as stream:
+        for event in stream:
+            if isinstance(event, SlideFailed):
+                raise event.error
+            if isinstance(event, TileBatch):
+                yield event
+                event.release()
