@@ -139,7 +139,7 @@ def test_the_closure_is_small_and_holds_no_reader() -> None:
     assert "thinsection.attention.chunked" in CLOSURE
 
 
-@pytest.mark.parametrize("name", CLOSURE)
+@pytest.mark.parametrize("name", sorted(CLOSURE))
 def test_a_file_runs_with_python_3_10(name: str) -> None:
     assert not not_in_3_10(CLOSURE[name].read_text())
 
