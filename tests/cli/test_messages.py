@@ -1,5 +1,6 @@
 """Messages name the cause: each command of a list of confusing ones, and what it must say."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -140,7 +141,8 @@ def test_a_slide_encoder_of_other_tiles_is_refused_before_any_weights(
     def no_weights(*arguments: object, **settings: object) -> None:
         raise AssertionError("weights are loaded")
 
-    monkeypatch.setattr("thinsection.run.run._load_encoders", no_weights)
+    module = importlib.import_module("thinsection.run.run")
+    monkeypatch.setattr(module, "_load_encoders", no_weights)
     code, text = said("run", slides, "--out", "o", "--slide-encoder", slide_encoder)
     assert code == 2
     assert f"tile encoder must be {tile_encoder}" in text

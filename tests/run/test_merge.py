@@ -14,6 +14,7 @@ from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.results.folder import open_results
 from thinsection.results.records import read_records
 from thinsection.results.verify import verify
+from thinsection.run import merge
 from thinsection.run.merge import MergeSummary, merge_results
 from thinsection.run.run import run
 from thinsection.stages.config import RunConfig
@@ -315,7 +316,7 @@ def test_an_interrupted_merge_continues(
 
     out = tmp_path / "all"
     with monkeypatch.context() as patch:
-        patch.setattr("thinsection.run.merge.link_or_copy", place_some)
+        patch.setattr(merge, "link_or_copy", place_some)
         with pytest.raises(KeyboardInterrupt):
             merge_results(parts, out=out)
     # what has a ledger is complete

@@ -57,8 +57,8 @@ def plan(
     from thinsection.stages.request import cohort_of
 
     # a wrong path or name is said before slow work
-    entries = cohort_of(slides, config.slides, config.regions)
     spec = resolve(config)
+    entries = cohort_of(slides, spec.slides, spec.regions)
 
     from thinsection.run.plan import plan as predict
 

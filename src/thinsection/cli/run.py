@@ -132,9 +132,9 @@ def _run_and_report(
     from thinsection.stages.request import cohort_of
 
     # a wrong path or name is said before slow work
+    resolve(config)
     messages: list[str] = []
     entries = cohort_of(slides, config.slides, config.regions, messages.append)
-    resolve(config)
 
     from thinsection.run.run import run
 
