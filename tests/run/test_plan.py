@@ -338,7 +338,7 @@ def test_a_slide_says_where_fast_would_decode_less(tmp_path: Path) -> None:
 
 
 def test_half_size_is_decoded_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinsection.run.calibration._DECODE_S", 0.02)
+    monkeypatch.setattr(calibration, "_DECODE_S", 0.02)
     sizes = set[tuple[int, ...]]()
     decode = simplejpeg.decode_jpeg
 
