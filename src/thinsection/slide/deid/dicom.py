@@ -22,6 +22,8 @@ from thinsection.slide.deid.dicom_elements import (
     WRITER,
     KeptElements,
     UidMap,
+    count_places,
+    image_size,
     pydicom_package,
 )
 from thinsection.slide.deid.likeness import Segment, StoredImage
@@ -32,7 +34,7 @@ from thinsection.slide.deid.streams import (
     clean_jpeg,
     clean_jpeg2000,
 )
-from thinsection.types import MIB
+from thinsection.types import MIB, Size, counted
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset, FileMetaDataset
@@ -87,7 +89,7 @@ class DicomInstance:
     @property
     def num_pixels(self) -> int:
         """Number of pixels of the whole image."""
-        width, height = _image_size(self.dataset)
+        width, height = image_size(self.dataset)
         return width * height
 
     @property
@@ -159,19 +161,13 @@ def _is_pixel_data(tag: bytes) -> bool:
     return len(tag) == 4 and struct.unpack("<HH", tag) == _PIXEL_DATA
 
 
-def _image_size(dataset: "Dataset") -> tuple[int, int]:
-    width = int(dataset.get("TotalPixelMatrixColumns", dataset.Columns))
-    height = int(dataset.get("TotalPixelMatrixRows", dataset.Rows))
-    return width, height
-
-
 # pixels
 
 
 def stored_image(instance: DicomInstance, file: BinaryIO) -> StoredImage:
     """Returns the image of an instance; frames are decoded one by one from the opened file."""
     dataset = instance.dataset
-    size = _image_size(dataset)
+    size = image_size(dataset)
     tile = (int(dataset.Columns), int(dataset.Rows))
     if min(*size, *tile) < 1 or tile[0] * tile[1] * 8 > _MAX_FRAME_BYTES:
         raise InvalidInputError(
@@ -179,8 +175,7 @@ def stored_image(instance: DicomInstance, file: BinaryIO) -> StoredImage:
             f"{instance.path.name!r}; the file is damaged"
         )
     places = list(_frame_places(instance, file))
-    columns = -(-size[0] // tile[0])
-    frames = _frame_numbers(dataset, columns, tile)
+    frames = _frame_numbers(instance, size, tile)
 
     def decode(index: int) -> Segment | None:
         frame = index if frames is None else frames.get(index)
@@ -201,20 +196,47 @@ def stored_image(instance: DicomInstance, file: BinaryIO) -> StoredImage:
 
 
 def _frame_numbers(
-    dataset: "Dataset", columns: int, tile: tuple[int, int]
+    instance: DicomInstance, size: Size, tile: Size
 ) -> dict[int, int] | None:
-    """Place in the grid to frame, where the file lists positions; None: in order."""
-    groups = dataset.get("PerFrameFunctionalGroupsSequence")
-    if not groups:
+    """Place in the grid to frame, where the file lists positions; None: in order.
+
+    Raises:
+        InvalidInputError: a frame has no place in the image, so that no reader shows it.
+    """
+    dataset = instance.dataset
+    num_frames = int(dataset.get("NumberOfFrames", 1) or 1)
+    positions = [
+        group.get("PlanePositionSlideSequence")
+        for group in dataset.get("PerFrameFunctionalGroupsSequence") or ()
+    ]
+    if not positions or not all(positions):
+        if num_frames > count_places(dataset):
+            raise InvalidInputError(
+                f"frames must be at most {count_places(dataset)}, as many as the image has places, "
+                f"got {num_frames} in {instance.path.name!r}; the file is damaged"
+            )
         return None
+    if len(positions) != num_frames:
+        raise InvalidInputError(
+            f"each of {num_frames} frames must have a position, got {len(positions)} in "
+            f"{instance.path.name!r}; the file is damaged"
+        )
+    columns = -(-size[0] // tile[0])
     numbers: dict[int, int] = {}
-    for frame, group in enumerate(groups):
-        positions = group.get("PlanePositionSlideSequence")
-        if not positions:
-            return None
-        x = int(positions[0].ColumnPositionInTotalImagePixelMatrix) - 1
-        y = int(positions[0].RowPositionInTotalImagePixelMatrix) - 1
+    for frame, (position, *_) in enumerate(positions):
+        x = int(position.ColumnPositionInTotalImagePixelMatrix) - 1
+        y = int(position.RowPositionInTotalImagePixelMatrix) - 1
+        if not (-tile[0] < x < size[0] and -tile[1] < y < size[1]):
+            raise InvalidInputError(
+                f"frames must lie in the image of {size[0]} x {size[1]} px, got ({x}, {y}) in "
+                f"{instance.path.name!r}; the file is damaged"
+            )
         numbers.setdefault(y // tile[1] * columns + x // tile[0], frame)
+    num_behind = num_frames - len(numbers)
+    if num_behind:
+        instance.report.not_looked_at.append(
+            f"{counted(num_behind, 'frame')} at the place of another, such as other focal planes"
+        )
     return numbers
 
 
@@ -317,7 +339,7 @@ def write_copy(
     """
     report = instance.report
     pydicom = pydicom_package()
-    kept = KeptElements(uids, report, pydicom).kept(instance.dataset)
+    kept = KeptElements(instance.dataset, uids, report, pydicom).kept(instance.dataset)
     for keyword in EMPTY:
         setattr(kept, keyword, "")
     for keyword, value in DUMMIES.items():

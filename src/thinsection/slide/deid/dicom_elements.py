@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from thinsection.slide.deid.profile import clean_profile
 from thinsection.slide.deid.report import Report
 from thinsection.slide.geometry import MAX_SIDE_PX
+from thinsection.types import Size
 
 if TYPE_CHECKING:
     from pydicom.dataelem import DataElement
@@ -36,8 +37,7 @@ def _names(text: str) -> frozenset[str]:
 # that say nothing about how pixels are read (exposure time, number of the series) are left out:
 # they could be any number. Units are those of PS3.3: mm, µm of focal planes, nm of wavelengths.
 _MAX_FRAMES = 10**7
-_COUNT = (0, 2**16)
-_FRAME_COUNT = (0, _MAX_FRAMES)
+_COUNT = (0, 9999)
 _SIDE = (0, MAX_SIDE_PX)
 _GLASS_MM = (-200.0, 200.0)
 _DEPTH = (-1e5, 1e5)
@@ -45,7 +45,7 @@ _ANY_POINTER = (0, 2**32)  # a tag; only those of the standard stay
 _NUMBERS: dict[str, tuple[float, float]] = {
     "SamplesPerPixel": (1, 4),
     "PlanarConfiguration": (0, 1),
-    "NumberOfFrames": _FRAME_COUNT,
+    "NumberOfFrames": (0, _MAX_FRAMES),
     "Rows": (1, 2**16),
     "Columns": (1, 2**16),
     "BitsAllocated": (1, 64),
@@ -77,14 +77,9 @@ _NUMBERS: dict[str, tuple[float, float]] = {
     "RescaleIntercept": (-1e5, 1e5),
     "DistanceBetweenFocalPlanes": (0.0, 1e4),
     "NumberOfFocalPlanes": (0, 1000),
-    "DimensionIndexValues": _FRAME_COUNT,
     "InstanceNumber": (0, 9999),
     "InConcatenationNumber": _COUNT,
     "InConcatenationTotalNumber": _COUNT,
-    "ConcatenationFrameOffsetNumber": _FRAME_COUNT,
-    "ColumnPositionInTotalImagePixelMatrix": _SIDE,
-    "RowPositionInTotalImagePixelMatrix": _SIDE,
-    "RepresentativeFrameNumber": _FRAME_COUNT,
     "FrameAcquisitionNumber": _COUNT,
     "StackID": (0, 9999),
     "InStackPositionNumber": (0, 9999),
@@ -210,10 +205,45 @@ class UidMap:
         return f"2.25.{number}"
 
 
+def image_size(dataset: "Dataset") -> Size:
+    """(width, height) of the whole image of a file, px."""
+    width = int(dataset.get("TotalPixelMatrixColumns", dataset.Columns))
+    height = int(dataset.get("TotalPixelMatrixRows", dataset.Rows))
+    return width, height
+
+
+def count_places(dataset: "Dataset") -> int:
+    """Counts the places of frames in an image: of its grid, in each focal plane and path."""
+    width, height = image_size(dataset)
+    grid = -(-width // int(dataset.Columns)) * -(-height // int(dataset.Rows))
+    planes = int(dataset.get("TotalPixelMatrixFocalPlanes", 1) or 1)
+    paths = int(dataset.get("NumberOfOpticalPaths", 1) or 1)
+    return grid * max(1, planes) * max(1, paths)
+
+
+def _limits(image: "Dataset") -> dict[str, tuple[float, float]]:
+    """Limits of the numbers of a file; those that number its frames depend on its size."""
+    width, height = image_size(image)
+    places = count_places(image)
+    frames = int(image.get("NumberOfFrames", 1) or 1)
+    return {
+        **_NUMBERS,
+        "ColumnPositionInTotalImagePixelMatrix": (-width, width),
+        "RowPositionInTotalImagePixelMatrix": (-height, height),
+        # some writers put positions in place of indices
+        "DimensionIndexValues": (0, max(places, frames, width, height)),
+        "ConcatenationFrameOffsetNumber": (0, max(places, frames)),
+        "RepresentativeFrameNumber": (0, frames),
+    }
+
+
 class KeptElements:
     """Rules that decide which elements of one file are kept."""
 
-    def __init__(self, uids: UidMap, report: Report, pydicom: ModuleType) -> None:
+    def __init__(
+        self, image: "Dataset", uids: UidMap, report: Report, pydicom: ModuleType
+    ) -> None:
+        self._limits = _limits(image)
         self._uids = uids
         self._report = report
         self._pydicom = pydicom
@@ -253,7 +283,7 @@ class KeptElements:
             )
         if keyword in _CODES and element.VR == "SQ":
             return self._codes(keyword, value)
-        if keyword in _NUMBERS:
+        if keyword in self._limits:
             return self._number(element)
         if keyword in _WORDS:
             words = [value] if isinstance(value, str) else list(value or [])
@@ -295,7 +325,7 @@ class KeptElements:
             numbers = [float(number) for number in values if number is not None]
         else:
             return None
-        least, most = _NUMBERS[element.keyword]
+        least, most = self._limits[element.keyword]
         return value if all(least <= number <= most for number in numbers) else None
 
     def _codes(self, keyword: str, items: "Sequence") -> "Sequence | None":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 NEVER_LOOKED_AT = (
     "text or faces within the pixels, such as a marker's writing on the glass",
     "pixels of border tiles that lie outside the image",
+    "digits of numbers that can be what their field says, such as a resolution",
     "the name of the file",
 )
 

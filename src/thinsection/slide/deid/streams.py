@@ -8,7 +8,7 @@ point into it: a segment that is removed becomes a comment of zeros.
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import simplejpeg
@@ -32,7 +32,11 @@ _APP0 = 0xE0
 _APP14 = 0xEE
 _DQT = 0xDB
 _DHT = 0xC4
-_LENGTHS = {0xDD: 4, 0xDC: 4}  # DRI and DNL, with their two bytes of length
+_DRI = 0xDD
+_DAC = 0xCC
+_ARITHMETIC_FRAMES = range(0xC9, 0xD0)
+_RESTART = re.compile(rb"\xff[\xd0-\xd7]")
+_MAX_COMPONENTS = 4  # of a frame
 _MARKER_NAMES = {
     _COM: "comment (COM)",
     _APP0: "density or thumbnail (APP0)",
@@ -49,6 +53,12 @@ _EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})"
 _READ_AHEAD_BYTES = 8  # that libjpeg takes after the last pixel without a word, at most
 _AFTER_LAST_PIXEL = "bytes after the last pixel of a JPEG"
 _END_UNREAD = "bytes after the last pixel of JPEGs that libjpeg does not decode"
+# what nobody can tell from pixels
+_JPEG_UNREAD = frozenset(
+    {
+        "up to 4 bytes after the last pixel of a JPEG, and numbers in JPEG tables that pixels use"
+    }
+)
 
 # marker codes of a JPEG 2000 codestream
 _J2K_START = b"\xff\x4f\xff\x51"
@@ -192,7 +202,9 @@ def _clean_segments(data: bytes, tables: bytes) -> Cleaned:
     place = 2
     scan_start = 0
     scan_end = len(data)
-    for segment in _segments(data):
+    segments = list(_segments(data))
+    useless = _useless_markers(data, segments)
+    for segment in segments:
         marker, begin, end = segment
         _blank(out, data, place, begin, removed)
         place = end
@@ -205,7 +217,7 @@ def _clean_segments(data: bytes, tables: bytes) -> Cleaned:
             return Cleaned(cleaned.data, cleaned.removed, unread)
         elif marker not in BARE:
             payload = data[segment.payload]
-            kept = _jpeg_payload(marker, payload)
+            kept = None if marker in useless else _jpeg_payload(marker, payload)
             if kept is None:
                 out[begin + 1] = _COM
                 kept = bytes(len(payload))
@@ -216,6 +228,30 @@ def _clean_segments(data: bytes, tables: bytes) -> Cleaned:
     _blank(out, data, place, len(data), removed)
     unread = _fill_after_last_pixel(out, scan_start, scan_end, tables, removed)
     return Cleaned(bytes(out), frozenset(removed), unread)
+
+
+def _useless_markers(data: bytes, segments: Sequence[Segment]) -> set[int]:
+    """Returns the markers of segments that say nothing in this stream, so that they go.
+
+    Raises:
+        StreamError: several frames; only one of them can be the picture.
+    """
+    frames = [segment.marker for segment in segments if segment.marker in FRAMES]
+    scans = [segment for segment in segments if segment.marker == PIXELS]
+    if len(frames) > 1:
+        raise StreamError(f"a JPEG must have one frame, got {len(frames)}")
+    useless: set[int] = set()
+    if not scans:
+        # shared tables: every stream forgets what else stands there
+        useless.update(FRAMES, (_DRI, _DAC, START_OF_SCAN))
+    if not any(frame in _ARITHMETIC_FRAMES for frame in frames):
+        useless.add(_DAC)
+    has_pixels = any(scan.end > scan.begin for scan in scans)
+    if has_pixels and not any(
+        _RESTART.search(data, scan.begin, scan.end) for scan in scans
+    ):
+        useless.add(_DRI)
+    return useless
 
 
 def _segments(data: bytes) -> Iterator[Segment]:
@@ -321,11 +357,11 @@ def _fill_after_last_pixel(
     )
     needed = pixel_bytes(header, bytes(out[scan_start:scan_end]))
     if needed is None:
-        return frozenset({_END_UNREAD})
+        return _JPEG_UNREAD | {_END_UNREAD}
     if scan_start + needed < scan_end:
         removed.add(_AFTER_LAST_PIXEL)
         out[scan_start + needed : scan_end] = b"\xff" * (scan_end - scan_start - needed)
-    return frozenset()
+    return _JPEG_UNREAD
 
 
 def pixel_bytes(header: bytes, entropy: bytes) -> int | None:
@@ -376,17 +412,22 @@ def _blank(
 def _jpeg_payload(marker: int, payload: bytes) -> bytes | None:
     """Returns what stays of a segment, of the same length; None where nothing does."""
     if marker in FRAMES:
-        well_formed = len(payload) >= 6 and len(payload) == 6 + 3 * payload[5]
+        count = payload[5] if len(payload) >= 6 else 0
+        well_formed = 1 <= count <= _MAX_COMPONENTS and len(payload) == 6 + 3 * count
     elif marker == START_OF_SCAN:
-        well_formed = bool(payload) and len(payload) == 4 + 2 * payload[0]
+        count = payload[0] if payload else 0
+        well_formed = 1 <= count <= _MAX_COMPONENTS and len(payload) == 4 + 2 * count
     elif marker == _DQT:
         well_formed = _ends_with_tables(payload, _quantization_bytes)
     elif marker == _DHT:
         well_formed = _ends_with_tables(payload, _huffman_bytes)
-    elif marker in _LENGTHS:
-        well_formed = len(payload) + 2 == _LENGTHS[marker]
-    elif marker == 0xCC:  # arithmetic conditioning: pairs
-        well_formed = len(payload) % 2 == 0 and len(payload) <= 32
+    elif marker == _DRI:
+        well_formed = len(payload) == 2
+    elif marker == _DAC:  # pairs of a table's class and number with a value
+        names = payload[::2]
+        well_formed = len(payload) == 2 * len(set(names)) and all(
+            name & 0xEC == 0 for name in names
+        )
     elif marker == _APP0 and payload[:5] == b"JFIF\0" and len(payload) >= 14:
         # version 1.1, square pixels of no stated size, no thumbnail
         return b"JFIF\0\1\1\0\0\1\0\1".ljust(len(payload), b"\0")

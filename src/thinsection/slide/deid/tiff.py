@@ -65,8 +65,8 @@ _NUMBERS = {
 }  # fmt: skip
 _WHOLE_TYPES = (3, 4, 16)
 # Fractions: how many there are, and between which values each lies: px per inch or centimetre up to
-# 1 nm a px, and reference black and white.
-_FRACTIONS = {282: (1, 0, 10**7), 283: (1, 0, 10**7), 532: (6, 0, 2**16)}
+# 10 nm a px, and reference black and white.
+_FRACTIONS = {282: (1, 0, 10**6), 283: (1, 0, 10**6), 532: (6, 0, 2**16)}
 _FRACTION_TYPE = 5
 _ROWS_PER_STRIP = 278
 # NDPI, by tag: the least and the largest value. Only numbers by which readers find and scale

@@ -8,7 +8,8 @@ from thinsection.types import Size
 
 APERIO = "Aperio"  # how a description of theirs begins
 _MAKER = "Aperio Image Library"
-_MAKER_LINE = re.compile(rf"{_MAKER}( v?\d{{1,3}}(\.\d{{1,3}}){{1,3}})?")
+# versions 8.0.0 to 12.4.99 of their library; 19.75.04 is a date
+_MAKER_LINE = re.compile(rf"{_MAKER}( v?([89]|1[0-2])\.[0-4]\.\d{{1,2}})?", re.ASCII)
 # names of profiles that Aperio's scanners write
 _PROFILE_NAMES = (
     r"AT2|AT Turbo|GT450|GT450 DX|CS2|CS|VERSA|ScanScope v1|sRGB|"
