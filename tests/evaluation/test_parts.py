@@ -367,13 +367,13 @@ def test_fewer_cases_of_a_class_than_folds_are_refused_by_its_name() -> None:
         make_parts(cohort_of(labels, patients=patients), Drawing(folds=3))
 
 
-def test_fewer_cases_of_a_stratum_without_a_name_are_refused_by_its_number() -> None:
+def test_fewer_cases_of_the_rarest_value_of_a_label_are_refused() -> None:
     target = replace(CLASSES, kind="multilabel")
     values = np.array([[0, 1]] * 10 + [[1, 1]] * 2)
     cohort = cohort_of(
         values, target=target, patients=[f"p{i // 2}" for i in range(12)]
     )
-    with pytest.raises(InvalidInputError, match="got 2 cases with 2 labels"):
+    with pytest.raises(InvalidInputError, match="got 2 cases with the rarest value of a label"):
         make_parts(cohort, Drawing(folds=3))
 
 
