@@ -373,7 +373,9 @@ def test_fewer_cases_of_the_rarest_value_of_a_label_are_refused() -> None:
     cohort = cohort_of(
         values, target=target, patients=[f"p{i // 2}" for i in range(12)]
     )
-    with pytest.raises(InvalidInputError, match="got 2 cases with the rarest value of a label"):
+    with pytest.raises(
+        InvalidInputError, match="got 2 cases with the rarest value of a label"
+    ):
         make_parts(cohort, Drawing(folds=3))
 
 
