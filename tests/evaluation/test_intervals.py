@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from scipy.stats import binomtest, t
 from tests.support.units import units
@@ -20,6 +21,7 @@ from thinsection.evaluation.intervals import (
     why_missing,
 )
 from thinsection.evaluation.metrics import (
+    KappaScorer,
     MeanScorer,
     Scorer,
     class_scorers,
@@ -279,15 +281,111 @@ def test_a_faultless_ranking_has_an_honest_bound() -> None:
     assert 0.6 < found.low < 0.8
 
 
-@pytest.mark.parametrize("variance", [0.0, 0.01, 0.05])
-def test_an_agreement_is_a_share_on_a_scale_of_twice_the_length(
-    variance: float,
+def kappa_of(
+    truth: npt.NDArray[np.int64], prediction: npt.NDArray[np.int64], k: int
+) -> Scorer:
+    """Scorer of the kappa of k classes."""
+    return class_scorers(truth, prediction, k)["weighted_kappa"]
+
+
+@pytest.mark.parametrize("added", [0.0, 0.5])
+def test_the_variance_of_kappa_is_that_of_fleiss_cohen_and_everitt(
+    added: float,
 ) -> None:
-    sampling = Sampling.of_rows(units(20))
-    low, high = bounds_of(0.75, Variance(variance, 19), sampling, "share")
-    found = bounds_of(0.5, Variance(4 * variance, 19), sampling, "agreement")
-    assert found == pytest.approx((2 * low - 1, 2 * high - 1))
-    assert low < high
+    """Their large-sample variance by hand, on the smoothed table, with Fisher's z."""
+    counts = np.array([[300.0, 60.0], [90.0, 150.0]])
+    truth = np.repeat([0, 0, 1, 1], counts.ravel().astype(int))
+    prediction = np.repeat([0, 1, 0, 1], counts.ravel().astype(int))
+    scorer = kappa_of(truth, prediction, 2)
+    assert isinstance(scorer, KappaScorer)
+    sampling = Sampling.of_rows(units(600), classes=truth)
+    if not added:
+        measured = sampling.variance(sampling.influences(scorer)).value
+        expected, _ = cohens_kappa_error(counts)
+        assert measured**0.5 == pytest.approx(expected, rel=5e-3)
+        return
+    found = interval(sampling, scorer, "weighted_kappa")
+    error, kappa = cohens_kappa_error(counts + added)
+    reach = 1.96 * error / (1 - kappa**2)
+    ends = np.tanh(np.arctanh(kappa) + np.array([-reach, reach]))
+    assert [found.low, found.high] == pytest.approx(ends, abs=2e-3)
+
+
+def cohens_kappa_error(counts: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Standard error of Cohen's kappa of two classes, and kappa.
+
+    Source: Fleiss, Cohen and Everitt, Psychological Bulletin 72 (1969), equation 13.
+    """
+    p = counts / counts.sum()
+    rows = p.sum(axis=1)
+    columns = p.sum(axis=0)
+    observed = np.trace(p)
+    chance = float(rows @ columns)
+    kappa = (observed - chance) / (1 - chance)
+    first = sum(
+        p[i, i] * (1 - (rows[i] + columns[i]) * (1 - kappa)) ** 2 for i in range(2)
+    )
+    second = (1 - kappa) ** 2 * sum(
+        p[i, j] * (columns[i] + rows[j]) ** 2 for i, j in ((0, 1), (1, 0))
+    )
+    third = (kappa - chance * (1 - kappa)) ** 2
+    variance = (first + second - third) / (1 - chance) ** 2 / counts.sum()
+    return float(variance**0.5), float(kappa)
+
+
+def test_kappa_of_a_class_that_is_never_predicted_has_a_width() -> None:
+    """Nothing varies in the rows: each is called the frequent class."""
+    truth = (np.arange(200) < 20).astype(np.int64)
+    never = np.zeros(200, dtype=np.int64)
+    found = interval(
+        Sampling.of_rows(units(200), classes=truth),
+        kappa_of(truth, never, 2),
+        "weighted_kappa",
+    )
+    assert -0.3 < found.low < -0.05
+    assert 0.1 < found.high < 0.3
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_a_faultless_kappa_reaches_1_and_not_more(classes: int) -> None:
+    truth = np.arange(60) % classes
+    found = interval(
+        Sampling.of_rows(units(60), classes=truth),
+        kappa_of(truth, truth, classes),
+        "weighted_kappa",
+    )
+    assert found.high == 1
+    assert 0.5 < found.low < 0.9
+
+
+def test_equal_kappas_of_seeds_have_the_interval_of_one() -> None:
+    rng = np.random.default_rng(2)
+    truth = rng.integers(0, 3, 90)
+    prediction = np.where(rng.random(90) < 0.6, truth, rng.integers(0, 3, 90))
+    scorer = kappa_of(truth, prediction, 3)
+    sampling = Sampling.of_rows(units(90), classes=truth)
+    one = interval(sampling, scorer, "weighted_kappa")
+    three = interval(sampling, MeanScorer([scorer] * 3), "weighted_kappa")
+    assert (three.low, three.high) == pytest.approx((one.low, one.high))
+
+
+def test_rows_of_patients_that_are_repeated_leave_kappa_as_uncertain() -> None:
+    rng = np.random.default_rng(3)
+    truth = rng.integers(0, 3, 400)
+    prediction = np.where(rng.random(400) < 0.6, truth, rng.integers(0, 3, 400))
+    one = interval(
+        Sampling.of_rows(units(400), classes=truth),
+        kappa_of(truth, prediction, 3),
+        "weighted_kappa",
+    )
+    patients = Groups("patients", tuple(map(str, np.tile(np.arange(400), 3))))
+    three = interval(
+        Sampling.of_rows(patients, classes=np.tile(truth, 3)),
+        kappa_of(np.tile(truth, 3), np.tile(prediction, 3), 3),
+        "weighted_kappa",
+    )
+    # the same rows are added to a table of three times as many
+    assert (three.low, three.high) == pytest.approx((one.low, one.high), abs=0.01)
 
 
 def test_a_correlation_of_28_rows_has_fishers_bounds() -> None:

@@ -5,15 +5,18 @@ A `Scorer` maps row weights (B, N), the weight of each row in each of B resample
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.calibration import ECE_BINS, CalibrationError
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 Counts = npt.NDArray[np.int64]  # (..., K, K): rows truth, columns prediction
 FloatVector = npt.NDArray[np.float64]
@@ -80,6 +83,7 @@ _SHOWN = {
     ),
     "ordinal": ("weighted_kappa", "mae", "balanced_accuracy", "ece"),
 }
+ADDED_ROWS = 2  # to a table of truth and prediction, for the interval of kappa
 MIN_OF_BIN = 10  # cases for each bin of the calibration error
 
 
@@ -368,6 +372,38 @@ class ShareScorer:
         return self.mean(weights)
 
 
+@dataclass(frozen=True)
+class KappaScorer:
+    """Quadratically weighted kappa of N rows of K classes; a `Scorer`."""
+
+    cells: "sparse.csr_array"  # (N, K²): the cell of truth and prediction of each row
+    num_classes: int
+    added: float = 0.0  # rows that each cell has besides
+
+    def __call__(self, weights: Weights) -> FloatVector:
+        """(B,) of weights (B, N)."""
+        return self._of_counts(weights @ self.cells + self.added)
+
+    def smoothed(self) -> "KappaScorer":
+        """The same with ADDED_ROWS more, spread over all cells.
+
+        A cell that no row is in could have some in another sample. Source: Gart and Zweifel,
+        Biometrika 54 (1967): half a row in each cell of two classes.
+        """
+        return replace(self, added=ADDED_ROWS / self.num_classes**2)
+
+    def losses_of_added(self) -> FloatVector:
+        """(K²,): what the score loses without the added rows of each cell."""
+        counts = np.asarray(self.cells.sum(axis=0)) + self.added
+        without = counts - self.added * np.eye(len(counts))
+        return self._of_counts(counts[None]) - self._of_counts(without)
+
+    def _of_counts(self, counts: Weights) -> FloatVector:
+        return weighted_kappa(
+            counts.reshape(len(counts), self.num_classes, self.num_classes)
+        )
+
+
 def _same(share: float) -> float:
     return share
 
@@ -418,7 +454,7 @@ def class_scorers(
             binomial=True,
             score=_same,
         ),
-        "weighted_kappa": partial(by_counts, weighted_kappa),
+        "weighted_kappa": KappaScorer(cells, num_classes),
     }
     if p is not None:
         squared = ((p - np.eye(num_classes)[truth]) ** 2).sum(axis=1)
