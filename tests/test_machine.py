@@ -103,7 +103,8 @@ def test_the_stream_starts_on_any_number_of_cpus_and_uses_no_more(
 def test_torch_starts_no_more_threads_than_the_quota_allows() -> None:
     """On 64 CPUs with a quota of 4; a smaller choice, and a number that was asked for, stay."""
     code = """
-import torch, thinsection.run.task as task
+import torch
+from thinsection.run import task
 task.cpu_count = lambda: 4
 for own, asked in ((64, 0), (3, 0), (64, 6)):
     torch.set_num_threads(own)
