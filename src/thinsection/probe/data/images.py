@@ -427,7 +427,9 @@ def read_image(path: Path) -> RgbArray:
     """The pixels of an image file, uint8 (H, W, 3), RGB."""
     from PIL import Image
 
-    errors = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+    # Pillow warns of a TIFF that is cut short, which is an error where warnings are errors
+    damage = (OSError, SyntaxError, ValueError, UserWarning)
+    errors = (*damage, Image.DecompressionBombError)
     with (
         rewording("image must be readable", path, *errors, error=DatasetError),
         Image.open(path) as image,
