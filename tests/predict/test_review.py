@@ -79,6 +79,13 @@ def test_the_page_has_what_a_reviewer_asks_for(tmp_path: Path) -> None:
     page = (tmp_path / "e" / "index.html").read_text()
     for words in ("Table 1", "By site", "By sex", "Decision curve", "TRIPOD+AI"):
         assert words in page
+    # a p value has its null hypothesis, an interval of a subgroup and a band its unit
+    assert page.count("p = ") == page.count("Null hypothesis: ") == 2
+    assert "Intervals over the patients of each row: DeLong" in page
+    assert "The AUROC is not the area under this curve" in page
+    assert page.count("resamples of the 44 patients") == 2
+    # a case that two repetitions test counts once
+    assert by_sex["F"]["positive"] <= by_sex["F"]["cases"] == by_sex["F"]["patients"]
     assert page.count(OPEN) > 10
 
 

@@ -258,6 +258,8 @@ def _follows(sites: SiteTable) -> bool:
 
 def _site_words(cohort: Cohort, sites: SiteTable) -> str:
     target = ", ".join(cohort.target.columns)
+    if cohort.target.time_words:
+        target = f"{cohort.target.columns[0]} (event or censored)"
     if sites.cramers_v > 1 - 1e-9:
         relation = f"the site alone determines {target}"
     elif _follows(sites):
@@ -265,8 +267,8 @@ def _site_words(cohort: Cohort, sites: SiteTable) -> str:
     else:
         relation = f"no sign that the site is associated with {target}"
     figures = (
-        f"{counted(len(sites.sites), 'site')}, p {sites.p_value:.3g} ({sites.test}), "
-        f"Cramér's V {sites.cramers_v:.2f}"
+        f"{counted(len(sites.sites), 'site')}, {cohort.groups.words}, "
+        f"p {sites.p_value:.3g} ({sites.test}), Cramér's V {sites.cramers_v:.2f}"
     )
     if not _follows(sites):
         return f"{relation}: {figures}"

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import DatasetError, InvalidInputError
+from thinsection.types import counted
 
 Unit = Literal["patients", "slides", "cases", "images", "rows"]
 CASE_COLUMNS = ("case_id", "patient_id")
@@ -55,6 +56,12 @@ class Groups:
         return (
             f"{self.total} {self.unit} (patients unknown: each {one} counts as its own)"
         )
+
+    def of_cases(self, cases: int) -> str:
+        """Number of cases and whose they are: '70 cases of 40 patients'."""
+        if self.unit == "cases" and cases == self.total:
+            return self.words
+        return f"{counted(cases, 'case')} of {self.words}"
 
     def take(self, rows: npt.NDArray[np.int64]) -> "Groups":
         """Groups of some rows."""

@@ -25,6 +25,11 @@ TaskName = Literal[
     "cox",
     "discrete",
 ]
+# kinds of targets in the words of the field, where the name of the kind is not such a word
+_KIND_WORDS: dict[str, str] = {
+    "cox": "survival (Cox model)",
+    "discrete": "survival (discrete time)",
+}
 PositiveRule = Literal["", "choice", "rarer", "tie"]
 Floats = npt.NDArray[np.float64]
 INTERVALS = 4  # of time in 'discrete', with equally many training events each
@@ -82,6 +87,16 @@ class Target:
     def positive_index(self) -> int:
         """Number of the positive class of two."""
         return self.names.index(self.positive) if self.positive else 1
+
+    @property
+    def kind_words(self) -> str:
+        """Kind of the target in the words of the field."""
+        return _KIND_WORDS.get(self.kind, self.kind)
+
+    @property
+    def time_words(self) -> str:
+        """Columns with the times of survival; '' for other targets."""
+        return ", ".join(self.columns[1:]) if self.kind in _KIND_WORDS else ""
 
     @property
     def positive_first(self) -> tuple[int, int]:

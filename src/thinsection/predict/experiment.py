@@ -32,6 +32,7 @@ from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_labelled, sketches
 from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.files.atomic import write_json, write_table, write_text
+from thinsection.files.json_text import read_json
 from thinsection.files.workbook import split_sheet
 from thinsection.jobs.backend import ignore_message
 from thinsection.jobs.execute import execute
@@ -159,7 +160,7 @@ def train(
     document["warnings"] = [*document["warnings"], *audited.warnings]
     others = [Path(folder) for folder in against]
     document["against"] = tested.compare_all(scored, others)
-    document["experiments"] = _count_experiments(out)
+    document["experiments"] = _count_experiments(out, document["target"])
     heatmaps = heatmap_folder(folder / cohort.place.split("/")[0], out.name)
     document["left_out"] = dict(left_out)
     document["heatmaps"] = os.path.relpath(heatmaps, out)
@@ -356,16 +357,24 @@ def _label_scores(scored: Tested, seed: int) -> list[dict[str, Json]]:
                 "name": name,
                 "cases": len(set(cases.tolist())),
                 "positive": len(set(cases[positive].tolist())),
+                "independent": label.groups.words,
                 "scores": tested.score_table(label.scorers, label.sampling, seed=seed),
             }
         )
     return tables
 
 
-def _count_experiments(out: Path) -> int:
-    """Experiments in the folder of this one, itself included: how often a score was tried."""
-    others = out.parent.glob(f"*/{tested.EXPERIMENT_NAME}")
-    return len({out, *(path.parent for path in others)})
+def _count_experiments(out: Path, target: str) -> int:
+    """Experiments with this target in the folder, itself included: how often a score was tried."""
+    counted_folders = {out}
+    for path in out.parent.glob(f"*/{tested.EXPERIMENT_NAME}"):
+        try:
+            same = read_json(path).get("target", target) == target
+        except (OSError, ValueError, AttributeError):
+            same = True  # an experiment that cannot be read was one all the same
+        if same:
+            counted_folders.add(path.parent)
+    return len(counted_folders)
 
 
 def _fold_rows(trained: Trained, scored: Tested) -> list[dict[str, Json]]:

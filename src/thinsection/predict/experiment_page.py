@@ -16,6 +16,7 @@ from thinsection.evaluation.target import Floats
 from thinsection.files.pages import data_uri, render_page
 from thinsection.predict.heatmap_links import LINKS_NAME
 from thinsection.predict.tested import Tested, outcome_columns
+from thinsection.predict.validation_page import interval_words
 from thinsection.probe.curves import (
     Columns,
     Words,
@@ -31,7 +32,7 @@ from thinsection.probe.result import METRIC_WORDS, Predictions, Risks, Values
 from thinsection.report.picture import thumbnail_file
 from thinsection.report.places import viewer_place
 from thinsection.report.values import CLASS_COLORS
-from thinsection.types import Json, rounded
+from thinsection.types import Json, counted, rounded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,11 +62,13 @@ def experiment_page(
         "against": [],
         "experiments": 1,
         **document,
-        "facts": _facts(document),
+        "facts": _facts(document, tested),
         "metric": METRIC_WORDS.get(tested.metric, tested.metric),
         "scores": _score_rows(document["scores"], document["cases"]),
+        "unit": tested.groups.unit,
         "unit_words": tested.groups.words,
-        "left_out_words": _left_out_words(tested),
+        "ends": document["interval"],
+        "scores_note": _scores_note(tested),
         "labels": [
             label | {"scores": _score_rows(label["scores"], label["cases"])}
             for label in document["labels"]
@@ -75,6 +78,8 @@ def experiment_page(
         "copies": _copy_pairs(document, slides),
         "worst_words": _worst_words(tested),
         "number": partial(rounded, rows=len(set(tested.cases))),
+        "interval": partial(interval_words, cases=len(set(tested.cases))),
+        "counted": counted,
         "links": LINKS_NAME,
         "home": home,
         "heatmap_layer": _heatmap_layer(document["heatmaps"]),
@@ -102,14 +107,19 @@ def _score_rows(scores: Mapping[str, Json], cases: int) -> list[tuple[str, Json]
     return rows
 
 
-def _left_out_words(tested: Tested) -> str:
-    """Why there is no calibration error; '' where there is one, or where it means nothing."""
-    if "ece" in tested.scorers or not isinstance(tested.rows()[0], Predictions):
+def _scores_note(tested: Tested) -> str:
+    """What the metrics of classes count, and why there is no calibration error."""
+    if not isinstance(tested.rows()[0], Predictions):
         return ""
-    return (
-        f"There is no expected calibration error: its {ECE_BINS} bins need {MIN_OF_BIN} cases "
-        "each."
-    )
+    sentences = []
+    if "balanced_accuracy" in tested.scorers:
+        sentences.append("Balanced accuracy is that of the most probable class.")
+    if "ece" not in tested.scorers:
+        sentences.append(
+            f"There is no expected calibration error: its {ECE_BINS} bins need {MIN_OF_BIN} "
+            "cases each."
+        )
+    return " ".join(sentences)
 
 
 def _copy_pairs(
@@ -126,9 +136,13 @@ def _picture(slide: Path) -> str | None:
     return None if path is None else data_uri(Image.open(path), THUMBNAIL_PX)
 
 
-def _facts(document: Mapping[str, Json]) -> list[tuple[str, str]]:
+def _facts(document: Mapping[str, Json], tested: Tested) -> list[tuple[str, str]]:
     """What the model predicts and is, as pairs of a word and its value."""
-    facts = [("target", document["target"]), ("task", document["task"])]
+    facts = [
+        ("cases", tested.groups.of_cases(document["cases"])),
+        ("target", document["target"]),
+        ("task", tested.target.kind_words),
+    ]
     if document["positive_words"]:
         facts.append(("positive class", document["positive_words"]))
     if document["order_words"]:
@@ -146,7 +160,7 @@ def _pictures(document: Mapping[str, Json], tested: Tested) -> list[Picture]:
     drawn = []
     if isinstance(first, Predictions):
         if tested.target.exclusive:
-            drawn.append(draw_picture("confusion", first, draw_confusion))
+            drawn.append(draw_picture("confusion", first, _draw_confusion))
         columns = outcome_columns(tested.target, tested.truth, tested.answers)
         curves = Columns(
             columns, tested.sampling, ordered=tested.target.kind == "ordinal"
@@ -156,11 +170,17 @@ def _pictures(document: Mapping[str, Json], tested: Tested) -> list[Picture]:
         drawn.append(draw_picture("calibration", curves, draw_calibration))
         drawn.append(draw_picture("decision", curves, draw_decision))
     elif isinstance(first, Risks):
-        drawn.append(draw_picture("survival", first, draw_risks))
+        draw = partial(draw_risks, time_name=tested.target.time_words)
+        drawn.append(draw_picture("survival", first, draw))
     elif isinstance(first, Values):
         pair = (tested.truth[:, 0], tested.answers[:, 0])
         drawn.append(draw_picture("values", pair, draw_values))
     return [*drawn, draw_picture("folds", document, _draw_folds)]
+
+
+def _draw_confusion(axes: "Axes", rows: Predictions) -> Words:
+    title, caption = draw_confusion(axes, rows)
+    return title, f"{caption} Predicted: the most probable class."
 
 
 def _draw_folds(axes: "Axes", document: Mapping[str, Json]) -> Words:
@@ -176,7 +196,8 @@ def _draw_folds(axes: "Axes", document: Mapping[str, Json]) -> Words:
     axes.set(xlabel="fold", ylabel=words, xticks=places)
     return (
         "Score by fold",
-        "Line: score of all cases; band: its 95 % confidence interval.",
+        "Points: score of the test cases of a fold, without an interval. Line: score of all "
+        "cases; band: its 95 % confidence interval, as at the top.",
     )
 
 

@@ -12,7 +12,6 @@ from thinsection.errors import InvalidInputError
 from thinsection.evaluation import intervals
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.leaks import Contents
-from thinsection.evaluation.metrics import kind_of
 from thinsection.evaluation.permuted import (
     MIN_OF_SITE,
     SITE_COMPONENTS,
@@ -72,7 +71,8 @@ def subgroup_tables(
     for column, labels in labels_by_column.items():
         label_by_case = dict(zip(cohort.cases, labels, strict=True))
         rows = subgroup_rows(tested, label_by_case, seed=seed)
-        tables.append({"column": column, "rows": rows})
+        words = METRIC_WORDS.get(tested.metric, tested.metric)
+        tables.append({"column": column, "metric": words, "rows": rows})
     return tables
 
 
@@ -92,6 +92,7 @@ def subgroup_rows(
             "value": None,
             "low": None,
             "high": None,
+            "method": "",
             "missing": intervals.why_missing(part.sampling),
         }
         rows.append(row)
@@ -108,6 +109,7 @@ def subgroup_rows(
             row["value"] = part.score()
             row["low"] = bounds.low
             row["high"] = bounds.high
+            row["method"] = bounds.method
     return rows
 
 
@@ -213,7 +215,6 @@ def _methods(
     """Methods: pairs of a heading and a sentence."""
     searched = ", ".join(config.cross.search) or "one setting, nothing was compared"
     epochs = ", ".join(result.best_words for result in results)
-    metric = METRIC_WORDS.get(tested.metric, tested.metric)
     inner = [len(part.stop) for part in study.parts]
     least = f"{min(inner)} to {max(inner)}" if min(inner) < max(inner) else min(inner)
     return [
@@ -224,8 +225,8 @@ def _methods(
         ),
         (
             "confidence intervals",
-            f"95 %, from the variance between {tested.groups.words}; "
-            f"{metric}: {intervals.METHODS[kind_of(tested.metric)]}",
+            f"95 %, from the variance between {tested.groups.words}; the method of each is "
+            "beside it",
         ),
         (
             "chosen on the validation set",

@@ -143,10 +143,13 @@ class Tested:
     def num_positive(self) -> int | None:
         """Cases of the positive class of two, or with an event; None for other targets."""
         if self.target.kind == "binary":
-            return int((self.truth[:, 0] == self.target.positive_index).sum())
-        if self.target.kind in ("cox", "discrete"):
-            return int((self.truth[:, 0] == 1).sum())
-        return None
+            positive = self.truth[:, 0] == self.target.positive_index
+        elif self.target.kind in ("cox", "discrete"):
+            positive = self.truth[:, 0] == 1
+        else:
+            return None
+        # repeated splits test a case several times
+        return len({self.cases[i] for i in np.flatnonzero(positive)})
 
     def score(self) -> float:
         """Value of the metric that is printed first."""

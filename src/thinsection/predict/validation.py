@@ -43,7 +43,7 @@ from thinsection.predict.validation_review import (
     read_training_set,
 )
 from thinsection.probe.curves import Columns
-from thinsection.probe.result import METRIC_WORDS, strict
+from thinsection.probe.result import strict
 from thinsection.report.home import index_address
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
@@ -219,9 +219,7 @@ def _subgroups(rows: Rows, scored: Cohort) -> list[dict[str, Json]]:
         truth=rows.truth,
         answers=rows.answers,
     )
-    words = METRIC_WORDS.get(tested.metric, tested.metric)
-    tables = subgroup_tables(scored, tested, seed=SEED)
-    return [{"metric": words, **table} for table in tables]
+    return subgroup_tables(scored, tested, seed=SEED)
 
 
 def use_lines(document: Mapping[str, Json]) -> Iterator[str]:

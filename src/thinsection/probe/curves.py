@@ -11,6 +11,7 @@ import numpy as np
 
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.curves import (
+    DRAWS,
     Band,
     calibration_band,
     precision_band,
@@ -18,7 +19,7 @@ from thinsection.evaluation.curves import (
 )
 from thinsection.evaluation.external import decision_curve
 from thinsection.evaluation.hazard import hazard_ratio, survival_curve
-from thinsection.evaluation.intervals import Sampling
+from thinsection.evaluation.intervals import MIN_UNITS, Sampling
 from thinsection.evaluation.metrics import Flags, FloatVector, IndexArray
 from thinsection.probe.result import Predictions, Risks
 from thinsection.report.values import CLASS_COLORS
@@ -31,7 +32,6 @@ Words = tuple[str, str]  # title of a picture, and what to see in it
 SEED = 0  # of the resamples
 TICKS = 6  # times under a survival curve
 LEAST_BENEFIT = -0.1  # treating everybody falls without end
-BAND = "Band: pointwise 95 % confidence interval, from the resamples of the scores."
 
 
 class Column(NamedTuple):
@@ -107,6 +107,39 @@ def _positive_sentence(columns: Columns) -> str:
     return "Each class or label against the rest."
 
 
+def _pooled_sentence(columns: Columns, *, area: str) -> str:
+    """Says that a curve is drawn from all folds, where its area is not the score."""
+    sampling = columns.sampling
+    if sampling is None or sampling.fold is None or len(np.unique(sampling.fold)) < 2:
+        return ""
+    sentence = " The cases of all folds are pooled."
+    if not area:
+        return sentence
+    return (
+        f"{sentence} The {area} is not the area under this curve: it compares cases of the same "
+        "fold."
+    )
+
+
+def _units_words(columns: Columns) -> str:
+    """Units that vary: '40 patients', without a number where labels are blank for some."""
+    sampling = columns.sampling
+    if sampling is None:
+        return ""
+    if any(column.rows is not None for column in columns.columns):
+        return sampling.unit
+    return f"{sampling.units} {sampling.unit}"
+
+
+def _band_sentence(columns: Columns) -> str:
+    if columns.sampling is None:
+        return ""
+    return (
+        f" Band: pointwise 95 % confidence interval, from {DRAWS} resamples of the "
+        f"{_units_words(columns)} (Bayesian bootstrap)."
+    )
+
+
 def draw_roc(axes: "Axes", columns: Columns) -> Words:
     """ROC curves, with bands where rows can be resampled."""
     for column, sampling, color in columns.drawable():
@@ -115,8 +148,11 @@ def draw_roc(axes: "Axes", columns: Columns) -> Words:
     axes.plot([0, 1], [0, 1], color="#999999", linestyle=":", linewidth=1)
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02))
-    words = f"{_positive_sentence(columns)} All rows are pooled. Dotted: chance."
-    return "ROC", words if columns.sampling is None else f"{words} {BAND}"
+    caption = (
+        f"{_positive_sentence(columns)}{_pooled_sentence(columns, area='AUROC')} Dotted: chance."
+        f"{_band_sentence(columns)}"
+    )
+    return "ROC", caption
 
 
 def draw_precision(axes: "Axes", columns: Columns) -> Words:
@@ -126,11 +162,11 @@ def draw_precision(axes: "Axes", columns: Columns) -> Words:
         draw_band(axes, band, column.name, color)
         axes.axhline(column.truth.mean(), color=color, linestyle=":", linewidth=1)
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.01), ylim=(0, 1.02))
-    words = (
-        f"{_positive_sentence(columns)} All rows are pooled. Dotted: the share of positive "
-        "cases, chance."
+    caption = (
+        f"{_positive_sentence(columns)}{_pooled_sentence(columns, area='')} Dotted: the share of "
+        f"positive cases, chance.{_band_sentence(columns)}"
     )
-    return "Precision and recall", f"{words} {BAND}"
+    return "Precision and recall", caption
 
 
 def draw_band(axes: "Axes", band: Band, name: str, color: str) -> None:
@@ -148,9 +184,18 @@ def draw_calibration(axes: "Axes", columns: Columns) -> Words:
     axes.set(xlabel="predicted probability", ylabel="observed frequency")
     caption = (
         "Bins of equally many cases; on the dotted line predicted probabilities equal observed "
-        "frequencies. Bars: 95 % confidence intervals of the observed frequency."
+        "frequencies. Bars: 95 % confidence intervals of the observed frequency"
+        f"{bin_words(columns)}."
     )
     return "Calibration", caption
+
+
+def bin_words(columns: Columns) -> str:
+    """Whose variance the bars of a calibration curve have, and which bins have none."""
+    if columns.sampling is None:
+        return ""
+    unit = columns.sampling.unit
+    return f" over the {unit} of a bin; with fewer than {MIN_UNITS} {unit} a bin has no bar"
 
 
 def draw_frequencies(
@@ -191,10 +236,15 @@ def draw_decision(axes: "Axes", columns: Columns) -> Words:
     axes.set(xlabel="threshold probability", ylabel="net benefit")
     axes.set(xlim=(0, 1), ylim=(LEAST_BENEFIT, 1.25 * highest + 0.01))
     caption = (
-        f"{_positive_sentence(columns)} Dotted: all cases are treated as positive. The line at "
-        "0: no case is (Vickers and Elkin 2006). All rows are pooled. Band: pointwise 95 % "
-        "confidence interval."
+        f"{_positive_sentence(columns)} Solid: the model decides who is treated. Dotted: all "
+        "cases are treated. The line at 0: no case is (Vickers and Elkin 2006)."
+        f"{_pooled_sentence(columns, area='')}"
     )
+    if columns.sampling is not None:
+        caption += (
+            " Band: pointwise 95 % confidence interval, from the variance between the "
+            f"{_units_words(columns)}."
+        )
     return "Decision curve", caption
 
 
@@ -208,7 +258,7 @@ def draw_values(axes: "Axes", pair: tuple[FloatVector, FloatVector]) -> Words:
     return "Values", "On the dotted line predictions equal measurements."
 
 
-def draw_risks(axes: "Axes", risks: Risks) -> Words:
+def draw_risks(axes: "Axes", risks: Risks, *, time_name: str = "") -> Words:
     """Kaplan-Meier curves of the halves by risk, with the hazard ratio."""
     ticks = round_times(float(risks.time.max()))
     risks = risks.take(risks.first_rows)
@@ -224,9 +274,10 @@ def draw_risks(axes: "Axes", risks: Risks) -> Words:
                     ticks,
                 )
             )
-    draw_groups(axes, groups, ticks)
+    draw_groups(axes, groups, ticks, time_name=time_name)
     caption = (
-        "Split at the median risk of each fold. Bands: 95 % confidence intervals. "
+        "Kaplan-Meier curves, split at the median risk of each fold. Bands: pointwise log-log "
+        f"95 % confidence intervals over {risks.units.words}. Below: cases at risk. "
         f"{_hazard_words(risks)}"
     )
     return "Survival by predicted risk", caption
@@ -262,9 +313,16 @@ def risk_group(
 
 
 def draw_groups(
-    axes: "Axes", groups: Sequence[RiskGroup], ticks: Sequence[float] | FloatVector
+    axes: "Axes",
+    groups: Sequence[RiskGroup],
+    ticks: Sequence[float] | FloatVector,
+    *,
+    time_name: str = "",
 ) -> None:
-    """Kaplan-Meier curves with bands, the numbers at risk below; the last group is orange."""
+    """Kaplan-Meier curves with bands, the numbers at risk below; the last group is orange.
+
+    `time_name`: column of the label table with the times.
+    """
     for row, group in enumerate(groups):
         color = CLASS_COLORS[5] if row == 1 else CLASS_COLORS[0]
         times = np.r_[0.0, group["times"]]
@@ -286,7 +344,8 @@ def draw_groups(
         fontsize=8,
         color="#555555",
     )
-    axes.set(xlabel="time (unit of the label table)", ylabel="fraction without event")
+    unit = time_name or "unit of the label table"
+    axes.set(xlabel=f"time ({unit})", ylabel="fraction without event")
     axes.set(ylim=(0, 1.03), xticks=ticks)
     axes.set_xlim(left=0)
 
