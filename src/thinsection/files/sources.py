@@ -19,6 +19,7 @@ from thinsection.files.url_secrets import (
     without_secrets,
 )
 from thinsection.files.urls import URL_MARK
+from thinsection.files.web_client import WEB, check_connection, client_options
 from thinsection.types import KIB, MIB
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 # share of a file that is streamed before a source that may keep a copy fetches it whole
 _STREAMED_SHARE = 0.03
-# web servers may ignore the range of a request
-_WEB = ("http://", "https://")
 _COPY_BYTES = 8 * MIB  # that a copy fetches at once
 # a put of these stores is seen whole or not at all; elsewhere a temporary name is moved into place
 _WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"))
@@ -81,13 +80,15 @@ class FsspecSource:
         try:
             self.size = int(self._fs.size(self._path))
         except Exception as error:  # noqa: BLE001 - each store has its own errors
+            check_connection(error, self.name)
             raise SlideOpenError(
                 f"slide must be reachable, got {without_secrets(repr(error))} for {self.name!r}"
             ) from None
         self._lock = threading.Lock()
         self.fetched_bytes = 0
         self.requests = 0
-        if self.size > 1 and url.lower().startswith(_WEB):
+        # web servers may ignore the range of a request
+        if self.size > 1 and url.lower().startswith(WEB):
             self._check_ranges()
         self._copy_lock = threading.Lock()
         self._make_copy: Callable[[], Path | None] | None = None
@@ -206,7 +207,8 @@ def filesystem(url: str) -> "tuple[AbstractFileSystem, str]":
     with importing("URLs need fsspec", "cloud"):
         import fsspec
     try:
-        file_system, path = fsspec.core.url_to_fs(whole_url(url))
+        whole = whole_url(url)
+        file_system, path = fsspec.core.url_to_fs(whole, **client_options(whole))
     except ImportError as error:
         protocol = url.partition(URL_MARK)[0]
         raise errors.MissingDependencyError(

@@ -9,14 +9,17 @@ tests/test_trust.py holds a hostile example against each reader of data files.
   `--trust-code`. The name is checked before anything is imported, the class before it is called.
 - A model file gives the settings in `MODEL_SETTINGS`, and of them names and numbers alone.
 - A table's URL has a scheme in `TABLE_SCHEMES`, and no address of this machine or of its link.
+  files/web_client.py refuses a name that DNS resolves to one, and a redirect to one.
 """
 
 import hashlib
 import ipaddress
+import os
 import re
 import socket
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module, util
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -92,6 +95,16 @@ _FILE = re.compile(
     r"[/\\~\0]|\.(toml|py|json|onnx|pt|pth|ckpt|bin|safetensors|npz|npy)$"
 )
 _METADATA_HOSTS = ("metadata.google.internal", "instance-data")
+# where clouds tell a machine its credentials, besides link-local addresses: AWS, Alibaba, Azure,
+# Oracle
+_METADATA_ADDRESSES = frozenset(
+    map(
+        ipaddress.ip_address,
+        ("fd00:ec2::254", "100.100.100.200", "168.63.129.16", "192.0.0.192"),
+    )
+)
+# names of hosts that the user allowed, for the processes of the command too
+LOCAL_HOSTS = "THINSECTION_LOCAL_HOSTS"
 
 
 # code
@@ -245,7 +258,8 @@ def _is_path(text: str) -> bool:
 def check_table_url(url: str, where: str, *, allow_local: bool = False) -> None:
     """Refuses a URL of a table that is of no store or web server, or of this machine.
 
-    The address is judged as it is written; a name is not resolved.
+    The address is judged as it is written; a name is resolved when its URL is opened, and may then
+    be of this machine only where that is allowed here.
 
     Args:
         url: the URL.
@@ -261,7 +275,11 @@ def check_table_url(url: str, where: str, *, allow_local: bool = False) -> None:
             f"a URL in a table or a ledger must begin with one of {', '.join(TABLE_SCHEMES)}, got "
             f"{scheme + '://'!r} in {where}"
         )
-    if scheme in ("http", "https") and not allow_local and is_local_host(url):
+    if scheme not in ("http", "https"):
+        return
+    if allow_local:
+        allow_local_host(url)
+    elif is_local_host(url):
         raise CohortError(
             f"a URL in a table or a ledger must not name this machine or a link-local network, got "
             f"{urlsplit(url).hostname!r} in {where}; pass --allow-local-urls if you trust it"
@@ -269,7 +287,7 @@ def check_table_url(url: str, where: str, *, allow_local: bool = False) -> None:
 
 
 def is_local_host(url: str) -> bool:
-    """Tells whether the host of a URL is this machine, its link, or no address of a network."""
+    """Tells whether the host of a URL is, as written, this machine, its link, or no address."""
     try:
         host = (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:
@@ -278,12 +296,18 @@ def is_local_host(url: str) -> bool:
     if host in own_names or host.endswith(".localhost"):
         return True
     try:
-        address = ipaddress.ip_address(host.partition("%")[0])
+        ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         try:  # '127.1', '0x7f000001', '2130706433'
-            address = ipaddress.ip_address(socket.inet_aton(host))
+            host = socket.inet_ntoa(socket.inet_aton(host))
         except OSError:
             return False
+    return is_local_address(host)
+
+
+def is_local_address(text: str) -> bool:
+    """Tells whether an address is of this machine, of its link, or of a cloud's metadata."""
+    address = ipaddress.ip_address(text.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     if mapped is not None:
         address = mapped
@@ -292,4 +316,20 @@ def is_local_host(url: str) -> bool:
         or address.is_link_local
         or address.is_unspecified
         or address.is_multicast
+        or address in _METADATA_ADDRESSES
     )
+
+
+def allow_local_host(url: str) -> None:
+    """Lets the host of a URL be this machine, in this command and its processes."""
+    with suppress(ValueError):
+        host = urlsplit(url).hostname or ""
+        hosts = {*os.environ.get(LOCAL_HOSTS, "").split(), host}
+        os.environ[LOCAL_HOSTS] = " ".join(sorted(hosts))
+
+
+def may_be_local(url: str) -> bool:
+    """Tells whether the user let the host of a URL be this machine, or wrote its own address."""
+    if is_local_host(url):
+        return True
+    return urlsplit(url).hostname in os.environ.get(LOCAL_HOSTS, "").split()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from thinsection.errors import CohortError, naming_file
 from thinsection.files.tables import SUFFIXES as TABLE_SUFFIXES
-from thinsection.files.trust import check_table_url
+from thinsection.files.trust import allow_local_host, check_table_url
 from thinsection.files.url_secrets import hide_secret, public_url
 from thinsection.files.urls import is_url
 from thinsection.files.workbook import split_sheet
@@ -157,6 +157,7 @@ def _entries_of(
         raise CohortError(f"slide must be a path, got {item!r} with a NUL character")
     path = Path(item)
     if is_url(item):
+        allow_local_host(item)  # the user's own words
         paths = find_by_url(hide_secret(item))
     elif _is_table(item):
         if not split_sheet(path)[0].is_file():
