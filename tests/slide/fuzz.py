@@ -246,15 +246,28 @@ def look_at(
 
 
 def run_all(folder: str, sound: str, out: str) -> dict[str, list[str | None]]:
-    """One run over mutants and a sound slide: the status and error of each."""
+    """One run over mutants and a sound slide: the status and error of each.
+
+    A file that is no slide any more is left out, and a message names it.
+    """
     import thinsection
+
+    messages: list[str] = []
 
     flat: dict[str, Any] = {"tile_px": 64, "tile_mpp": "native", "memory": "256MiB"}
     flat |= {"tile_filter": ("contrast",), "overview": False}  # which reads every tile
-    summary = thinsection.run([sound, folder], out=out, until="tiles", **flat)
-    return {
+    summary = thinsection.run(
+        [sound, folder], out=out, until="tiles", on_message=messages.append, **flat
+    )
+    ends: dict[str, list[str | None]] = {
         result.slide_id: [result.status, result.error] for result in summary.results
     }
+    ends |= {
+        path.stem: ["left out", None]
+        for path in Path(folder).rglob("*.dcm")
+        if any(f"no whole-slide images: {path.name}" in line for line in messages)
+    }
+    return ends
 
 
 def look_at_run(paths: dict[Path, str], sound: Path, counts: Counter[str]) -> list[str]:
@@ -276,7 +289,7 @@ def look_at_run(paths: dict[Path, str], sound: Path, counts: Counter[str]) -> li
         # the line that a person reads names the file, not the class of the error
         known = path.name in (error or "") and path.stem in rows
         counts[f"run: {status}"] += 1
-        if status not in ("done", "empty", "failed") or (
+        if status not in ("done", "empty", "failed", "left out") or (
             status == "failed" and not known
         ):
             wrong.append(f"{path.name} ({how}) run: raw: {status} {error}")
