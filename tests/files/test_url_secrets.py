@@ -1,19 +1,18 @@
 """Secrets of URLs: none is stored, printed or logged, and a rotated one names the same slide."""
 
-import base64
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
+from tests.support.guarded_server import SIGNATURES, WORD, GuardedServer, leaks
 
 from thinsection.errors import CohortError, SlideOpenError
 from thinsection.files.atomic import write_json, write_table
@@ -34,8 +33,6 @@ from thinsection.testing.synthetic import write_he_slide
 
 pytest.importorskip("fsspec", reason="fsspec is not installed")
 
-WORD = "S3CRETp4ss"
-
 
 @pytest.fixture(autouse=True)
 def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,9 +40,6 @@ def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "whole-urls"
     place.touch(mode=0o600)
     monkeypatch.setenv(VARIABLE, str(place))
-
-
-SIGNATURES = ("9f86d081884c7d659a2feaa0c55ad015", "b94d27b9934d3e08a52e52d7da7dabfa")
 
 
 @pytest.mark.parametrize(
@@ -171,75 +165,25 @@ def test_urls_of_a_table_that_differ_in_a_secret_alone_are_refused(
     )
 
 
-class _Guarded(BaseHTTPRequestHandler):
-    """Serves one file in ranges to those who know a password or a signature of today."""
-
-    protocol_version = "HTTP/1.1"
-    data: bytes
-    signature: str
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def _answer(self, *, with_body: bool) -> None:
-        expected = base64.b64encode(f"bob:{WORD}".encode()).decode()
-        query = parse_qs(urlsplit(self.path).query)
-        is_known = self.headers.get("Authorization") == f"Basic {expected}"
-        is_signed = query.get("X-Amz-Signature") == [self.signature]
-        body = self.data if is_known or is_signed else b"no"
-        status = 200 if is_known or is_signed else 403
-        span = self.headers.get("Range")
-        if status == 200 and span:
-            first, _, last = span.removeprefix("bytes=").partition("-")
-            end = min(int(last or len(body)), len(body) - 1)
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {first}-{end}/{len(body)}")
-            body = body[int(first) : end + 1]
-        else:
-            self.send_response(status)
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-
 @pytest.fixture(scope="module")
 def served(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[str, type[_Guarded]]]:
+) -> Iterator[tuple[str, type[GuardedServer]]]:
     path = tmp_path_factory.mktemp("served") / "s.svs"
     write_he_slide(path, (1200, 900), seed=5)
-    _Guarded.data = path.read_bytes()
-    _Guarded.signature = SIGNATURES[0]
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Guarded)
+    GuardedServer.data = path.read_bytes()
+    GuardedServer.signature = SIGNATURES[0]
+    server = ThreadingHTTPServer(("127.0.0.1", 0), GuardedServer)
     thread = Thread(target=server.serve_forever)
     thread.start()
-    yield f"127.0.0.1:{server.server_port}", _Guarded
+    yield f"127.0.0.1:{server.server_port}", GuardedServer
     server.shutdown()
     thread.join()
     server.server_close()
 
 
-def leaks(folder: Path) -> list[str]:
-    """Files of a folder that hold a secret, in their bytes or their name."""
-    secrets = [word.encode() for word in (WORD, *SIGNATURES)]
-    return [
-        str(path)
-        for path in folder.rglob("*")
-        if path.is_file()
-        and any(s in path.read_bytes() + path.name.encode() for s in secrets)
-    ]
-
-
 def test_a_run_by_urls_with_secrets_leaves_none_and_a_new_signature_resumes(
-    served: tuple[str, type[_Guarded]],
+    served: tuple[str, type[GuardedServer]],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -273,7 +217,7 @@ def test_a_run_by_urls_with_secrets_leaves_none_and_a_new_signature_resumes(
 
 
 def test_a_slide_and_its_errors_show_no_secret(
-    served: tuple[str, type[_Guarded]],
+    served: tuple[str, type[GuardedServer]],
 ) -> None:
     host, _ = served
     with open_slide(f"http://bob:{WORD}@{host}/one.svs") as slide:

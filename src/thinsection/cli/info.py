@@ -55,11 +55,12 @@ def info(
       thinsection info a.svs b.ome.tif
     """
     # imports the readers
+    from thinsection.files.url_secrets import hide_secret
     from thinsection.slide import open_slide
 
     slides = []
     failures = []
-    for file in files:
+    for file in map(hide_secret, files):
         try:
             with open_slide(file, reader=reader, image=image) as slide:
                 slides.append(SlideInfo.of(slide, file))
