@@ -15,8 +15,10 @@ from tests.predict.planted import write_embeddings
 from thinsection.errors import DatasetError
 from thinsection.evaluation.labels import LabelsConfig, read_cohort
 from thinsection.evaluation.leaks import (
+    SKETCH_NEAR,
     content_digest,
     is_near,
+    near_limit,
     near_pairs,
     read_contents,
     sketches,
@@ -322,7 +324,41 @@ def test_a_sketch_is_near_where_the_angle_is_small() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 64))
     known = sketches(x, np.zeros(64))
+    limit = near_limit(known)
+    assert limit == SKETCH_NEAR
     moved = sketches(x + 0.01 * rng.normal(size=x.shape), np.zeros(64))
     others = sketches(rng.normal(size=x.shape), np.zeros(64))
-    assert all(is_near(a, [b]) for a, b in zip(known, moved, strict=True))
-    assert not any(is_near(sketch, known) for sketch in others)
+    assert all(is_near(a, [b], limit) for a, b in zip(known, moved, strict=True))
+    assert not any(is_near(sketch, known, limit) for sketch in others)
+
+
+@pytest.mark.parametrize(("channels", "slides"), [(8, 20), (8, 219), (64, 219)])
+def test_slides_of_few_directions_are_near_only_where_chance_cannot_be(
+    channels: int, slides: int
+) -> None:
+    """Clean cohorts whose variance lies in three directions, with rescans planted."""
+    rng = np.random.default_rng(1)
+    scale = np.r_[3 * np.ones(3), 0.3 * np.ones(channels - 3)]
+    by_angle = 0
+    by_chance = 0
+    rescans = 0
+    for _ in range(5):
+        trained = rng.normal(size=(slides, channels)) * scale
+        center = trained.mean(axis=0)
+        known = sketches(trained, center)
+        limit = near_limit(known)
+        strangers = sketches(rng.normal(size=trained.shape) * scale, center)
+        by_angle += sum(is_near(one, known, SKETCH_NEAR) for one in strangers)
+        by_chance += sum(is_near(one, known, limit) for one in strangers)
+        copied = sketches(trained + 1e-4 * rng.normal(size=trained.shape), center)
+        rescans += sum(is_near(one, known, limit) for one in copied)
+    assert by_chance <= 3
+    assert by_angle > 10 or (channels, slides) != (8, 219)
+    assert rescans == 5 * slides
+
+
+def test_fewer_than_three_slides_say_nothing_of_chance() -> None:
+    known = sketches(np.eye(8)[:2], np.zeros(8))
+    assert near_limit(known) < 0
+    assert not is_near(known[0], known, near_limit(known))
+    assert near_limit(()) < 0

@@ -26,10 +26,13 @@ from thinsection.errors import (
     InvalidInputError,
     WeightsError,
 )
+from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.embeddings import read_embeddings
 from thinsection.evaluation.hazard import breslow_baseline
+from thinsection.evaluation.target import Target
 from thinsection.predict.model_file import Lock, load_model, read_card, save_model
 from thinsection.predict.predicting import predict
+from thinsection.predict.validation_figures import Rows, figures
 from thinsection.predict.validation_review import beside_training
 
 DIM = 8
@@ -274,6 +277,44 @@ def test_each_label_of_several_has_its_threshold_and_figures(
         assert outcome["calls"]["ppv"]["value"] == pytest.approx(
             judge.precision_score(truth, called), **EXACT
         )
+    areas = [one["scores"]["auroc"]["value"] for one in told["outcomes"]]
+    assert told["averaged"] == ["one", "two"]
+    assert told["value"] == pytest.approx(np.mean(areas), **EXACT)
+    assert told["interval"][0] < told["value"] < told["interval"][1]
+    page = next(tmp_path.rglob("validation_*/index.html")).read_text()
+    assert "mean over 2 labels: one, two" in page
+
+
+def test_a_label_of_one_class_is_not_in_the_mean_over_labels_and_it_is_said() -> None:
+    rng = np.random.default_rng(4)
+    truth = (rng.random((60, 3)) < 0.5).astype(float)
+    truth[::4, 0] = np.nan
+    truth[:, 1] = 1
+    answers = np.clip(0.3 * truth + 0.6 * rng.random((60, 3)), 0, 1)
+    answers[::4, 0] = 0.5
+    rows = Rows(
+        target=Target(
+            kind="multilabel", columns=("a", "b", "c"), names=("a", "b", "c")
+        ),
+        truth=truth,
+        answers=answers,
+        groups=Groups("patients", tuple(f"{i // 2}" for i in range(60))),
+    )
+    found = figures(rows, Lock())
+    known = np.isfinite(truth[:, 0])
+    areas = [
+        judge.roc_auc_score(truth[known, 0], answers[known, 0]),
+        judge.roc_auc_score(truth[:, 2], answers[:, 2]),
+    ]
+    assert found["averaged"] == ["a", "c"]
+    assert found["value"] == pytest.approx(np.mean(areas), **EXACT)
+    assert (
+        "b: not in the mean over labels, because it has no cases of two classes"
+        in (found["missing"])
+    )
+    none = figures(replace(rows, truth=np.ones((60, 3))), Lock())
+    assert none["value"] is None
+    assert none["averaged"] == []
 
 
 def test_figures_of_values_are_scikit_learns(study: Study, tmp_path: Path) -> None:

@@ -214,12 +214,14 @@ def predict(
 def _validation_line(validation: dict[str, Any]) -> str:
     """Headline of a validation in one line."""
     from thinsection.probe.result import METRIC_WORDS
-    from thinsection.types import rounded
+    from thinsection.types import counted, rounded
 
     cases = validation["cases"]
     line = f"{validation['validation']} validation on {validation['cases']} cases"
     if validation["value"] is not None:
         metric = METRIC_WORDS.get(validation["metric"], validation["metric"])
+        if validation["averaged"]:
+            metric += f", mean over {counted(len(validation['averaged']), 'label')},"
         line += f": {metric} {rounded(validation['value'], cases)}"
         low, high = validation["interval"]
         if low is None:

@@ -85,7 +85,7 @@ def copied_slides(
     similar = z @ z.T
     distance = np.sqrt(np.maximum(0, 2 - 2 * similar))
     distance[owners[:, None] == owners] = np.inf
-    level = _chance_level(similar, owners)
+    level = chance_level(similar, owners)
     found = []
     for i, j in _candidates(distance)[:MOST_PAIRS]:
         share = _tile_share(i, j, kept, owners, read)
@@ -119,7 +119,7 @@ def _standardised(x: Matrix, middle: FloatVector, spread: FloatVector) -> Matrix
     return directions(np.clip((x - middle) / spread, -CLIP, CLIP))
 
 
-def _chance_level(similar: Matrix, owners: IndexArray) -> float:
+def chance_level(similar: Matrix, owners: IndexArray) -> float:
     """Cosine that among all pairs of unrelated slides one has with the probability CHANCE.
 
     Fisher's z of a cosine of d independent channels has the variance 1 / (d - 2); d follows from

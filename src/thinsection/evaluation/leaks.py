@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from thinsection.errors import DatasetError, slide_boundary
 from thinsection.evaluation.cases import Groups, listed_names
-from thinsection.evaluation.copies import directions, kept_rows
+from thinsection.evaluation.copies import chance_level, directions, kept_rows
 from thinsection.evaluation.embeddings import (
     Embeddings,
     check_finite,
@@ -41,6 +41,7 @@ CaseFold = tuple[Sequence[int] | IndexArray, Sequence[int] | IndexArray]  # trai
 SKETCH_BITS = 256
 # of these may differ where a mean embedding is known again: angles up to some 4 degrees
 SKETCH_NEAR = 6
+MOST_SKETCHES = 1000  # of the training slides, that are compared with each other
 _LEAST = np.float16(2**-10)  # from here on float16 has 11 bits
 _BLOCK = 1024  # rows that are compared with all others at a time
 
@@ -340,10 +341,31 @@ def sketches(
     return tuple(row.tobytes().hex() for row in np.packbits(signs, axis=1))
 
 
-def is_near(first: str, others: Sequence[str]) -> bool:
-    """True where a sketch is that of nearly the same mean embedding as one of the others."""
+def near_limit(trained: Sequence[str]) -> int:
+    """Bits in which a sketch may differ from one of these and be nearly the same mean embedding.
+
+    At most SKETCH_NEAR, and fewer where the slides themselves are so near to each other that chance
+    allows it (`copies.chance_level`): embeddings with few channels, or whose variance lies in few
+    directions. Below 0 no sketch is near. Memory: 16 MOST_SKETCHES² bytes.
+    """
+    if not trained:
+        return -1
+    some = [trained[row] for row in kept_rows(len(trained), MOST_SKETCHES)]
+    bits = np.array(
+        [np.unpackbits(np.frombuffer(bytes.fromhex(x), "u1")) for x in some]
+    )
+    signs = 2.0 * bits - 1
+    # the share of equal signs of two vectors is 1 - angle / pi
+    angles = np.pi * (1 - signs @ signs.T / SKETCH_BITS) / 2
+    level = chance_level(np.cos(angles), np.arange(len(some)))
+    differing = np.arange(SKETCH_NEAR + 1)
+    return int((np.cos(np.pi * differing / SKETCH_BITS) > level).sum()) - 1
+
+
+def is_near(first: str, others: Sequence[str], limit: int) -> bool:
+    """True where a sketch differs from one of the others in at most `limit` bits (`near_limit`)."""
     bits = int(first, 16)
-    return any((bits ^ int(other, 16)).bit_count() <= SKETCH_NEAR for other in others)
+    return any((bits ^ int(other, 16)).bit_count() <= limit for other in others)
 
 
 def check_leakage(

@@ -11,6 +11,7 @@ import json
 import platform
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -24,7 +25,7 @@ import thinsection
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import WeightsError, naming_file, rewording
 from thinsection.evaluation.cases import plain_id
-from thinsection.evaluation.leaks import is_near, sketches
+from thinsection.evaluation.leaks import is_near, near_limit, sketches
 from thinsection.evaluation.target import Floats, Target
 from thinsection.files.json_text import parse_json
 from thinsection.files.pages import render_page
@@ -141,6 +142,11 @@ class Model:
         unseen = [i for i, member in members if {*marks} & {*member.held_out}]
         return unseen or list(range(len(self.heads)))
 
+    @cached_property
+    def near_limit(self) -> int:
+        """See `leaks.near_limit`."""
+        return near_limit(self.card.sketches)
+
     def seen_as(
         self,
         names: Collection[str],
@@ -162,7 +168,8 @@ class Model:
         if marks & {*contents}:
             return "content"
         own = sketches(means, self.usual.center)
-        if any(is_near(sketch, self.card.sketches) for sketch in own):
+        trained = self.card.sketches
+        if any(is_near(sketch, trained, self.near_limit) for sketch in own):
             return "near"
         return ""
 

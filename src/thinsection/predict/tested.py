@@ -103,23 +103,13 @@ class Tested:
 
         Without a case, a label and so the mean have no value.
         """
-        scorers = []
+        labels = []
         for k in range(len(self.target.names)):
             rows = np.flatnonzero(np.isfinite(self.truth[:, k]))
             if len(rows) == 0:
                 return {self.metric: _no_value}
-            scorers.append(
-                {
-                    name: metrics.RowsScorer(scorer, rows)
-                    for name, scorer in self.label(k).scorers.items()
-                }
-            )
-        shown = set.intersection(*(set(one) for one in scorers))
-        return {
-            name: metrics.MeanScorer([one[name] for one in scorers])
-            for name in scorers[0]
-            if name in shown
-        }
+            labels.append((rows, self.label(k).scorers))
+        return mean_over_labels(labels)
 
     def label(self, k: int) -> "Tested":
         """One of several labels as two classes, for the cases that have it."""
@@ -214,6 +204,20 @@ class Tested:
             prediction=probability.argmax(axis=1),
             probability=probability,
         )
+
+
+def mean_over_labels(
+    labels: Sequence[tuple[IndexArray, metrics.Scorers]],
+) -> metrics.Scorers:
+    """Mean over labels of each score that all have; beside each label's scorers, its rows."""
+    shown = set.intersection(*(set(scorers) for _, scorers in labels))
+    return {
+        name: metrics.MeanScorer(
+            [metrics.RowsScorer(scorers[name], rows) for rows, scorers in labels]
+        )
+        for name in labels[0][1]
+        if name in shown
+    }
 
 
 def _no_value(weights: metrics.Weights) -> metrics.FloatVector:

@@ -24,7 +24,13 @@ from thinsection.evaluation.recalibration import recalibrated, smooth_calibratio
 from thinsection.evaluation.survival import comparable_pairs, concordance
 from thinsection.evaluation.target import Floats, Target
 from thinsection.predict.model_file import Lock
-from thinsection.predict.tested import HEADLINE, Score, outcome_columns, score_table
+from thinsection.predict.tested import (
+    HEADLINE,
+    Score,
+    mean_over_labels,
+    outcome_columns,
+    score_table,
+)
 from thinsection.probe.curves import Column, RiskGroup, risk_group, round_times
 from thinsection.probe.result import strict
 from thinsection.types import Json
@@ -91,6 +97,7 @@ def figures(rows: Rows, lock: Lock | None) -> dict[str, Json]:
     kind = rows.target.kind
     parts: dict[str, Json] = {
         "outcomes": [],
+        "averaged": [],  # of several labels, those whose mean the scores are
         "classes": None,
         "values": None,
         "survival": None,
@@ -114,6 +121,9 @@ def figures(rows: Rows, lock: Lock | None) -> dict[str, Json]:
             scores = parts["outcomes"][0]["scores"]
         elif kind in ("multiclass", "ordinal"):
             scores, parts["classes"] = _classes(rows)
+        else:
+            scores, parts["averaged"], without = _label_means(rows)
+            missing += without
         if lock is not None and kind not in ("multiclass", "ordinal"):
             missing += [
                 f"{outcome['name']}: no threshold, because its validation cases had only one "
@@ -179,10 +189,7 @@ def _outcome(
     rows: Rows, truth: Flags, probability: FloatVector, called: Flags | None
 ) -> dict[str, Json]:
     """Discrimination, calibration, decisions and net benefit for one class or label."""
-    labels = truth.astype(np.int64)
-    shares = np.stack([1 - probability, probability], axis=1)
-    scorers = class_scorers(labels, (probability > 0.5).astype(np.int64), 2, shares)
-    sampling = rows.sampling(classes=labels)
+    sampling = rows.sampling(classes=truth.astype(np.int64))
     decision = external.decision_curve(truth, probability, sampling)
     calls = None
     if called is not None:
@@ -190,7 +197,7 @@ def _outcome(
     return {
         "cases": len(truth),
         "positive": int(truth.sum()),
-        "scores": score_table(_pick(scorers, OF_CASE), sampling, seed=SEED),
+        "scores": score_table(_label_scorers(truth, probability), sampling, seed=SEED),
         "calls": calls,
         "counts": None if called is None else _counts(truth, called),
         "calibration": external.calibration_line(truth, probability, rows.groups),
@@ -203,6 +210,33 @@ def _outcome(
             name: array.tolist() for name, array in vars(decision).items()
         },
     }
+
+
+def _label_means(rows: Rows) -> tuple[dict[str, Score], list[str], list[str]]:
+    """Mean over the labels that have cases of two classes, their names, and why others are not."""
+    labels = []
+    names = []
+    missing = []
+    for column in rows.columns:
+        if column.rows is None or column.truth.all() or not column.truth.any():
+            missing.append(
+                f"{column.name}: not in the mean over labels, because it has no cases of two "
+                "classes"
+            )
+            continue
+        labels.append((column.rows, _label_scorers(column.truth, column.probability)))
+        names.append(column.name)
+    if not labels:
+        return {}, names, missing
+    sampling = rows.sampling(classes=rows.target.strata(rows.truth))
+    return score_table(mean_over_labels(labels), sampling, seed=SEED), names, missing
+
+
+def _label_scorers(truth: Flags, probability: FloatVector) -> Scorers:
+    """Scores of one class or label against the rest."""
+    shares = np.stack([1 - probability, probability], axis=1)
+    calls = (probability > 0.5).astype(np.int64)
+    return _pick(class_scorers(truth.astype(np.int64), calls, 2, shares), OF_CASE)
 
 
 def _smooth(
