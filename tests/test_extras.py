@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from thinsection.errors import MissingDependencyError
+from thinsection.registry import lazy_names
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SLIDES = PROJECT["optional-dependencies"]["slides"]
@@ -139,3 +142,21 @@ def test_doctor_says_that_slides_cannot_be_read(tmp_path: Path) -> None:
     assert '"slides"' in found and "(needs >=99)" in found
     # no reader is listed as usable
     assert "simplejpeg" not in found
+
+
+def test_a_room_without_the_extra_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `from thinsection.encode import embed_tiles` in a rescue's environment."""
+
+    def missing(name: str) -> object:
+        raise ModuleNotFoundError("No module named 'h5py'", name="h5py")
+
+    monkeypatch.setattr("thinsection.registry.import_module", missing)
+    get_name = lazy_names("thinsection.encode", {"embed": "embed_tiles"})
+    monkeypatch.setattr("thinsection.extras.slides_problem", lambda: "no h5py")
+    with pytest.raises(MissingDependencyError, match="got no h5py; pip install"):
+        get_name("embed_tiles")
+    monkeypatch.setattr("thinsection.extras.slides_problem", lambda: "")
+    with pytest.raises(ModuleNotFoundError, match="No module named 'h5py'"):
+        get_name("embed_tiles")

@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar, cast
 from thinsection import errors
 from thinsection.config import nearest
 from thinsection.errors import ConfigError, InvalidInputError, ThinsectionError
+from thinsection.extras import check_slides
 
 T = TypeVar("T")
 
@@ -163,7 +164,10 @@ class Registry(Generic[T]):
 
 
 def lazy_names(package: str, names_of: Mapping[str, str]) -> Callable[[str], object]:
-    """A package's `__getattr__`: names of its modules, which are imported at a name's first use."""
+    """A package's `__getattr__`: names of its modules, which are imported at a name's first use.
+
+    There MissingDependencyError is raised if the module needs the extra `slides` and it is missing.
+    """
     module_of = {}
     for module, names in names_of.items():
         for name in names.split():
@@ -172,6 +176,11 @@ def lazy_names(package: str, names_of: Mapping[str, str]) -> Callable[[str], obj
     def get_name(name: str) -> object:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{module_of[name]}"), name)
+        try:
+            module = import_module(f"{package}.{module_of[name]}")
+        except ImportError:
+            check_slides()  # says which packages of the extra are missing
+            raise
+        return getattr(module, name)
 
     return get_name
