@@ -729,15 +729,18 @@ def test_cases_of_a_new_class_are_counted_and_left_out(
     assert told["cases"] == 68
     why = "class 'unclear', which the model does not have"
     assert told["left_out"] == [
-        {"case": name, "why": why} for name in ("e003", "e010", "e010-2")
-    ]
+        {"case": name, "why": why} for name in ("ecase003", "ecase010")
+    ]  # the second one has two slides
     assert "left out 3 slides of a class that the model does not have" in " ".join(
         told["account"]
     )
     left_out = [
         row for row in case_table(tmp_path / "validation_binary") if row["left_out"]
     ]
-    assert [row["truth"] for row in left_out] == ["unclear"] * 3
+    assert [row["truth"] for row in left_out] == ["unclear"] * 2
+    page = (tmp_path / "validation_binary" / "index.html").read_text()
+    assert "2 labelled cases not used" in page
+    assert "not used: the model does not have this class" in page
     for row in rows:
         row["grade"] = row["grade"].replace("low", "Low")
     with pytest.raises(DatasetError, match="one of high, low, got 'Low'"):

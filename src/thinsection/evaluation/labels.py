@@ -155,7 +155,7 @@ class Cohort:
     warnings: tuple[str, ...] = ()
     reading: tuple[ValueReading, ...] = ()  # how each value of the table is read
     questions: tuple[str, ...] = ()  # what must be answered before a model is trained
-    # slide or case of the table, and its class, which the tested model does not have
+    # case, and its class, which the tested model does not have
     new_classes: tuple[tuple[str, str], ...] = ()
 
     def take(self, rows: Sequence[int]) -> "Cohort":
@@ -265,7 +265,7 @@ def join_labels(
     matched = [i for i, slides in enumerate(slides_of_rows) if slides]
     learnt = read_values(table, matched, config.values, trained)
     learnt, new_rows = _without_new_classes(learnt, trained, table.path.name)
-    new_classes = [(table.name(i), name) for i, name in new_rows.items()]
+    new_slides = [(table.name(i), name) for i, name in new_rows.items()]
     unlabelled = [i for i in range(len(table.rows)) if i not in learnt.labelled]
     ids = KnownIds(known if table.key == "slide_id" else _patients(known, owners))
     lost = [
@@ -285,7 +285,7 @@ def join_labels(
         *_blank_line(table, unlabelled, config),
         *learnt.notes,
         *_count_line(
-            [f"{name} ({row})" for row, name in new_classes],
+            [f"{name} ({row})" for row, name in new_slides],
             key_words,
             "left out",
             " of a class that the model does not have",
@@ -345,7 +345,7 @@ def join_labels(
         warnings=(*learnt.warnings, *warnings),
         reading=learnt.readings,
         questions=learnt.questions,
-        new_classes=tuple(new_classes),
+        new_classes=_cases_of_new_classes(table, new_rows, slides_of_rows, owners),
     )
 
 
@@ -380,6 +380,22 @@ def _without_new_classes(
         cells=tuple(learnt.cells[i] for i in kept),
     )
     return kept_labels, new
+
+
+def _cases_of_new_classes(
+    table: LabelTable,
+    new_rows: Mapping[int, str],
+    slides_of_rows: Sequence[Sequence[str]],
+    owners: Mapping[str, str],
+) -> tuple[tuple[str, str], ...]:
+    """Cases whose class the model does not have, with the class; of several slides once."""
+    if not new_rows:
+        return ()
+    pairs = [(slide, row) for row in new_rows for slide in slides_of_rows[row]]
+    named = [(slide, table.rows[row]) for slide, row in pairs]
+    cases, _ = _owners_of(named, owners, table.path.name)
+    classes = [new_rows[row] for _, row in pairs]
+    return tuple(dict.fromkeys(zip(cases, classes, strict=True)))
 
 
 def _absolute_files(

@@ -88,15 +88,18 @@ MIN_OF_BIN = 10  # cases for each bin of the calibration error
 
 
 def shown_metrics(task: str, num_cases: int) -> tuple[str, ...]:
-    """Metrics of a target of classes or labels that are printed, the first one first; () of others.
+    """Metrics that are printed for classes or labels, the first one first; () of other targets."""
+    return shown_of(_SHOWN.get(task, ()), num_cases)
+
+
+def shown_of(names: Sequence[str], num_cases: int) -> tuple[str, ...]:
+    """Those of the metrics that so many cases can carry.
 
     The calibration error needs MIN_OF_BIN cases for each of its bins: with fewer its gaps are
     those of chance.
     """
-    names = _SHOWN.get(task, ())
-    if num_cases < MIN_OF_BIN * ECE_BINS:
-        names = tuple(name for name in names if name != "ece")
-    return names
+    enough = num_cases >= MIN_OF_BIN * ECE_BINS
+    return tuple(name for name in names if enough or name != "ece")
 
 
 def kind_of(metric: str) -> Kind:

@@ -215,6 +215,8 @@ def _methods(
     """Methods: pairs of a heading and a sentence."""
     searched = ", ".join(config.cross.search) or "one setting, nothing was compared"
     epochs = ", ".join(result.best_words for result in results)
+    has_temperature = study.cohort.target.kind not in ("cox", "regression")
+    temperature = " and temperature" if has_temperature else ""
     inner = [len(part.stop) for part in study.parts]
     least = f"{min(inner)} to {max(inner)}" if min(inner) < max(inner) else min(inner)
     return [
@@ -230,7 +232,7 @@ def _methods(
         ),
         (
             "chosen on the validation set",
-            f"epoch of each fold ({epochs}), settings ({searched}) and temperature, on "
+            f"epoch of each fold ({epochs}), settings ({searched}){temperature}, on "
             f"{least} validation cases per fold; never on test cases",
         ),
     ]
@@ -260,16 +262,30 @@ def _checklist_answers(
     cohort = study.cohort
     target = ", ".join(cohort.target.columns)
     shown = ", ".join(METRIC_WORDS.get(name, name) for name in tested.scorers)
-    counts = f"{len(cohort.cases)} cases, {sum(map(len, cohort.slides))} slides"
+    counts = f"{tested.groups.of_cases(len(cohort.cases))}, {sum(map(len, cohort.slides))} slides"
+    if tested.num_positive is not None:
+        events = cohort.target.time_words
+        noun = (
+            "with the event"
+            if events
+            else cohort.target.names[cohort.target.positive_index]
+        )
+        counts += f", {tested.num_positive} {noun}"
     sites = f"{len(set(cohort.sites))} sites" if cohort.sites else ""
     weighted = (
-        "rare classes have larger weights" if config.fit.class_weights else "no weights"
+        "rare classes have larger weights in the loss"
+        if config.fit.class_weights
+        else "classes have equal weights in the loss"
+    )
+    predicted = {"cox": "predicted risks", "regression": "predicted values"}.get(
+        cohort.target.kind, "predicted probabilities"
     )
     answers = {
         "4": "development with internal validation by cross-validation",
         "6a": sites and f"{sites}; setting and location: to be filled by the authors",
         "7": "; ".join(cohort.account),
-        "9b": f"embeddings of whole-slide images: {cohort.place}",
+        "9b": f"embeddings of whole-slide images in {cohort.place}; encoder and tiles are in "
+        "the model card",
         "10": f"{counts}; justification: to be filled by the authors",
         "11": (
             f"{cohort.unlabelled} rows without a label and {cohort.without_embeddings} without "
@@ -280,15 +296,18 @@ def _checklist_answers(
             f"head {config.head.head}; {methods['chosen on the validation set']}; all settings "
             "are on this page"
         ),
-        "12e": f"{shown}; {methods['confidence intervals']}",
+        "12e": f"{shown}; confidence intervals {methods['confidence intervals']}",
         "12f": "none",
-        "12g": "mean of the predicted probabilities of the folds' models (model.safetensors)",
+        "12g": f"mean of the {predicted} of the folds' models (model.safetensors)",
         "13": weighted if cohort.target.exclusive else "",
-        "15": f"{cohort.target.kind}: {', '.join(cohort.target.names)}",
+        "15": f"{cohort.target.kind_words}: {', '.join(cohort.target.names)}",
+        "16": "not applicable: no other cohort was evaluated",
         "18f": "versions of the software are in experiment.json; code of the study: to be filled "
         "by the authors",
         "20a": f"{counts}; see Table 1 and the list above it",
         "20b": "Table 1; characteristics of participants: to be filled by the authors",
+        "20c": "not applicable: no other cohort was evaluated",
+        "24": "not applicable: the model was not updated",
         "21": f"{target}: {counts} in cross-validation, see Folds",
         "22": "model.safetensors contains all weights and settings",
         "23a": "Scores"

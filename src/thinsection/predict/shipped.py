@@ -34,10 +34,10 @@ def shipped_score(study: Study, folds: Tested, *, seed: int) -> dict[str, Json]:
         return {
             **empty,
             "words": (
-                f"These are scores of {count} single heads, each on the cases that it was not "
-                f"trained on. The model file holds the mean of the {count} heads. Its score is not "
-                "known: each case of this cohort trained at least one of them. Test the model "
-                "file on other cases (`thinsection predict --labels`)."
+                f"These are scores of the {count} models of the folds, each on the cases that it "
+                f"was not trained on. The model file holds the mean of these {count} models. Its "
+                "score is not known: each case of this cohort trained at least one of them. Test "
+                "the model file on other cases (`thinsection predict --labels`)."
             ),
         }
     mean = _mean_of_heads(study, folds, cases)
@@ -48,7 +48,8 @@ def shipped_score(study: Study, folds: Tested, *, seed: int) -> dict[str, Json]:
         "cases": len(cases),
         "score": tables[mean.metric],
         "words": (
-            f"The scores below are those of {count} single heads. The model file holds their mean; "
+            f"The scores below are those of the {count} models of the folds, one by one. The model "
+            "file holds their mean; "
             f"its own score is that on the {counted(len(cases), 'case')} that every fold tests."
         ),
     }

@@ -47,7 +47,7 @@ from thinsection.probe.result import strict
 from thinsection.report.home import index_address
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
-from thinsection.types import Json
+from thinsection.types import Json, counted
 
 FEW_INNER_CASES = 50
 
@@ -129,6 +129,11 @@ def write_validation(
     if not internal:
         uses = _recorded(test_set, model, table, results)
         document["uses"] = {"number": uses.number, **as_mapping(uses)}
+    if len(kept) < len(cohort.cases):
+        document["account"].append(
+            f"{len(cohort.cases) - len(kept)} of these {counted(len(cohort.cases), 'case')} not "
+            f"scored, see the warnings: the test set is {counted(len(kept), 'case')}"
+        )
     document["warnings"] = [
         *cohort.warnings,
         *_warnings(cohort, answered, kept),
@@ -165,15 +170,26 @@ def _sources(model: Locked, cohort: Cohort, table: Path) -> dict[str, Json]:
         },
         "labels": {"file": table.name, "sha256": file_sum(split_sheet(table)[0])},
         "task": target.kind,
+        "task_words": target.kind_words,
         "target": list(cohort.target.columns),
         "positive": _positive(target),
         "positive_words": target.positive_words,
         "order_words": target.order_words,
         "outputs": list(target.names),
         "account": list(cohort.account),
-        "reading": [asdict(reading) for reading in cohort.reading],
+        "reading": _reading_rows(cohort),
         "versions": versions(),
     }
+
+
+def _reading_rows(cohort: Cohort) -> list[dict[str, Json]]:
+    """How the labels were read; classes that the model does not have are not used."""
+    new = {label for _, label in cohort.new_classes}
+    rows = [asdict(reading) for reading in cohort.reading]
+    for row in rows:
+        if row["becomes"] in new:
+            row["becomes"] = "not used: the model does not have this class"
+    return rows
 
 
 def _left_out_rows(cohort: Cohort, left_out: Sequence[str]) -> list[dict[str, str]]:
@@ -300,7 +316,8 @@ def _warnings(
     ]
     if unlike:
         warnings.append(
-            f"{UNLIKE} cases: {len(unlike)} of {len(kept)} cases ({listed_names(unlike)})"
+            f"{UNLIKE} cases: {len(unlike)} of {len(kept)} cases ({listed_names(unlike)}); the "
+            "mean embedding of a slide is farther from the training cases than that of 99 % of them"
         )
     return warnings
 
@@ -310,8 +327,8 @@ def _threshold_warnings(lock: Lock | None) -> list[str]:
     if lock is None or not lock.thresholds or lock.inner_cases >= FEW_INNER_CASES:
         return []
     return [
-        f"the threshold was chosen on only {lock.inner_cases} validation cases: other cases "
-        "could have given a different threshold"
+        f"in training the threshold was chosen on only {lock.inner_cases} cases of the folds' "
+        "validation sets: other cases could have given a different threshold"
     ]
 
 

@@ -18,6 +18,7 @@ from thinsection.evaluation.metrics import (
     Scorers,
     class_distance,
     class_scorers,
+    shown_of,
     value_scorers,
 )
 from thinsection.evaluation.recalibration import recalibrated, smooth_calibration
@@ -196,6 +197,7 @@ def _outcome(
         calls = external.threshold_metrics(truth, called, rows.groups)
     return {
         "cases": len(truth),
+        "units": rows.groups.total,
         "positive": int(truth.sum()),
         "scores": score_table(_label_scorers(truth, probability), sampling, seed=SEED),
         "calls": calls,
@@ -236,7 +238,8 @@ def _label_scorers(truth: Flags, probability: FloatVector) -> Scorers:
     """Scores of one class or label against the rest."""
     shares = np.stack([1 - probability, probability], axis=1)
     calls = (probability > 0.5).astype(np.int64)
-    return _pick(class_scorers(truth.astype(np.int64), calls, 2, shares), OF_CASE)
+    scorers = class_scorers(truth.astype(np.int64), calls, 2, shares)
+    return _pick(scorers, shown_of(OF_CASE, len(truth)))
 
 
 def _smooth(
@@ -272,7 +275,9 @@ def _recalibration(
         "intercept": new.intercept,
         "slope": new.slope,
         "calibration": line,
-        "scores": score_table(_pick(scorers, AFTER), sampling, seed=SEED),
+        "scores": score_table(
+            _pick(scorers, shown_of(AFTER, len(truth))), sampling, seed=SEED
+        ),
         "smooth_calibration": _smooth(truth, new.probability, groups),
     }
 
@@ -294,7 +299,7 @@ def _classes(rows: Rows) -> tuple[dict[str, Score], dict[str, Json]]:
     scorers: Scorers = class_scorers(truth, predicted, num_classes, rows.answers)
     scorers["mae"] = class_distance(truth, predicted)
     ordered = rows.target.kind == "ordinal"
-    names = OF_ORDERED_CLASSES if ordered else OF_CLASSES
+    names = shown_of(OF_ORDERED_CLASSES if ordered else OF_CLASSES, len(truth))
     scores = score_table(_pick(scorers, names), rows.sampling(classes=truth), seed=SEED)
     counts = np.zeros((num_classes, num_classes), dtype=np.int64)
     np.add.at(counts, (truth, predicted), 1)

@@ -13,6 +13,7 @@ from thinsection.predict.tested import Score
 from thinsection.probe.curves import (
     Columns,
     Words,
+    bin_words,
     color_of,
     draw_band,
     draw_decision,
@@ -21,6 +22,7 @@ from thinsection.probe.curves import (
     draw_precision,
     draw_roc,
     draw_values,
+    units_words,
 )
 from thinsection.probe.plots import Picture, draw_picture
 from thinsection.probe.result import METRIC_WORDS
@@ -38,6 +40,17 @@ CALL_WORDS = {
     "ppv": "positive predictive value (PPV)",
     "npv": "negative predictive value (NPV)",
     "accuracy": "accuracy",
+}
+
+
+# figures that a model file holds, by kind of target
+_FIXED_WORDS = {
+    "binary": "The threshold and the temperature come from the model file.",
+    "multilabel": "Thresholds and temperature come from the model file.",
+    "multiclass": "The temperature comes from the model file.",
+    "ordinal": "The temperature comes from the model file.",
+    "cox": "The cut of the risk groups and the baseline hazard come from the model file.",
+    "discrete": "The cut of the risk groups and the temperature come from the model file.",
 }
 
 
@@ -70,6 +83,10 @@ def validation_page(
         home=home,
         pictures=pictures,
         metric_words=METRIC_WORDS,
+        fixed_words=_FIXED_WORDS.get(
+            document["task"], "The model file was not changed."
+        ),
+        time_name=_time_name(document),
         call_words=CALL_WORDS,
         net_benefit=_net_benefit_rows,
         counted=counted,
@@ -77,6 +94,11 @@ def validation_page(
         interval=partial(interval_words, cases=document["cases"]),
         signed=partial(rounded, rows=document["cases"], sign="+"),
     )
+
+
+def _time_name(document: Mapping[str, Json]) -> str:
+    """Column of the label table with the times of survival."""
+    return ", ".join(document["target"][1:]) if document["survival"] else ""
 
 
 def number_words(value: float | None, cases: int) -> str:
@@ -107,20 +129,31 @@ def _pictures(
     if curves.columns:
         drawn.append(draw_picture("roc", curves, draw_roc))
         drawn.append(draw_picture("pr", curves, draw_precision))
-        drawn.append(draw_picture("calibration", document["outcomes"], _calibration))
+        draw = partial(_calibration, columns=curves)
+        drawn.append(draw_picture("calibration", document["outcomes"], draw))
         drawn.append(draw_picture("decision", curves, draw_decision))
     if document["task"] == "regression":
         drawn.append(draw_picture("values", (truth[:, 0], answers[:, 0]), draw_values))
     survival = document["survival"]
     if survival and survival["groups"]:
-        drawn.append(draw_picture("survival", survival, _survival))
+        draw_survival = partial(
+            _survival,
+            time_name=_time_name(document),
+            independent=document["independent"],
+        )
+        drawn.append(draw_picture("survival", survival, draw_survival))
     if survival and survival["calibration"]:
+        draw_bins = partial(
+            _survival_calibration,
+            time_name=_time_name(document),
+            unit=document["unit"],
+        )
         bins = survival["calibration"]
-        drawn.append(draw_picture("calibration", bins, _survival_calibration))
+        drawn.append(draw_picture("calibration", bins, draw_bins))
     return drawn
 
 
-def _calibration(axes: "Axes", outcomes: Sequence[Json]) -> Words:
+def _calibration(axes: "Axes", outcomes: Sequence[Json], *, columns: Columns) -> Words:
     for i, outcome in enumerate(outcomes):
         color = color_of(i)
         smooth = outcome["smooth_calibration"]
@@ -148,12 +181,13 @@ def _calibration(axes: "Axes", outcomes: Sequence[Json]) -> Words:
     axes.set(xlabel="predicted probability", ylabel="observed frequency")
     caption = (
         "Line and band: logistic regression on a restricted cubic spline, with its pointwise 95 % "
-        "confidence interval. On the dotted line predicted probabilities equal "
-        "observed frequencies."
+        f"confidence interval (cluster sandwich, {units_words(columns)}). On the dotted line "
+        "predicted probabilities equal observed frequencies."
     )
     if len(outcomes) == 1:
         caption += (
-            " Points: groups of equally many cases with 95 % confidence intervals."
+            " Points: groups of equally many cases with 95 % confidence intervals"
+            f"{bin_words(columns)}."
         )
     if after:
         caption += " Dashed: after recalibration, each case by a fit to other cases."
@@ -183,21 +217,26 @@ def _band(bins: Sequence[Json]) -> Band:
     )
 
 
-def _survival(axes: "Axes", survival: Mapping[str, Json]) -> Words:
-    draw_groups(axes, survival["groups"], survival["ticks"])
+def _survival(
+    axes: "Axes", survival: Mapping[str, Json], *, time_name: str, independent: str
+) -> Words:
+    draw_groups(axes, survival["groups"], survival["ticks"], time_name=time_name)
     caption = (
-        "Kaplan-Meier curves with log-log 95 % confidence bands. The groups are "
-        "split at the median out-of-fold risk in training. The numbers at risk are below the "
-        "curves."
+        "Kaplan-Meier curves with pointwise log-log 95 % confidence intervals over "
+        f"{independent}. The groups are split at the median out-of-fold risk in training. The "
+        "numbers of cases at risk are below the curves."
     )
     return "Survival by risk group", caption
 
 
-def _survival_calibration(axes: "Axes", calibration: Mapping[str, Json]) -> Words:
+def _survival_calibration(
+    axes: "Axes", calibration: Mapping[str, Json], *, time_name: str, unit: str
+) -> Words:
     draw_frequencies(axes, _band(calibration["bins"]), color=CLASS_COLORS[0])
     axes.set(xlabel="predicted survival", ylabel="observed survival (Kaplan-Meier)")
     caption = (
-        f"At time {calibration['time']:g}, in bins of equally many cases with 95 % confidence "
-        "intervals; on the dotted line predicted survival equals observed."
+        f"At {time_name} {calibration['time']:g}, in bins of equally many cases. Bars: 95 % "
+        f"confidence intervals over the {unit} of a bin, where they can be computed. On the dotted "
+        "line predicted survival equals observed survival."
     )
     return "Calibration of survival", caption

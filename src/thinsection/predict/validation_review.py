@@ -25,6 +25,14 @@ NO_TRAINING = (
     "version to have it"
 )
 
+# figures that training fixed, by kind of target
+_FIXED = {
+    "binary": "; the threshold was fixed in training",
+    "multilabel": "; thresholds were fixed in training",
+    "cox": "; risk groups were fixed in training",
+    "discrete": "; risk groups were fixed in training",
+}
+
 
 class ReadCohort(NamedTuple):
     """Cases with the slides whose embeddings can be read, and what these contain."""
@@ -277,6 +285,10 @@ def checklist_of(
         scores = document["outcomes"][0]["scores"]
     shown = ", ".join(METRIC_WORDS.get(name, name) for name in scores)
     sites = f"{len(set(cohort.sites))} sites" if cohort.sites else ""
+    beside = "Table 1 beside that of the training cohort"
+    shares = ""
+    if document["beside_training"]["prevalence"]:
+        shares = ", and the difference of the shares of the classes below it"
     answers = {
         "4": f"evaluation of a finished model: {kind} validation of {card.name}",
         "6a": sites and f"{sites}; setting and location: to be filled by the authors",
@@ -295,20 +307,21 @@ def checklist_of(
         "12f": _updating_words(document),
         "12g": f"mean of the predictions of the {len(card.members)} models in "
         f"{document['model']['file']} (SHA-256 {document['model']['sha256']})",
-        "15": f"{cohort.target.kind}: {', '.join(cohort.target.names)}; thresholds and risk "
-        "groups were fixed in training",
-        "16": document["beside_training"]["missing"]
-        or "Table 1 beside that of the training cohort, and the difference of prevalences",
+        "15": f"{cohort.target.kind_words}: {', '.join(cohort.target.names)}"
+        + _FIXED.get(cohort.target.kind, ""),
+        "16": document["beside_training"]["missing"] or f"{beside}{shares}",
         "18f": "versions of the software are in validation.json; code of the study: to be filled "
         "by the authors",
         "20a": f"{events}; {left_out} not used, see the list above; flow: to be filled by the "
         "authors",
         "20b": "Table 1" + (f", scores by {columns}" if columns else ""),
-        "20c": document["beside_training"]["missing"]
-        or "Table 1 and the shares of the classes below it",
+        "20c": document["beside_training"]["missing"] or f"{beside}{shares}",
         "21": f"{target}: {events}",
         "22": "not applicable: no model was developed; the tested model is that of item 12g",
-        "23a": "Scores, calibration, decision curve"
+        "23a": (
+            "Scores, calibration, decision curve" if document["outcomes"] else "Scores"
+        )
+        + (", calibration, risk groups" if document["survival"] else "")
         + (f"; by {columns}" if columns else "; no subgroups were named"),
         "23b": "Scores by site" if cohort.sites else "",
         "24": _updating_words(document),

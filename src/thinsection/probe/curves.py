@@ -121,7 +121,7 @@ def _pooled_sentence(columns: Columns, *, area: str) -> str:
     )
 
 
-def _units_words(columns: Columns) -> str:
+def units_words(columns: Columns) -> str:
     """Units that vary: '40 patients', without a number where labels are blank for some."""
     sampling = columns.sampling
     if sampling is None:
@@ -136,7 +136,7 @@ def _band_sentence(columns: Columns) -> str:
         return ""
     return (
         f" Band: pointwise 95 % confidence interval, from {DRAWS} resamples of the "
-        f"{_units_words(columns)} (Bayesian bootstrap)."
+        f"{units_words(columns)} (Bayesian bootstrap)."
     )
 
 
@@ -243,7 +243,7 @@ def draw_decision(axes: "Axes", columns: Columns) -> Words:
     if columns.sampling is not None:
         caption += (
             " Band: pointwise 95 % confidence interval, from the variance between the "
-            f"{_units_words(columns)}."
+            f"{units_words(columns)}."
         )
     return "Decision curve", caption
 
