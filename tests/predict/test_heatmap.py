@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,9 @@ from thinsection.predict.bags import Bags
 from thinsection.predict.heatmap import (
     GAP_PX,
     TEXT_PX,
+    HeatmapConfig,
     HeatmapRunConfig,
+    _caption,
     draw_top_tiles,
     heatmap,
 )
@@ -451,3 +454,20 @@ def test_a_sheet_says_that_no_tile_speaks_for_a_class(drawn: list[Path]) -> None
     pixels = np.asarray(sheet)
     assert (pixels[TEXT_PX + 2 * GAP_PX :] == 255).all()
     assert (pixels[: TEXT_PX + 2 * GAP_PX] < 255).any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("binary", "red speaks for grade, blue against it"),
+        ("ordinal", "red speaks for a higher grade, blue for a lower one"),
+        ("cox", "red speaks for a higher grade, blue for a lower one"),
+    ],
+)
+def test_a_caption_says_what_red_means(kind: str, words: str) -> None:
+    drawing: Any = SimpleNamespace(
+        model_name="m", target_kind=kind, config=HeatmapConfig()
+    )
+    layer: Any = SimpleNamespace(kind="signed")
+    caption = _caption(drawing, "a", "model:score_grade", layer)
+    assert caption.split(" | ")[:3] == ["a", "model m", words]

@@ -83,6 +83,8 @@ SCORE_UNITS: dict[Kind, str] = {
     "cox": "logarithm of the risk",
     "discrete": "logit",
 }
+# kinds whose one score grows with an amount, and speaks for no class
+AMOUNTS: tuple[Kind, ...] = ("ordinal", "regression", "cox", "discrete")
 LimitsBySlide = Mapping[str, Mapping[str, Limits]]  # slide -> column -> limits
 
 
@@ -137,7 +139,7 @@ class Drawing:
     home: Path  # GRID/heatmap_NAME
     load: Callable[[str], TilesFile]  # slide_id -> its table
     sheet_columns: tuple[str, ...]  # each of them gets a row of top tiles
-    score_unit: str  # unit of the model's scores; '' for a column
+    target_kind: Kind | None  # of the model's target; None for a column
     model_name: str  # name in the caption; '' for a column
     model_sum: str  # SHA-256 of the model's file; '' for a column
     config: HeatmapConfig
@@ -213,7 +215,7 @@ def heatmap(
         home=home,
         load=lambda slide_id: read_tiles_file(home / f"{slide_id}.h5"),
         sheet_columns=tuple(score_column(name) for name in card.target.score_names),
-        score_unit=SCORE_UNITS[card.target.kind],
+        target_kind=card.target.kind,
         model_name=card.name,
         model_sum=file_sum(Path(source)),
         config=config.heatmap,
@@ -300,7 +302,7 @@ def _draw_column(
         home=heatmap_folder(root / grid, column),
         load=load,
         sheet_columns=(column,),
-        score_unit="",
+        target_kind=None,
         model_name="",
         model_sum="",
         config=config,
@@ -495,7 +497,7 @@ def _shared_limits(
         values = np.concatenate(of_slides)
         share = np.concatenate(weights[name])
         highest = _weighted_quantile(values, share, drawing.config.clip / 100)
-        if drawing.score_unit and is_score(name):
+        if drawing.target_kind and is_score(name):
             highest = max(highest, 1 / most_tiles)
         limits[name] = limits_up_to(value_kind(name), highest, lowest[name])
     return limits
@@ -523,8 +525,8 @@ def _write_pictures(
         width, height = map(int, table.attributes["tile_size_l0"])
         values = shown_values(name, table.columns[name])
         label = value_words(name)
-        if drawing.score_unit and is_score(name):
-            label += f", {drawing.score_unit}"
+        if drawing.target_kind and is_score(name):
+            label += f", {SCORE_UNITS[drawing.target_kind]}"
         layer = Values(
             table.coords_l0,
             (width, height),
@@ -547,7 +549,10 @@ def _caption(drawing: Drawing, slide_id: str, column: str, layer: Values) -> str
         words.append(f"model {drawing.model_name}")
     if layer.kind == "signed" and is_score(column):
         name = column.rpartition(":")[2].removeprefix("score_")
-        words.append(f"red speaks for {name}, blue against it")
+        if drawing.target_kind in AMOUNTS:
+            words.append(f"red speaks for a higher {name}, blue for a lower one")
+        else:
+            words.append(f"red speaks for {name}, blue against it")
     if layer.kind == "signed":
         words.append("no colour at 0")
     whose = "this slide's own" if drawing.config.scale == "slide" else "the cohort's"
