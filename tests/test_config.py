@@ -121,3 +121,9 @@ def test_sizes_are_shown_in_the_largest_fitting_unit() -> None:
         "2.0 KiB",
         "3.0 GiB",
     ]
+
+
+@pytest.mark.parametrize("data", [[0, 1], "text", 3, None])
+def test_a_value_that_is_no_table_is_refused(data: Any) -> None:
+    with pytest.raises(ConfigError, match="config must be a table of keys, got"):
+        from_mapping(RunConfig, data)

@@ -304,11 +304,14 @@ def _fields_by_name(
     return by_name
 
 
-def from_mapping(cls: type[D], data: Mapping[str, object], *, where: str = "") -> D:
+def from_mapping(cls: type[D], data: object, *, where: str = "") -> D:
     """A configuration from nested mappings; what is absent keeps its default.
 
     Raises ConfigError: unknown key (with the nearest known one) or a value of the wrong type.
     """
+    if not isinstance(data, Mapping):
+        what = where.rstrip(".") or "config"
+        raise ConfigError(f"{what} must be a table of keys, got {data!r:.60}")
     own = _fields_by_name(cls)
     values = {}
     for name, value in data.items():

@@ -18,7 +18,7 @@ import psutil
 from safetensors import SafetensorError
 
 from thinsection.config import as_mapping, from_mapping
-from thinsection.errors import naming_file
+from thinsection.errors import ConfigError, naming_file
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import Part
@@ -61,7 +61,13 @@ class Study:
         """Reads OUT/cohort.json. Raises ConfigError: a field is wrong."""
         path = out / COHORT_NAME
         with naming_file(path):
-            return from_mapping(cls, read_json(path))
+            study = from_mapping(cls, read_json(path))
+            widths = {len(values) for values in study.cohort.values}
+            if len(widths) > 1:
+                raise ConfigError(
+                    f"cohort.values must have as many numbers for each case, got {sorted(widths)}"
+                )
+            return study
 
     @property
     def case_of_slide(self) -> IndexArray:

@@ -41,6 +41,8 @@ def check_experiment(out: Path, study: Study, settings: dict[str, Json]) -> None
         return  # the training was killed while it wrote its results
     except (OSError, ValueError, KeyError, TypeError):
         earlier_settings = {}
+    if not isinstance(earlier_settings, dict):
+        earlier_settings = {}
     changes = _changed_data(out, study) + _changed_settings(earlier_settings, settings)
     if not changes:
         return

@@ -386,7 +386,8 @@ def read_tested(experiment: Path) -> Tested:
     Raises StoreError: it is not a folder of `thinsection train`, or a fold is missing.
     """
     rule = "experiment must be a folder of `thinsection train`"
-    with rewording(rule, experiment, OSError, ValueError, KeyError, error=StoreError):
+    damage = (OSError, ValueError, KeyError, TypeError)
+    with rewording(rule, experiment, *damage, error=StoreError):
         names = read_json(experiment / EXPERIMENT_NAME)["heads"]
         study = Study.load(experiment)
         results = [read_fold(experiment, name) for name in names]
