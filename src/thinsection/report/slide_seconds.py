@@ -65,7 +65,8 @@ def _new_notes(path: Path, start: int) -> tuple[dict[str, float], int]:
             if not line.endswith(b"\n"):  # its process was killed, or still writes
                 break
             start += len(line)
-            with contextlib.suppress(ValueError):
+            # a line that was damaged is left out
+            with contextlib.suppress(ValueError, AttributeError, KeyError, TypeError):
                 result = parse_json(line.decode(errors="replace"))
                 if result.get("seconds"):
                     seconds[result["slide_id"]] = result["seconds"]
