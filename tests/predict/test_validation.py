@@ -862,6 +862,7 @@ def test_the_headline_says_why_it_has_no_interval() -> None:
         "metric": "auroc",
         "value": 1.0,
         "interval": [None, None],
+        "averaged": [],
         "scores": {"auroc": {"missing": "fewer than 3 cases of a class"}},
         "positive_words": "high (chosen with --positive)",
         "left_out": [],
