@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import imagecodecs
 import numpy as np
 import psutil
 import pytest
@@ -18,6 +19,7 @@ from PIL import Image
 from thinsection.errors import ProvedDamageError, SlideOpenError, SlideReadError
 from thinsection.slide import auto_reader, open_slide
 from thinsection.slide.child import try_in_child
+from thinsection.slide.formats.tiff_codecs import check_jpeg2000_size
 from thinsection.slide.formats.tiff_reader import TiffSlide
 from thinsection.slide.geometry import believed_mpp
 from thinsection.testing import run_and_measure
@@ -262,3 +264,18 @@ def test_empty_blocks_and_impossible_resolutions_are_notes(path: Path) -> None:
         assert "not possible for a slide, so its resolution counts as missing" in note
     for good in ((0.25, 0.5), (0.05, 0.05), (16.0, 16.0)):
         assert believed_mpp(good) == (good, "")
+
+
+@pytest.mark.parametrize(("place", "bit"), [(9, 64), (13, 64), (11, 1)])
+@pytest.mark.parametrize("codec", ["j2k", "jp2"])
+def test_a_jpeg_2000_that_claims_more_than_its_tile_is_not_decoded(
+    place: int, bit: int, codec: str
+) -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (48, 64, 3)).astype(np.uint8)
+    data = bytearray(imagecodecs.jpeg2k_encode(pixels, codecformat=codec))
+    out = np.empty_like(pixels)
+    check_jpeg2000_size(data, out)
+    start = data.index(b"\xff\x4f\xff\x51")
+    data[start + place] |= bit
+    with pytest.raises(ValueError, match=r"JPEG 2000 of .* px, expected 64 x 48"):
+        check_jpeg2000_size(data, out)

@@ -25,6 +25,7 @@ from thinsection.slide.formats.jpeg_streams import (
     read_jpeg_header,
     with_colours,
 )
+from thinsection.slide.formats.tiff_codecs import check_jpeg2000_size
 from thinsection.types import Size
 
 _BASE = IMPLICIT
@@ -113,8 +114,10 @@ class FrameFormat:
         elif self.syntax in _JPEG_XL:
             imagecodecs.jpegxl_decode(data, numthreads=1, out=out)
         elif self.syntax in _HTJ2K:
+            check_jpeg2000_size(data, out)
             imagecodecs.htj2k_decode(data, out=out)
         else:
+            check_jpeg2000_size(data, out)
             imagecodecs.jpeg2k_decode(data, numthreads=1, out=out)
         return out.reshape(self.shape)
 

@@ -53,6 +53,8 @@ _RGB_OF_YCBCR = (
     1, _BLUE, 0, -_BLUE * 128,
 )  # fmt: skip
 _J2K_START = b"\xff\x4f\xff\x51"  # a JPEG 2000 codestream: SOC, SIZ
+_J2K_HEAD_BYTES = 512  # a codestream begins in them, also behind the boxes of a JP2
+_J2K_SIZE = struct.Struct(">4I")  # of its SIZ: right, bottom, left and top of the image
 _J2K_CHROMA_STEP = 46  # where its SIZ says how many px wide one px of Cb is
 
 # Header of a TIFF of one strip: byte order, version, place and length of the directory, ten tags,
@@ -202,9 +204,29 @@ def _decode_aperio_ycbcr(data: memoryview, out: RgbArray) -> Pixels:
     return out
 
 
+def check_jpeg2000_size(data: memoryview | bytes | bytearray, out: Pixels) -> None:
+    """Checks that a JPEG 2000 image fits into `out` (H, W, ...), as its decoder does not.
+
+    Raises ValueError: its header says that it is larger, by which gigabytes would be allocated.
+    """
+    head = bytes(data[:_J2K_HEAD_BYTES])
+    start = head.find(_J2K_START)
+    size = head[start + 8 : start + 24]
+    if start < 0 or len(size) < _J2K_SIZE.size:
+        return
+    right, bottom, left, top = _J2K_SIZE.unpack(size)
+    width, height = right - left, bottom - top
+    if width > out.shape[1] or height > out.shape[0]:
+        raise ValueError(
+            f"JPEG 2000 of {width} x {height} px, expected {out.shape[1]} x {out.shape[0]}"
+        )
+
+
 def _unpack(codec: str, data: memoryview, out: Pixels) -> Pixels:
     """Decodes by imagecodecs, in this thread alone."""
     decode = getattr(imagecodecs, f"{codec}_decode")
+    if codec == "jpeg2k":
+        check_jpeg2000_size(data, out)
     if codec in _ONE_THREAD:
         return np.asarray(decode(data, out=out, numthreads=1))
     return np.asarray(decode(data, out=out))
