@@ -1,7 +1,9 @@
 """A few of the mutants of `make fuzz`, its changes, and its commands on sound files."""
 
 import shutil
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,23 +11,43 @@ from tests.fuzz.data import check_clean, fuzz, prepare
 from tests.fuzz.data_home import COMMANDS, TARGETS
 from tests.fuzz.data_mutants import FORMS, damage
 
+from thinsection.testing import run_and_measure
+
 pytestmark = pytest.mark.check
+
+
+# In processes of their own: they fork, which a worker of pytest-xdist does not survive.
+def few_mutants(home: str) -> dict[str, Any]:
+    """What is wrong with a few mutants, and how many ended in which way."""
+    wrong, counts = fuzz(range(16), 5, Path(home), 1)
+    return {"wrong": wrong, "counts": dict(counts)}
 
 
 @pytest.mark.timeout(600)
 def test_a_few_mutants_end_as_the_contract_says(tmp_path: Path) -> None:
-    wrong, counts = fuzz(range(16), 5, tmp_path, 1)
-    assert not wrong, "\n".join(wrong)
+    ran = run_and_measure(
+        "tests.fuzz.test_data", "few_mutants", timeout_s=580, home=str(tmp_path)
+    )
+    assert ran.result["wrong"] == []
+    counts: Counter[str] = Counter(ran.result["counts"])
     assert counts["all: exit code 0"] > 0
     assert counts["all: exit code 2"] + counts["all: exit code 3"] > 4
+
+
+def sound_home(home: str) -> list[str]:
+    """What is wrong with the commands on sound files, which stay in the folder."""
+    prepare(Path(home))
+    return check_clean(Path(home))
 
 
 @pytest.mark.timeout(900)
 def test_every_command_takes_the_sound_files_and_every_change_changes_one(
     tmp_path: Path,
 ) -> None:
-    prepare(tmp_path)
-    assert check_clean(tmp_path) == []
+    ran = run_and_measure(
+        "tests.fuzz.test_data", "sound_home", timeout_s=880, home=str(tmp_path)
+    )
+    assert ran.result == []
     read = {name for target in TARGETS for name in target.commands}
     assert read == {*COMMANDS}
     data = tmp_path / "data"
