@@ -220,7 +220,9 @@ def test_a_thousand_slides_open_quickly_and_sort_and_filter(
     names = [*HOSTILE, *(f"slide {n}" for n in range(3, 1000))]
     out = make_folder(tmp_path, [n.replace("/", "_") for n in names], pictures=220)
     opened = Opened(browser, out)
-    assert opened.seconds < 10  # some .6 s on an idle machine; what is drawn at once counts
+    assert (
+        opened.seconds < 10
+    )  # some .6 s on an idle machine; what is drawn at once counts
     drawn = len(opened.cells(1))
     assert 0 < drawn <= 100  # the others are drawn when they come into sight
     sheets = [url for url in opened.asked if url.endswith(".jpg")]
