@@ -296,6 +296,19 @@ def test_without_tables_only_the_published_sizes_of_moozy_load(tmp_path: Path) -
     assert MoozySlideEncoder.from_state_dict(published).net.sizes == MoozySizes()
 
 
+# `perceiver_config` of "prism_small"
+SMALL_PRISM = {
+    "context_dim": 40,
+    "latent_dim": 48,
+    "latent_seq": 6,
+    "mhsa_heads": 4,
+    "perceiver_depth": 5,
+    "share_xattn_start_layer": 2,
+    "transformer_depth": 2,
+    "xattn_heads": 3,
+}
+
+
 def test_prism_takes_its_sizes_from_the_config_beside_its_weights(
     tmp_path: Path,
 ) -> None:
@@ -305,18 +318,10 @@ def test_prism_takes_its_sizes_from_the_config_beside_its_weights(
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match="must be equal"):
         load_slide_encoder("prism", weights=tmp_path, device="cpu")
-    table = {
-        "context_dim": 40,
-        "latent_dim": 48,
-        "latent_seq": 6,
-        "mhsa_heads": 4,
-        "perceiver_depth": 5,
-        "share_xattn_start_layer": 2,
-        "transformer_depth": 2,
-        "xattn_heads": 3,
-    }
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({"model_type": "prism", "perceiver_config": table}))
+    config.write_text(
+        json.dumps({"model_type": "prism", "perceiver_config": SMALL_PRISM})
+    )
     encoder = load_slide_encoder("prism", weights=tmp_path, device="cpu")
     assert isinstance(encoder, PrismSlideEncoder)
     assert encoder.net.sizes == case.config
@@ -328,7 +333,7 @@ def test_prism_takes_its_sizes_from_the_config_beside_its_weights(
         ({"mlp_mult": 4}, "mlp_mult must be 1, the published one, got 4"),
         ({"latent_seq": 7}, "misshapen"),
     ):
-        config.write_text(json.dumps({"perceiver_config": table | change}))
+        config.write_text(json.dumps({"perceiver_config": SMALL_PRISM | change}))
         with pytest.raises(WeightsError, match=message):
             load_slide_encoder("prism", weights=tmp_path, device="cpu")
     config.write_text("{")
@@ -346,22 +351,12 @@ def test_another_repository_of_prism_must_have_its_config(
     commit = "0123456789abcdef" * 2 + "01234567"
     sizes = AUTHORS["prism_small"].config
     weights = PrismSlideEncoder.random_weights(sizes, seed=SEED)
-    table = {
-        "context_dim": 40,
-        "latent_dim": 48,
-        "latent_seq": 6,
-        "mhsa_heads": 4,
-        "perceiver_depth": 5,
-        "share_xattn_start_layer": 2,
-        "transformer_depth": 2,
-        "xattn_heads": 3,
-    }
     for name in ("complete", "bare"):
         folder = tmp_path / f"models--owner--{name}" / "snapshots" / commit
         folder.mkdir(parents=True)
         save_file(weights, folder / "model.safetensors")
         if name == "complete":
-            text = json.dumps({"perceiver_config": table})
+            text = json.dumps({"perceiver_config": SMALL_PRISM})
             (folder / "config.json").write_text(text)
     encoder = PrismSlideEncoder.from_pretrained(f"owner/complete@{commit}")
     assert encoder.net.sizes == sizes

@@ -60,7 +60,7 @@ class TilesStage(SlideStage[TileTable]):
             return (self.mask, *self.segments)
         return (self.mask, *self.segments, self.roi)
 
-    @property
+    @cached_property
     def reads(self) -> Reads:
         return "tiles" if load_filters(self.config.tile_filter) else "slide"
 
