@@ -3,7 +3,7 @@
 Published way (and slide2vec's row chunks, from the unpacked wheels that THINSECTION_TEST_PEERS
 names) against ours at 2k to 12k tiles, one attention layer against SDPA with a ready-made bias,
 accuracy against float64; and, where there is a CUDA device, the kernel against FlexAttention
-and a dense float16 bias. `bench_titan_large` goes on to 62k and 250k tiles.
+and a dense float16 bias. `bench_slide_encoders` goes on to 100,000 tiles.
 """
 
 from typing import Any
