@@ -39,8 +39,11 @@ from thinsection.probe.data.sets import (
 )
 from thinsection.probe.probes.cases import regression_probe
 from thinsection.probe.probes.pathorob import apd_probe, robustness_probe
-from thinsection.probe.probes.suite_calibration import thunder_calibration
-from thinsection.probe.probes.tiles import fewshot_probe, retrieval_probe
+from thinsection.probe.probes.tiles import (
+    fewshot_probe,
+    retrieval_probe,
+    thunder_calibration,
+)
 from thinsection.probe.protocol import NANOPATH, PATHOBENCH
 
 RESULT = Path(__file__).parent / "results" / "conformance.json"

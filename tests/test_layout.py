@@ -39,14 +39,16 @@ ROOMS = (
     "results",
     "run",
     "evaluation",
-    "probe",
     "predict",
+    "probe",
     "exchange",
     "view",
     "testing",
     "cli",
     "__main__",
 )
+# side by side: neither imports from the other
+APART = {"predict", "probe"}
 PACKAGES = {
     "thinsection": ROOT / "src" / "thinsection",
     "benchmarks": ROOT / "benchmarks",
@@ -84,6 +86,15 @@ def test_a_room_imports_only_from_rooms_above_it() -> None:
     arrows = arrows_of("thinsection", PACKAGES["thinsection"])
     wrong = upward(arrows, ROOMS)
     assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_rooms_side_by_side_import_neither_from_the_other() -> None:
+    between = []
+    for arrow in arrows_of("thinsection", PACKAGES["thinsection"]):
+        rooms = {arrow.source.split(".")[1], arrow.target.split(".")[1]}
+        if rooms == APART:
+            between.append(arrow)
+    assert not between, "\n".join(map(str, between))
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -18,7 +18,7 @@ from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data.load import load_robustness
 from thinsection.probe.data.sets import CaseSet, RobustnessSet
 from thinsection.probe.probes.pathorob import robustness_probe
-from thinsection.probe.probes.suite_calibration import thunder_calibration
+from thinsection.probe.probes.tiles import thunder_calibration
 from thinsection.probe.protocol import PATHOBENCH
 
 

@@ -14,6 +14,7 @@ from tests.probe.make import blobs
 
 from thinsection.config import replace_flat
 from thinsection.errors import DatasetError, InvalidInputError
+from thinsection.evaluation.rows import Ratios
 from thinsection.probe import NANOPATH, ProbeConfig
 from thinsection.probe.data.load import load_values
 from thinsection.probe.data.sets import RobustnessSet
@@ -30,7 +31,6 @@ from thinsection.probe.probes.tiles import (
     retrieval_probe,
 )
 from thinsection.probe.protocol import PathorobSettings
-from thinsection.probe.result import Ratios
 
 QUICK = dataclasses.replace(
     NANOPATH, pathorob=PathorobSettings(max_clusters=4, trials=3, iterations=2)

@@ -90,8 +90,8 @@ def train_command(
     # report a wrong table or column before PyTorch is imported, which takes seconds
     check_label_table(config.labels)
 
+    from thinsection.evaluation.rows import METRIC_WORDS
     from thinsection.predict.experiment import train
-    from thinsection.probe.result import METRIC_WORDS
     from thinsection.types import rounded
 
     result = train(
@@ -213,7 +213,7 @@ def predict(
 
 def _validation_line(validation: dict[str, Any]) -> str:
     """Headline of a validation in one line."""
-    from thinsection.probe.result import METRIC_WORDS
+    from thinsection.evaluation.rows import METRIC_WORDS
     from thinsection.types import counted, rounded
 
     cases = validation["cases"]

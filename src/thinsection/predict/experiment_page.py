@@ -12,23 +12,30 @@ from scipy.stats import rankdata
 
 from thinsection.evaluation.calibration import ECE_BINS
 from thinsection.evaluation.metrics import MIN_OF_BIN
-from thinsection.evaluation.target import Floats
-from thinsection.files.pages import data_uri, render_page
-from thinsection.predict.heatmap_links import LINKS_NAME
-from thinsection.predict.tested import Tested, outcome_columns
-from thinsection.predict.validation_page import interval_words
-from thinsection.probe.curves import (
+from thinsection.evaluation.plots import (
     Columns,
+    Picture,
     Words,
     draw_calibration,
+    draw_confusion,
     draw_decision,
+    draw_picture,
     draw_precision,
     draw_risks,
     draw_roc,
     draw_values,
 )
-from thinsection.probe.plots import Picture, draw_confusion, draw_picture
-from thinsection.probe.result import METRIC_WORDS, Predictions, Risks, Values
+from thinsection.evaluation.rows import (
+    METRIC_WORDS,
+    Predictions,
+    Risks,
+    Values,
+)
+from thinsection.evaluation.target import Floats
+from thinsection.files.pages import data_uri, render_page
+from thinsection.predict.heatmap_links import LINKS_NAME
+from thinsection.predict.tested import Tested, outcome_columns
+from thinsection.predict.validation_page import interval_words
 from thinsection.report.picture import thumbnail_file
 from thinsection.report.places import viewer_place
 from thinsection.report.values import CLASS_COLORS

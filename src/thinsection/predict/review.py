@@ -20,13 +20,13 @@ from thinsection.evaluation.permuted import (
     permuted_labels,
     site_probe,
 )
+from thinsection.evaluation.rows import METRIC_WORDS, strict
 from thinsection.evaluation.table_one import table_one
 from thinsection.evaluation.target import Floats
 from thinsection.predict.config import FoldsConfig, TrainConfig
 from thinsection.predict.folds import FoldResult, Study
 from thinsection.predict.tested import Tested
 from thinsection.predict.tripod import checklist
-from thinsection.probe.result import METRIC_WORDS, strict
 from thinsection.types import Json
 
 # metrics that compare cases of the same fold, and so can compare those of the same site

@@ -18,13 +18,18 @@ from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import Sampling, interval, why_missing
 from thinsection.evaluation.labels import several
 from thinsection.evaluation.metrics import IndexArray
+from thinsection.evaluation.plots import Column
+from thinsection.evaluation.rows import (
+    Predictions,
+    Risks,
+    Rows,
+    Values,
+)
 from thinsection.evaluation.survival import comparable_pairs
 from thinsection.evaluation.target import Floats, Target
 from thinsection.files.json_text import read_json
 from thinsection.predict.folds import FoldResult, Study, read_fold
 from thinsection.predict.losses import criterion_of, targets_of
-from thinsection.probe.curves import Column
-from thinsection.probe.result import Predictions, Risks, Rows, Values
 from thinsection.types import Json, counted
 
 EXPERIMENT_NAME = "experiment.json"

@@ -19,6 +19,8 @@ from thinsection.config import as_mapping
 from thinsection.errors import DatasetError
 from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.labels import Cohort
+from thinsection.evaluation.plots import Columns
+from thinsection.evaluation.rows import strict
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.files.workbook import split_sheet
@@ -42,8 +44,6 @@ from thinsection.predict.validation_review import (
     read_slides,
     read_training_set,
 )
-from thinsection.probe.curves import Columns
-from thinsection.probe.result import strict
 from thinsection.report.home import index_address
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES

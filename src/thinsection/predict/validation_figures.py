@@ -21,7 +21,9 @@ from thinsection.evaluation.metrics import (
     shown_of,
     value_scorers,
 )
+from thinsection.evaluation.plots import Column, RiskGroup, risk_group, round_times
 from thinsection.evaluation.recalibration import recalibrated, smooth_calibration
+from thinsection.evaluation.rows import strict
 from thinsection.evaluation.survival import comparable_pairs, concordance
 from thinsection.evaluation.target import Floats, Target
 from thinsection.predict.model_file import Lock
@@ -32,8 +34,6 @@ from thinsection.predict.tested import (
     outcome_columns,
     score_table,
 )
-from thinsection.probe.curves import Column, RiskGroup, risk_group, round_times
-from thinsection.probe.result import strict
 from thinsection.types import Json
 
 SEED = 0  # seed of the bootstrap samples

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinsection.evaluation.curves import Band
-from thinsection.evaluation.target import Floats
-from thinsection.files.pages import render_page
-from thinsection.predict.tested import Score
-from thinsection.probe.curves import (
+from thinsection.evaluation.plots import (
     Columns,
+    Picture,
     Words,
     bin_words,
     color_of,
@@ -19,13 +17,16 @@ from thinsection.probe.curves import (
     draw_decision,
     draw_frequencies,
     draw_groups,
+    draw_picture,
     draw_precision,
     draw_roc,
     draw_values,
     units_words,
 )
-from thinsection.probe.plots import Picture, draw_picture
-from thinsection.probe.result import METRIC_WORDS
+from thinsection.evaluation.rows import METRIC_WORDS
+from thinsection.evaluation.target import Floats
+from thinsection.files.pages import render_page
+from thinsection.predict.tested import Score
 from thinsection.report.values import CLASS_COLORS
 from thinsection.types import Json, counted, rounded
 

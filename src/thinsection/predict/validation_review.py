@@ -11,13 +11,13 @@ from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.external import Estimate, difference
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.leaks import Contents, read_usable
+from thinsection.evaluation.rows import METRIC_WORDS, strict
 from thinsection.evaluation.table_one import prevalences, table_one
 from thinsection.predict.answering import Prediction
 from thinsection.predict.folds import Study
 from thinsection.predict.model_file import ModelCard, content_mark
 from thinsection.predict.tested import Score
 from thinsection.predict.tripod import Item, checklist
-from thinsection.probe.result import METRIC_WORDS, strict
 from thinsection.types import Json, counted
 
 NO_TRAINING = (

@@ -6,6 +6,7 @@ Every default lives in a frozen protocol (`NANOPATH`, `EVA`, `PATHOBENCH`); ever
 from typing import TYPE_CHECKING
 
 from thinsection.evaluation.cases import Groups, group_rows, table_groups
+from thinsection.evaluation.rows import Predictions, Risks
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data.sets import (
     CaseSet,
@@ -24,13 +25,7 @@ from thinsection.probe.protocol import (
     get_protocol,
 )
 from thinsection.probe.registry import PROBES
-from thinsection.probe.result import (
-    Predictions,
-    ProbeResult,
-    Risks,
-    classified,
-    tileset_result,
-)
+from thinsection.probe.result import ProbeResult, classified, tileset_result
 from thinsection.registry import lazy_names
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 from thinsection.errors import DatasetError, InvalidInputError
-from thinsection.evaluation import comparison
+from thinsection.evaluation import comparison, plots
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import LEVEL
 from thinsection.evaluation.metrics import (
@@ -26,11 +26,17 @@ from thinsection.evaluation.metrics import (
     IndexArray,
     chance_of,
 )
+from thinsection.evaluation.rows import (
+    Predictions,
+    Ratios,
+    Risks,
+    Rows,
+    Values,
+    strict,
+)
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
 from thinsection.files.json_text import read_json
 from thinsection.files.pages import render_page
-from thinsection.probe import curves, plots
-from thinsection.probe.result import Predictions, Ratios, Risks, Rows, Values, strict
 from thinsection.report.home import index_address, refresh_index
 from thinsection.report.values import CLASS_COLORS
 from thinsection.types import Json
@@ -324,7 +330,7 @@ def _write(tasks: list[Document], models: list[Document], out: Path) -> Path:
     return page
 
 
-def _draw_ranks(axes: "Axes", models: list[Document]) -> curves.Words:
+def _draw_ranks(axes: "Axes", models: list[Document]) -> plots.Words:
     names = [model["model"] for model in models[::-1]]
     ranks = [model["mean_rank"] for model in models[::-1]]
     axes.figure.set_size_inches(5.4, 1 + 0.4 * len(models))  # type: ignore[union-attr]
@@ -333,7 +339,7 @@ def _draw_ranks(axes: "Axes", models: list[Document]) -> curves.Words:
     return "Mean rank", "1 is best in every task; equal scores share their mean rank."
 
 
-def _draw_differences(axes: "Axes", pairs: list[Document]) -> curves.Words:
+def _draw_differences(axes: "Axes", pairs: list[Document]) -> plots.Words:
     axes.figure.set_size_inches(7.2, 1.2 + 0.28 * len(pairs))  # type: ignore[union-attr]
     for y, pair in enumerate(pairs[::-1]):
         color = CLASS_COLORS[5 if pair["different"] else 7]

@@ -22,6 +22,7 @@ from thinsection.evaluation.metrics import (
     IndexArray,
     mean_with_value,
 )
+from thinsection.evaluation.rows import Details
 from thinsection.evaluation.splits import draw_rows, drawn_folds
 from thinsection.probe.data.sets import (
     CaseSet,
@@ -36,13 +37,7 @@ from thinsection.probe.protocol import (
     LinearSettings,
     Protocol,
 )
-from thinsection.probe.result import (
-    Choice,
-    Details,
-    ProbeResult,
-    choices,
-    classified,
-)
+from thinsection.probe.result import Choice, ProbeResult, choices, classified
 
 # labels (Nq,), shares (Nq, K), details
 Guess = tuple[IndexArray, FloatVector, Details]

@@ -1,25 +1,24 @@
 """Results of probes, and their plain form for a result file."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.config import as_mapping
 from thinsection.errors import InvalidInputError
-from thinsection.evaluation import intervals, metrics
-from thinsection.evaluation.cases import Groups, Unit
-from thinsection.evaluation.comparison import permutation_p, permuted_rows
-from thinsection.evaluation.intervals import Interval, Sampling
-from thinsection.evaluation.metrics import (
-    Counts,
-    FloatVector,
-    IndexArray,
-    Scorers,
-    Weights,
+from thinsection.evaluation import metrics
+from thinsection.evaluation.intervals import Interval
+from thinsection.evaluation.metrics import FloatVector, IndexArray
+from thinsection.evaluation.rows import (
+    METRIC_WORDS,
+    Details,
+    Predictions,
+    Rows,
+    label_permutation_p,
+    per_class_rows,
+    strict,
 )
-from thinsection.evaluation.survival import concordance
 from thinsection.probe.data.sets import (
     LEFT_OUT,
     CaseSet,
@@ -29,267 +28,10 @@ from thinsection.probe.data.sets import (
     ValueSet,
 )
 from thinsection.probe.protocol import Protocol
-from thinsection.types import Json
 
 FORMAT_VERSION = 1
-PERMUTATIONS = 199  # of the truth, for a p value
 SWEPT = ("score_by_k", "score_by_c", "score_by_alpha")  # details
 Choice = tuple[str | float, ...]  # of settings
-Details = dict[str, Json]  # plain values, as JSON holds them
-METRIC_WORDS = {
-    "macro_f1": "macro F1",
-    "balanced_accuracy": "balanced accuracy",
-    "auroc": "AUROC",
-    "c_index": "Harrell's c-index",
-    "robustness_index": "robustness index",
-    "weighted_jaccard": "weighted Jaccard",
-    "weighted_kappa": "quadratically weighted kappa",
-    "auprc": "AUPRC",
-    "brier": "Brier score",
-    "pearson": "Pearson correlation",
-    "spearman": "Spearman correlation",
-    "r2": "R²",
-    "mae": "mean absolute error",
-    "map": "mean average precision",
-    "ece": "expected calibration error",
-    "cosine": "mean cosine",
-    "clustering_score": "clustering score",
-    "apd": "average performance drop",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    """Answers of a probe row by row: `scorers` and `columns` (for the table, by header) of it."""
-
-    ids: tuple[str, ...]  # (N,) names of the rows
-    # of the rows: what is resampled; None: nobody knows, so that each row counts as its own
-    groups: Groups | None
-    # (N,) of the model that predicted a row; None: one model
-    fold: IndexArray | None = None
-
-    @property
-    def scorers(self) -> Scorers:
-        """Every metric as a function of row weights."""
-        raise NotImplementedError
-
-    @property
-    def sampling(self) -> Sampling:
-        """Units that an interval resamples, and how many of each class there are."""
-        # of a repeated cross-validation
-        runs = len(self.ids) // len(set(self.ids))
-        return Sampling.of_rows(
-            self.units,
-            classes=getattr(self, "truth", None) if self.classed else None,
-            events=getattr(self, "event", None),
-            fold=self.fold,
-            folds=None if self.fold is None else len(np.unique(self.fold)) // runs,
-        )
-
-    @property
-    def units(self) -> Groups:
-        """The unit of each row: its patient, else itself."""
-        unit: Unit = "rows" if self.fold is None else "cases"
-        return self.groups or Groups.each(self.ids, unit)
-
-    @property
-    def first_rows(self) -> IndexArray:
-        """The first row of each id: a case once, however often it was repeated."""
-        return np.sort(np.unique(self.ids, return_index=True)[1])
-
-    @property
-    def classed(self) -> bool:
-        """True where `truth` are classes."""
-        return False
-
-    def value(self, metric: str) -> float:
-        """One metric with every row counted once."""
-        return float(self.scorers[metric](np.ones((1, len(self.ids))))[0])
-
-    def interval(self, metric: str, *, seed: int) -> Interval:
-        """The 95 % confidence interval of one metric."""
-        return intervals.interval(
-            self.sampling, self.scorers[metric], metric, seed=seed
-        )
-
-
-def label_permutation_p(
-    rows: "Predictions",
-    metric: str,
-    *,
-    seed: int,
-    permutations: int = PERMUTATIONS,
-) -> float | None:
-    """p value of a score on a test split, by permutations of its truth over units.
-
-    None where a unit has several labels: units cannot exchange them then. Memory: that of one
-    scorer.
-    """
-    rng = np.random.default_rng(seed)
-    codes = rows.sampling.codes
-    null = []
-    for _ in range(permutations):
-        order = permuted_rows(rows.truth, codes, rng)
-        if order is None:
-            return None
-        null.append(rows.relabelled(order).value(metric))
-    return permutation_p(rows.value(metric), null)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predictions(_Rows):
-    """Predictions of a classification."""
-
-    class_names: tuple[str, ...]  # of labels 0..K-1
-    truth: IndexArray  # (N,)
-    prediction: IndexArray  # (N,)
-    probability: FloatVector | None = None  # (N, K) class scores that sum to 1
-    # (R, N) predictions of each seed, where they are scored
-    repeats: IndexArray | None = None
-
-    @property
-    def classed(self) -> bool:
-        """`truth` are classes."""
-        return True
-
-    def relabelled(self, order: IndexArray) -> "Predictions":
-        """The rows with the truth of others."""
-        return replace(self, truth=self.truth[order])
-
-    @property
-    def scorers(self) -> Scorers:
-        """Every metric; of labels the mean over seeds."""
-        k = len(self.class_names)
-        scorers = metrics.class_scorers(
-            self.truth, self.prediction, k, self.probability, self.fold
-        )
-        if self.repeats is None:
-            return scorers
-        by_seed = [
-            metrics.class_scorers(self.truth, labels, k) for labels in self.repeats
-        ]
-        for name in by_seed[0]:
-            scorers[name] = metrics.MeanScorer([seed[name] for seed in by_seed])
-        return scorers
-
-    @property
-    def columns(self) -> dict[str, Iterable[object]]:
-        """For the table of rows, by header."""
-        names = self.class_names
-        columns: dict[str, Iterable[object]] = {
-            "truth": [names[label] for label in self.truth],
-            "prediction": [names[label] for label in self.prediction],
-            "correct": (self.truth == self.prediction).astype(int),
-        }
-        if self.repeats is not None:
-            for i, labels in enumerate(self.repeats):
-                columns[f"seed_{i}"] = [names[label] for label in labels]
-        if self.probability is not None:
-            # every digit: a share of 1/3 lies on the edge of a bin of ECE
-            for name, share in zip(names, self.probability.T, strict=False):
-                columns[f"p_{name}"] = share.tolist()
-        return columns
-
-    @property
-    def counts(self) -> Counts:
-        """The confusion matrix, (K, K), rows truth."""
-        return metrics.confusion_matrix(
-            self.truth, self.prediction, len(self.class_names)
-        )
-
-    @property
-    def each(self) -> IndexArray:
-        """(R, N): what is scored, one row of it a seed."""
-        return self.prediction[None] if self.repeats is None else self.repeats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Risks(_Rows):
-    """Risks of n cases, each from the model of the fold that left it out."""
-
-    risk: FloatVector  # (n,), comparable within a fold only
-    high: npt.NDArray[np.bool_]  # (n,), True where the risk is above its fold's median
-    event: npt.NDArray[np.bool_]  # the follow-up, as the next
-    time: FloatVector
-
-    def take(self, rows: IndexArray) -> "Risks":
-        """Some of the rows."""
-        return replace(
-            self,
-            ids=tuple(self.ids[i] for i in rows),
-            groups=self.groups and self.groups.take(rows),
-            fold=None if self.fold is None else self.fold[rows],
-            risk=self.risk[rows],
-            high=self.high[rows],
-            event=self.event[rows],
-            time=self.time[rows],
-        )
-
-    @property
-    def scorers(self) -> Scorers:
-        """The c-index."""
-        return {"c_index": concordance(self.event, self.time, self.risk, self.fold)}
-
-    @property
-    def columns(self) -> dict[str, Iterable[object]]:
-        """For the table of rows, by header."""
-        return {
-            "risk": self.risk.tolist(),
-            "above_fold_median": self.high.astype(int),
-            "event": self.event.astype(int),
-            "time": self.time.tolist(),
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Values(_Rows):
-    """Predicted numbers; a metric is its mean over targets."""
-
-    target_names: tuple[str, ...]  # (T,)
-    truth: FloatVector  # (N, T)
-    prediction: FloatVector
-
-    @property
-    def scorers(self) -> Scorers:
-        """Correlations, R² and absolute error."""
-        return metrics.value_scorers(self.truth, self.prediction, self.fold)
-
-    @property
-    def columns(self) -> dict[str, Iterable[object]]:
-        """For the table of rows, by header."""
-        columns: dict[str, Iterable[object]] = {}
-        for t, name in enumerate(self.target_names):
-            columns[f"true {name}"] = self.truth[:, t].tolist()
-            columns[f"predicted {name}"] = self.prediction[:, t].tolist()
-        return columns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ratios(_Rows):
-    """Parts that each row adds to a score that is sum / sum: neighbours of a kind, a cosine, ..."""
-
-    metric: str
-    top: FloatVector  # (N,)
-    bottom: FloatVector  # (N,), ones where the score is a mean
-
-    @property
-    def scorers(self) -> Scorers:
-        """The one metric."""
-
-        def mean(weights: Weights) -> FloatVector:
-            return metrics.ratio(
-                weights @ self.top, weights @ self.bottom, empty=np.nan
-            )
-
-        return {self.metric: mean}
-
-    @property
-    def columns(self) -> dict[str, Iterable[object]]:
-        """For the table of rows, by header."""
-        return {"top": self.top.tolist(), "bottom": self.bottom.tolist()}
-
-
-Rows = Predictions | Risks | Values | Ratios
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,17 +102,6 @@ class ProbeResult:
             mapping["confusion_matrix"] = rows.counts.tolist()
         plain: Details = strict(mapping)
         return plain
-
-
-def per_class_rows(predictions: Predictions) -> list[Details]:
-    """One mapping a class: name, rows, precision, recall, F1."""
-    counts = predictions.counts
-    columns = {"rows": counts.sum(axis=1), **metrics.per_class_scores(counts)}
-    rows = []
-    for c, name in enumerate(predictions.class_names):
-        values = {header: column[c].item() for header, column in columns.items()}
-        rows.append({"name": name, **values})
-    return rows
 
 
 def classified(
@@ -508,16 +239,3 @@ def tileset_result(results: Sequence[ProbeResult]) -> ProbeResult:
         details=details,
         rows=None,
     )
-
-
-def strict(value: object) -> Json:
-    """The value with only what strict JSON holds: NaN and infinities become None."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = as_mapping(value)
-    if isinstance(value, dict):
-        return {str(k): strict(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(v) for v in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not np.isfinite(value) else value

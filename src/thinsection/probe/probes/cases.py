@@ -16,20 +16,19 @@ from thinsection.evaluation.embeddings import check_finite
 from thinsection.evaluation.intervals import interval
 from thinsection.evaluation.metrics import FloatVector, Fold, IndexArray, Scorer
 from thinsection.evaluation.permuted import permuted_labels
+from thinsection.evaluation.rows import (
+    Details,
+    Predictions,
+    Risks,
+    Values,
+)
 from thinsection.evaluation.splits import grouped_folds, stratified_folds
 from thinsection.evaluation.survival import concordance, martingale_residuals
 from thinsection.probe import protocol as suites
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, ValueSet, data_hashes
 from thinsection.probe.honest import Cases, Run, honest_cases
 from thinsection.probe.protocol import NANOPATH, Protocol
-from thinsection.probe.result import (
-    Details,
-    Predictions,
-    ProbeResult,
-    Risks,
-    Values,
-    scored,
-)
+from thinsection.probe.result import ProbeResult, scored
 
 Folds = Sequence[Fold]
 Parts = Sequence[FloatVector]  # answers of each fold's model on its validation rows

@@ -13,12 +13,13 @@ from skimage.color import hed2rgb, rgb2hed
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.embeddings import Embeddings
+from thinsection.evaluation.rows import Ratios
 from thinsection.probe.config import ProbeConfig
 from thinsection.probe.data import images
 from thinsection.probe.data.load import image_rows
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.probes.tiles import knn_probe
-from thinsection.probe.result import ProbeResult, Ratios, scored
+from thinsection.probe.result import ProbeResult, scored
 from thinsection.types import RgbArray
 
 STAIN = (1.3, 0.75, 1.0)  # of haematoxylin, eosin and the rest

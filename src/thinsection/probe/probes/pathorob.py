@@ -22,12 +22,13 @@ from thinsection.evaluation import metrics
 from thinsection.evaluation.cases import group_rows
 from thinsection.evaluation.embeddings import check_finite, check_vectors
 from thinsection.evaluation.metrics import IndexArray
+from thinsection.evaluation.rows import Ratios
 from thinsection.probe import protocol as suites
 from thinsection.probe.compute import nearest_rows
 from thinsection.probe.data.sets import RobustnessSet, data_hashes
 from thinsection.probe.probes.tiles import count_votes
 from thinsection.probe.protocol import NANOPATH, Protocol
-from thinsection.probe.result import ProbeResult, Ratios, scored
+from thinsection.probe.result import ProbeResult, scored
 from thinsection.types import GIB
 
 APD_CS = 10 ** np.linspace(-8, 4, 15)  # of the logistic regressions

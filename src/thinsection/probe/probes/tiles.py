@@ -5,6 +5,7 @@ Shapes: N training and Nq validation rows, D channels, K classes, S support sets
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,8 @@ from thinsection.errors import DatasetError, InvalidInputError
 from thinsection.evaluation import metrics
 from thinsection.evaluation.calibration import calibration_bins
 from thinsection.evaluation.embeddings import Embeddings
-from thinsection.evaluation.metrics import IndexArray
+from thinsection.evaluation.metrics import Flags, FloatVector, IndexArray
+from thinsection.evaluation.rows import Ratios
 from thinsection.probe import protocol as suites
 from thinsection.probe.compute import (
     nearest_rows,
@@ -27,12 +29,13 @@ from thinsection.probe.compute import (
 )
 from thinsection.probe.data.sets import Labels, TileSet, check_tile_set
 from thinsection.probe.honest import Guess, tile_probe
-from thinsection.probe.probes.suite_calibration import thunder_calibration
 from thinsection.probe.protocol import NANOPATH, Protocol, Similarity
-from thinsection.probe.result import ProbeResult, Ratios, scored, selection_words
+from thinsection.probe.result import ProbeResult, scored, selection_words
 from thinsection.types import GIB
 from thinsection.weights.placement import resolve_device
 
+THUNDER_BINS = 5
+THUNDER_MIN_CONFIDENCE = 0.01  # a bin of TACE counts above this mean confidence
 VOTE_BYTES = 1 << 26  # of votes that are counted at a time
 SET_BLOCK = 64  # support sets at a time
 QUERY_BLOCK = 8192
@@ -443,3 +446,51 @@ def simpleshot_votes(
                 winner = by_set.argmax(dim=2).cpu().numpy()
                 votes[part] += count_votes(winner, num_classes)
     return votes
+
+
+def thunder_calibration(
+    probability: FloatVector, truth: IndexArray
+) -> dict[str, float]:
+    """Calibration errors of the predicted class of N rows, from probabilities (N, K).
+
+    ECE weighs bins of equal width by their rows, MCE is the largest gap of a bin, SCE the
+    mean gap over all bins, empty ones counted as 0. ACE is the mean gap of bins with
+    equally many rows, and TACE the same over bins whose mean confidence is above 0.01.
+    Memory: 4 N numbers.
+
+    Source: THUNDER (MICS-Lab/thunder), `thunder.utils.calibration_metrics`.
+    """
+    confidence = probability.max(axis=1)
+    correct = probability.argmax(axis=1) == truth
+    edges = np.linspace(0, 1, THUNDER_BINS + 1)
+    gaps = []
+    shares = []
+    for low, high in pairwise(edges):
+        rows = (confidence > low) & (confidence <= high)
+        if rows.any():
+            gaps.append(_calibration_gap(confidence[rows], correct[rows]))
+            shares.append(rows.mean())
+    # a share of 1 / THUNDER_BINS each, the last bin takes the remainder
+    order = np.argsort(confidence)
+    per_bin = len(order) // THUNDER_BINS
+    cuts = [per_bin * i for i in range(1, THUNDER_BINS)]
+    adaptive = []
+    counted = []
+    for members in np.split(order, cuts):
+        if len(members):
+            gap = _calibration_gap(confidence[members], correct[members])
+            adaptive.append(gap)
+            if confidence[members].mean() > THUNDER_MIN_CONFIDENCE:
+                counted.append(gap)
+    return {
+        "ece": float(np.dot(gaps, shares)),
+        "mce": float(max(gaps)),
+        "sce": float(sum(gaps) / THUNDER_BINS),
+        "ace": float(sum(adaptive) / THUNDER_BINS),
+        "tace": float(np.mean(counted)) if counted else 0.0,
+    }
+
+
+def _calibration_gap(confidence: FloatVector, correct: Flags) -> float:
+    """Mean confidence of a bin's rows against the share of them that is correct."""
+    return float(abs(confidence.mean() - correct.mean()))

@@ -1,14 +1,17 @@
-"""Curves of predictions, for the pages of probes, trainings and validations.
+"""Pictures of predictions, as PNG bytes: drawn off screen, same input, same picture.
 
-Each function draws on axes and returns the title and the caption, see `plots.draw_picture`.
+Each `draw_` function draws on axes and returns the title and the caption, see `draw_picture`.
 """
 
-from collections.abc import Sequence
+import base64
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 
+from thinsection.errors import importing
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.curves import (
     DRAWS,
@@ -21,17 +24,84 @@ from thinsection.evaluation.external import decision_curve
 from thinsection.evaluation.hazard import hazard_ratio, survival_curve
 from thinsection.evaluation.intervals import MIN_UNITS, Sampling
 from thinsection.evaluation.metrics import Flags, FloatVector, IndexArray
-from thinsection.probe.result import Predictions, Risks
+from thinsection.evaluation.rows import Predictions, Risks
 from thinsection.report.values import CLASS_COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Source = TypeVar("Source")  # what a picture is drawn from
 Words = tuple[str, str]  # title of a picture, and what to see in it
 
+DPI = 120
+SIZE_IN = (5.4, 4.2)  # width, height
 SEED = 0  # of the resamples
 TICKS = 6  # times under a survival curve
 LEAST_BENEFIT = -0.1  # treating everybody falls without end
+
+
+class Picture(NamedTuple):
+    """A PNG with its name, title and what to see in it."""
+
+    name: str
+    title: str
+    caption: str
+    png: bytes
+
+    def for_page(self) -> tuple[str, str, str]:
+        """Title, caption and PNG in base64, as the templates take them."""
+        return self.title, self.caption, base64.b64encode(self.png).decode("ascii")
+
+
+def draw_picture(
+    name: str, source: Source, draw: Callable[["Axes", Source], Words]
+) -> Picture:
+    """Drawn on a figure outside of pyplot's global state."""
+    with importing("pictures need matplotlib", "probe"):
+        from matplotlib.figure import Figure
+    figure = Figure(figsize=SIZE_IN, dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    title, caption = draw(axes, source)
+    if axes.get_legend_handles_labels()[0] and axes.get_legend() is None:
+        axes.legend(fontsize=8)
+    buffer = io.BytesIO()
+    # without the version in the metadata the bytes depend on the data alone
+    figure.savefig(
+        buffer, format="png", bbox_inches="tight", metadata={"Software": None}
+    )
+    return Picture(name, title, caption, buffer.getvalue())
+
+
+def draw_confusion(axes: "Axes", rows: Predictions) -> Words:
+    """Rows are the truth; the shade is the share of the row, the number the count."""
+    names = [_short(name) for name in rows.class_names]
+    counts = rows.counts
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    side = 2.6 + 0.55 * len(names)
+    axes.figure.set_size_inches(side + 0.8, side)  # type: ignore[union-attr]
+    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    for (r, c), count in np.ndenumerate(counts):
+        color = "white" if share[r, c] > 0.5 else "black"
+        axes.text(c, r, f"{count}", ha="center", va="center", color=color, fontsize=9)
+    axes.set_xticks(range(len(names)), names, rotation=40, ha="right")
+    axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel="predicted", ylabel="truth")
+    axes.figure.colorbar(
+        image, ax=axes, label="fraction of the true class", fraction=0.046
+    )
+    caption = "Counts; the shade is the fraction of the true class."
+    if rows.repeats is not None:
+        caption += (
+            " The matrix is that of the first seed; the score is the mean over seeds."
+        )
+    elif len(set(rows.ids)) < len(rows.ids):
+        caption += " A case counts once per seed."
+    return "Confusion matrix", caption
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 22 else name[:21] + "…"
 
 
 class Column(NamedTuple):
