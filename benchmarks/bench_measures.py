@@ -21,7 +21,7 @@ from thinsection.slide.resize import read_tiles
 from thinsection.stages.config import EncodeConfig
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TilesConfig, tile_grid
-from thinsection.tiles.measures import FOCUS, MEASURES, measure_tiles
+from thinsection.tiles.filters import FOCUS, MEASURES, measure_tiles
 
 
 def check(tiles: np.ndarray) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from thinsection.cli import progress as module
 from thinsection.cli.progress import RunProgress, clock
 from thinsection.results.outcome import SlideResult
-from thinsection.run.events import RunEvent
+from thinsection.run.process import RunEvent
 
 Said = Callable[[], list[str]]
 

@@ -11,7 +11,7 @@ from thinsection.errors import InvalidInputError
 from thinsection.slide import open_slide
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import StageClock, TileBatch, iter_tiles, tile_grid
-from thinsection.tiles.batches import EmbeddedBatch
+from thinsection.tiles.stream import EmbeddedBatch
 from thinsection.weights.placement import cpu_has_bf16
 
 NAMES = ("efficientnet_lite0", "lunit_vits16")

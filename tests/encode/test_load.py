@@ -22,9 +22,9 @@ from thinsection.errors import (
     WeightsError,
 )
 from thinsection.qc.tissue import TissueConfig
+from thinsection.stages.facts import Source
 from thinsection.stages.features import FeaturesStage
 from thinsection.stages.masks import TissueStage
-from thinsection.stages.source import Source
 from thinsection.stages.tiles import TilesStage
 from thinsection.tiles.grid import TilesConfig
 from thinsection.weights import hub as hub_module

@@ -12,7 +12,7 @@ from thinsection.encode import TileEncoder, encoder_spec
 from thinsection.encode.embed import BatchEncoder
 from thinsection.encode.queues import Card
 from thinsection.tiles import TileBatch
-from thinsection.tiles.batches import EmbeddedBatch
+from thinsection.tiles.stream import EmbeddedBatch
 
 CUDA = torch.device("cuda", 0)
 DIM, EDGE, BATCH = 12, 4, 6

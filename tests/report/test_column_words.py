@@ -3,7 +3,7 @@
 import pytest
 
 from thinsection.report.column_words import column_words
-from thinsection.tiles.measures import MEASURES
+from thinsection.tiles.filters import MEASURES
 
 
 @pytest.mark.parametrize(

@@ -17,18 +17,18 @@ from thinsection.errors import ConfigError, StoreError
 from thinsection.exchange.anndata import export_anndata
 from thinsection.results.folder import open_results
 from thinsection.run.ending import RunSummary
-from thinsection.run.events import RunEvent
-from thinsection.run.measures_tables import distances
+from thinsection.run.own_tables import distances
+from thinsection.run.process import RunEvent
 from thinsection.run.run import run
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig
-from thinsection.stages.measures import STAIN_COLUMNS, TileMeasures
 from thinsection.stages.stage import GridTiles
+from thinsection.stages.tiles import STAIN_COLUMNS, TileMeasures
 from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TileTable, iter_tiles
+from thinsection.tiles.filters import MEASURES, measure_tiles
 from thinsection.tiles.grid import TilesConfig
-from thinsection.tiles.measures import MEASURES, measure_tiles
 from thinsection.tiles.transforms import StainVectors
 
 GRID = "256px_0.5mpp"

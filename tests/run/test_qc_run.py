@@ -32,9 +32,9 @@ from thinsection.report.qc_store import QC_FILE, read_qc
 from thinsection.results.outcome import SlideResult
 from thinsection.results.records import read_records
 from thinsection.run import prepare
-from thinsection.run.events import RunEvent
+from thinsection.run.own_tables import failing_rules
+from thinsection.run.process import RunEvent
 from thinsection.run.qc_run import QcRunConfig, QcSummary, check_slides
-from thinsection.run.qc_tables import failing_rules
 from thinsection.run.run import make_task, run
 from thinsection.run.task import RunTask
 from thinsection.slide import open_slide

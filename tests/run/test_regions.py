@@ -13,7 +13,7 @@ from thinsection.errors import ConfigError
 from thinsection.exchange.qupath import export_qupath
 from thinsection.results.folder import open_results
 from thinsection.run.ending import RunSummary
-from thinsection.run.events import RunEvent
+from thinsection.run.process import RunEvent
 from thinsection.run.run import run
 from thinsection.stages.config import RunConfig
 from thinsection.store.tiles_h5 import read_tiles

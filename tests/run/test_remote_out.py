@@ -20,7 +20,7 @@ from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, SlideOpenError, StoreError
 from thinsection.files.sources import RemoteFolder
 from thinsection.run.ending import RunSummary
-from thinsection.run.events import RunEvent
+from thinsection.run.process import RunEvent
 from thinsection.run.run import run
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide

@@ -24,7 +24,7 @@ from thinsection.errors import (
 from thinsection.exchange.qupath import export_qupath
 from thinsection.files.lock import FileLock
 from thinsection.report.qc_files import load_qc
-from thinsection.run.events import RunEvent
+from thinsection.run.process import RunEvent
 from thinsection.run.run import run
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig

@@ -18,8 +18,8 @@ from thinsection.errors import InvalidInputError, SlideReadError
 from thinsection.pool.encoder import Expects, SlideEncoderIdentity
 from thinsection.results.folder import open_results
 from thinsection.run.ending import RunSummary
-from thinsection.run.events import RunEvent
 from thinsection.run.plan import slide_size
+from thinsection.run.process import RunEvent
 from thinsection.run.run import run
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry

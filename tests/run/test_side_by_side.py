@@ -12,8 +12,8 @@ from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
 from thinsection.results.folder import open_results
 from thinsection.run.ending import RunSummary
-from thinsection.run.events import RunEvent
 from thinsection.run.pooling import aggregate_folder
+from thinsection.run.process import RunEvent
 from thinsection.run.run import run
 from thinsection.slide import open_slide
 from thinsection.stages.config import AggregateRunConfig, RunConfig

@@ -23,7 +23,7 @@ from thinsection.jobs.backend import Attempt
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.slurm_array import Array, load_array
 from thinsection.run.ending import RunSummary
-from thinsection.run.events import RunEvent
+from thinsection.run.process import RunEvent
 from thinsection.run.run import check_folder, make_task, run
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import RunConfig

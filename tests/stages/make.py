@@ -6,7 +6,7 @@ from typing import Any
 
 from thinsection.slide import Slide, open_slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.source import source_key
+from thinsection.stages.facts import source_key
 from thinsection.stages.stage import SlideWork, Stage
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.identity import fingerprint

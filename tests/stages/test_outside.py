@@ -32,7 +32,7 @@ from thinsection.stages.tiles import TilesStage
 from thinsection.store.ledger import load_ledger
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import iter_tiles
-from thinsection.tiles.batches import EmbeddedBatch
+from thinsection.tiles.stream import EmbeddedBatch
 from thinsection.types import TileArray
 
 

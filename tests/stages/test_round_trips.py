@@ -22,8 +22,8 @@ from thinsection.stages.tiles import TilesStage
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TileTable
-from thinsection.tiles.batches import EmbeddedBatch
 from thinsection.tiles.grid import TilesConfig
+from thinsection.tiles.stream import EmbeddedBatch
 
 MASK = TissueStage(config=TissueConfig())
 GRID = TilesStage(config=TilesConfig(tile_px=128, overlap=16), mask=MASK)

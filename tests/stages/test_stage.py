@@ -15,8 +15,7 @@ from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import StaleResultError, StoreError
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.look import Look
-from thinsection.stages.facts import ledger_facts
-from thinsection.stages.source import Source, source_key
+from thinsection.stages.facts import Source, ledger_facts, source_key
 from thinsection.stages.stage import (
     EmbeddingsBeforeEdit,
     Output,

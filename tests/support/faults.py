@@ -9,8 +9,8 @@ from typing import Any
 
 from thinsection.jobs.task import Report
 from thinsection.results.outcome import SlideResult
-from thinsection.run.events import RunEvent
 from thinsection.run.pooling import FeaturesFile, PoolingTask
+from thinsection.run.process import RunEvent
 from thinsection.run.task import RunTask
 from thinsection.slide.cohort import SlideEntry
 from thinsection.types import MIB

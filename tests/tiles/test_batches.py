@@ -17,13 +17,13 @@ from thinsection.tiles import (
     iter_tiles,
     tile_grid,
 )
-from thinsection.tiles.batches import (
+from thinsection.tiles.budget import StreamBudget
+from thinsection.tiles.stream import (
     SlideFailed,
     SlideFinished,
     SlideStarted,
     SlideTiles,
 )
-from thinsection.tiles.budget import StreamBudget
 
 PX = 32
 PIXELS = position_pixels((700, 430))

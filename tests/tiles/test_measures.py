@@ -7,9 +7,13 @@ from skimage.color import hed_from_rgb
 
 from thinsection.errors import ConfigError
 from thinsection.testing.synthetic import ArraySlide
-from thinsection.tiles.filters import kept_by_rules, load_filters
+from thinsection.tiles.filters import (
+    MEASURES,
+    kept_by_rules,
+    load_filters,
+    measure_tiles,
+)
 from thinsection.tiles.grid import TilesConfig, tile_grid
-from thinsection.tiles.measures import MEASURES, measure_tiles
 
 
 def plain(tile: np.ndarray) -> list[float]:

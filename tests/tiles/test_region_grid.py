@@ -8,7 +8,7 @@ from thinsection.slide.resize import read_tiles
 from thinsection.stages.labels import grid_label
 from thinsection.testing.synthetic import ArraySlide
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
-from thinsection.tiles.regions import region_means
+from thinsection.tiles.grid import region_means
 
 SIZE = (1000, 700)
 CONFIG = TilesConfig(tile_px=64, region_px=256)

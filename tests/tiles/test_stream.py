@@ -20,14 +20,13 @@ from thinsection.tiles import (
     iter_tiles,
     tile_grid,
 )
-from thinsection.tiles.batches import (
+from thinsection.tiles.budget import MAX_SCRATCH, MemoryAllowance, split_tasks
+from thinsection.tiles.stream import (
     SlideFailed,
     SlideFinished,
     SlideStarted,
     SlideTiles,
 )
-from thinsection.tiles.budget import MAX_SCRATCH, split_tasks
-from thinsection.tiles.threads import MemoryAllowance
 from thinsection.types import parse_bytes
 
 PIXELS = position_pixels((700, 430))

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from thinsection.cli.screen import Level
 from thinsection.results.outcome import SlideResult, describe
-from thinsection.run.events import RunEvent
+from thinsection.run.process import RunEvent
 from thinsection.types import counted
 
 # seconds between two lines without a terminal; they double from the first to the second value

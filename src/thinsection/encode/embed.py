@@ -33,7 +33,7 @@ from thinsection.tiles import (
     TileTable,
     iter_tiles,
 )
-from thinsection.tiles.batches import EmbeddedBatch, S, SlideTiles
+from thinsection.tiles.stream import EmbeddedBatch, S, SlideTiles
 from thinsection.types import RgbArray
 
 # batches on a GPU: one in transfer to it, one in computation, one in transfer back

@@ -59,7 +59,7 @@ from thinsection.report.values import (
 )
 from thinsection.results.folder import Results, open_results
 from thinsection.results.tiled_slide import TiledSlide, tiled_slide
-from thinsection.run.events import OnEvent
+from thinsection.run.process import OnEvent
 from thinsection.slide.resize import read_tiles
 from thinsection.store.geojson import write_tiles_geojson
 from thinsection.store.identity import file_sum

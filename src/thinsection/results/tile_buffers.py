@@ -13,16 +13,16 @@ from thinsection.results.folder import Listener
 from thinsection.results.tiled_slide import TiledSlide
 from thinsection.slide import Slide
 from thinsection.tiles import TileTable
-from thinsection.tiles.batches import (
+from thinsection.tiles.budget import CHANNELS, MAX_SCRATCH, StreamBudget
+from thinsection.tiles.order import Numbers, Run
+from thinsection.tiles.stream import (
     Prepared,
     SlideFailed,
     SlideFinished,
     SlideTiles,
     TileBatch,
+    TileStream,
 )
-from thinsection.tiles.budget import CHANNELS, MAX_SCRATCH, StreamBudget
-from thinsection.tiles.order import Numbers, Run
-from thinsection.tiles.stream import TileStream
 from thinsection.types import Closing, CoordsL0, TileArray
 
 # Tiles that the stream decodes at once; 5 such batches wait at most.

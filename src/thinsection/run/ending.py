@@ -16,8 +16,7 @@ from thinsection.results.folder import open_results
 from thinsection.results.outcome import SlideResult, Status
 from thinsection.results.records import Record, end_record, log, write_efficiency
 from thinsection.results.tables import KnownSlide, known_slides, write_tables
-from thinsection.run.measures_tables import write_measures
-from thinsection.run.qc_tables import write_qc_tables
+from thinsection.run.own_tables import write_measures, write_qc_tables
 from thinsection.run.task import ENDS, RunTask, ended_slides
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import TILED

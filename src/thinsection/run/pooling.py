@@ -28,6 +28,7 @@ from thinsection.results.tables import known_slides, write_tables
 from thinsection.run.task import set_threads
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
+from thinsection.stages.facts import Source
 from thinsection.stages.features import deciding
 from thinsection.stages.leaves import (
     PoolingStage,
@@ -35,7 +36,6 @@ from thinsection.stages.leaves import (
     pool_tiles,
     tile_layout,
 )
-from thinsection.stages.source import Source
 from thinsection.stages.stage import RecordedStage, SlideWork
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import (

@@ -18,17 +18,17 @@ from thinsection.pool.encoder import SlideEncoder
 from thinsection.results.outcome import SlideResult, read_failure
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.facts import source_key
 from thinsection.stages.regions import annotation_sums
-from thinsection.stages.reuse import KnownRows
-from thinsection.stages.source import source_key
 from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import AnyStage, GridTiles, SlideWork
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.identity import Identity, WholeSum
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
+from thinsection.store.tile_tables import KnownRows
 from thinsection.tiles import TileTable
-from thinsection.tiles.batches import Prepared, SlideFailed
-from thinsection.tiles.threads import MemoryAllowance
+from thinsection.tiles.budget import MemoryAllowance
+from thinsection.tiles.stream import Prepared, SlideFailed
 from thinsection.tiles.transforms import StainLook, fit_stain
 from thinsection.types import format_bytes
 

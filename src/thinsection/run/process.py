@@ -1,7 +1,7 @@
 """Processes slides in one operating-system process: claim, prepare, stream, encode, write."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ from thinsection.results.outcome import (
     record_failure,
 )
 from thinsection.results.records import RECORDS
-from thinsection.run.events import OnEvent, RunEvent
 from thinsection.run.models import LoadedModels
 from thinsection.run.prepare import SlidePreparer, check_quality, claim_slide
 from thinsection.run.sink import ResultSink, SinkItem
@@ -32,14 +31,32 @@ from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import AnyStage, GridTiles, SlideWork
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import StageClock, TileBatch, TileStream, load_filters
-from thinsection.tiles.batches import EmbeddedBatch, SlideStarted
-from thinsection.tiles.threads import MemoryAllowance
+from thinsection.tiles.budget import MemoryAllowance
+from thinsection.tiles.stream import EmbeddedBatch, SlideStarted
 from thinsection.types import parse_bytes
 from thinsection.usage.analysis import slowest_step
 
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
     from thinsection.encode.embed import BatchEncoder, EncoderRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEvent:
+    """Progress of a run; may be emitted from any thread."""
+
+    # opening, started, tiles, ended; waiting: another process works on the slide
+    kind: str
+    slide_id: str
+    num_tiles: int = 0  # 'started': tiles to come; 'tiles': tiles done
+    # 'opening': steps before the tiles; 'tiles': the slowest step;
+    # 'waiting': the process that works on the slide
+    text: str = ""
+    result: SlideResult | None = None  # only for 'ended'
+
+
+OnEvent = Callable[[RunEvent], None]
+
 
 # seconds between two tries to claim slides that other processes hold
 _POLL_S = 1.0

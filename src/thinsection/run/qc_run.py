@@ -20,13 +20,13 @@ from thinsection.report.qc_sheet import write_qc_parquet
 from thinsection.results.outcome import SlideResult
 from thinsection.results.records import RECORDS
 from thinsection.results.tables import known_slides
-from thinsection.run.events import OnEvent
-from thinsection.run.qc_tables import (
+from thinsection.run.own_tables import (
     failing_rules,
     qc_rows,
     qc_stage,
     qc_table_name,
 )
+from thinsection.run.process import OnEvent
 from thinsection.run.run import run
 from thinsection.segment.segmenter import SegmentConfig
 from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig

@@ -17,7 +17,7 @@ from thinsection.files.lock import LOCK_NAME, scratch_folder
 from thinsection.files.sources import RemoteFolder
 from thinsection.results.outcome import SlideResult, record_failure
 from thinsection.results.records import RECORD_NAME, RECORDS
-from thinsection.run.events import OnEvent, RunEvent
+from thinsection.run.process import OnEvent, RunEvent
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.spec import RunSpec
 from thinsection.store.claims import CLAIMS_NAME

@@ -31,16 +31,16 @@ from thinsection.results import records
 from thinsection.results.outcome import SlideResult, describe, slides_done
 from thinsection.results.records import RECORDS, Record, log
 from thinsection.run.ending import RunSummary, end_early, finish_run
-from thinsection.run.events import OnEvent, RunEvent
-from thinsection.run.measures_tables import check_reference
-from thinsection.run.models import recorded_models
-from thinsection.run.own_encoder import (
+from thinsection.run.models import (
     check_own_encoder,
     check_weights_kept,
     current_encoder,
+    recorded_models,
     settings_name,
 )
+from thinsection.run.own_tables import check_reference
 from thinsection.run.prepare import finished_work, skipped_result
+from thinsection.run.process import OnEvent, RunEvent
 from thinsection.run.task import OwnEncoderTask, RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import LastResult, PoolingConfig, RunConfig

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from thinsection.errors import OutputError
 from thinsection.stages.stage import GridTiles, SlideWork
 from thinsection.tiles import StageClock
-from thinsection.tiles.batches import EmbeddedBatch, SlideFailed, SlideFinished
-from thinsection.tiles.threads import Channel, ChannelClosed
+from thinsection.tiles.budget import Channel, ChannelClosed
+from thinsection.tiles.stream import EmbeddedBatch, SlideFailed, SlideFinished
 
 # handled in order; a batch without embeddings only reports the tiles that filters kept
 SinkItem = EmbeddedBatch[GridTiles] | SlideFinished[GridTiles] | SlideFailed[GridTiles]

@@ -19,7 +19,6 @@ from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task
 from thinsection.machine import cpu_count
 from thinsection.results.outcome import LOST_STAGE, SlideResult, record_failure
-from thinsection.run.events import RunEvent
 from thinsection.run.models import (
     LoadedModels,
     file_stamps,
@@ -28,7 +27,7 @@ from thinsection.run.models import (
     models_with,
 )
 from thinsection.run.prepare import finished_work, skipped_result
-from thinsection.run.process import SlideProcessor
+from thinsection.run.process import RunEvent, SlideProcessor
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import GPU_BATCH
 from thinsection.stages.graph import Models, stages_of

@@ -1,11 +1,37 @@
-"""Facts of a slide for its ledger, the summary and the pages, as plain values."""
+"""Identity of a slide's pixels, and its facts for ledger, summary and pages, as plain values."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.store.ledger import SLIDES, SlideLedger
+from thinsection.store.ledger import SLIDES, SlideLedger, stage_key
 from thinsection.types import Document
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Identity of a slide's pixels, and hashes of its annotation files."""
+
+    key: str
+    # hash of the annotation of each setting: 'tissue', 'roi'
+    annotation_hashes: Mapping[str, str] = field(default_factory=dict)
+
+
+def source_key(
+    content: str,
+    entry: SlideEntry,
+    annotation_hashes: Mapping[str, str] | None = None,
+) -> Source:
+    """Identity of a slide's pixels: its file, and the image, resolution and channels set for it."""
+    chosen: Document = {}
+    if entry.look is not None:
+        chosen["look"] = asdict(entry.look)
+    if entry.image is not None:
+        chosen["image"] = entry.image
+    key = stage_key(slide=content, mpp=entry.slide_mpp, **chosen)
+    return Source(key=key, annotation_hashes=annotation_hashes or {})
+
 
 OF_COHORTS = ("patient_id", "label", "split")
 

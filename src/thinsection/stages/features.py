@@ -13,7 +13,6 @@ import numpy as np
 from thinsection.files.atomic import atomic_path, link_or_copy
 from thinsection.slide.resize import resample_filter
 from thinsection.stages.labels import join_label, variant
-from thinsection.stages.reuse import Block, KnownRows, RowMerger, read_known_rows
 from thinsection.stages.stage import (
     AnyStage,
     Encoding,
@@ -24,10 +23,16 @@ from thinsection.stages.stage import (
     TileWriter,
 )
 from thinsection.stages.tiles import TilesStage
-from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.store.tile_tables import (
+    Block,
+    EmbeddingRows,
+    KnownRows,
+    RowMerger,
+    read_known_rows,
+)
 from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
 from thinsection.tiles import TileTable
-from thinsection.tiles.batches import EmbeddedBatch
+from thinsection.tiles.stream import EmbeddedBatch
 from thinsection.tiles.transforms import StainConfig, StainLook
 from thinsection.types import PlainValues
 

@@ -25,12 +25,15 @@ from thinsection.stages.masks import (
     QcStage,
     TissueStage,
 )
-from thinsection.stages.measures import MeasuresStage
-from thinsection.stages.regions import AnnotatedTissueStage, RegionsStage
-from thinsection.stages.segments import SegmentedTissueStage, SegmentStage
+from thinsection.stages.regions import (
+    AnnotatedTissueStage,
+    RegionsStage,
+    SegmentedTissueStage,
+    SegmentStage,
+)
 from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import AnyStage
-from thinsection.stages.tiles import TilesStage
+from thinsection.stages.tiles import MeasuresStage, TilesStage
 from thinsection.tiles.transforms import StainLook
 
 if TYPE_CHECKING:

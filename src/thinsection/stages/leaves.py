@@ -18,9 +18,8 @@ from thinsection.stages.features import FeaturesStage, deciding
 from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import join_label, slug
 from thinsection.stages.masks import CheckedTissue
-from thinsection.stages.measures import MeasuresStage
 from thinsection.stages.stage import AnyStage, Output, SlideWork, StoreStage
-from thinsection.stages.tiles import TilesStage
+from thinsection.stages.tiles import MeasuresStage, TilesStage
 from thinsection.store import hdf5, tiles_h5
 from thinsection.store.tile_tables import MEASURED
 from thinsection.types import PlainValues

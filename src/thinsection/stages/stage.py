@@ -32,9 +32,7 @@ from thinsection.errors import StaleResultError, StoreError
 from thinsection.files.atomic import TMP_MARK, link_or_copy
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.facts import cohort_facts, ledger_facts, slide_facts
-from thinsection.stages.reuse import KnownRows
-from thinsection.stages.source import Source
+from thinsection.stages.facts import Source, cohort_facts, ledger_facts, slide_facts
 from thinsection.store.identity import (
     WholeSum,
     file_sum,
@@ -43,8 +41,9 @@ from thinsection.store.identity import (
     fingerprint_reads,
 )
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, stage_key
+from thinsection.store.tile_tables import KnownRows
 from thinsection.tiles import TileTable
-from thinsection.tiles.batches import EmbeddedBatch, SlideTiles
+from thinsection.tiles.stream import EmbeddedBatch, SlideTiles
 from thinsection.types import Document, PlainValues, TileArray
 
 if TYPE_CHECKING:

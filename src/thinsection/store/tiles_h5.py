@@ -29,6 +29,8 @@ from thinsection.store.hdf5 import (
     CHECKSUM,
     Values,
     add_dataset,
+    check_finite,
+    check_recorded,
     dataset_checksum,
     list_datasets,
     new_h5,
@@ -36,7 +38,6 @@ from thinsection.store.hdf5 import (
     read_values,
     stored_group,
 )
-from thinsection.store.recorded import check_finite, check_recorded
 from thinsection.tiles import TileTable
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.table import Column, check_coords

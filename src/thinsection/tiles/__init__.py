@@ -1,13 +1,10 @@
 """Tiles: their grid and table, filters, measures, transforms, and the stream that decodes them."""
 
-from thinsection.tiles.batches import TileBatch
-from thinsection.tiles.budget import StreamConfig
+from thinsection.tiles.budget import StageClock, StreamConfig
 from thinsection.tiles.filters import TileFilter, load_filters
 from thinsection.tiles.grid import TilesConfig, tile_grid
-from thinsection.tiles.nesting import parent_rows
-from thinsection.tiles.stream import TileStream, iter_tiles
-from thinsection.tiles.table import TileTable
-from thinsection.tiles.threads import StageClock
+from thinsection.tiles.stream import TileBatch, TileStream, iter_tiles
+from thinsection.tiles.table import TileTable, parent_rows
 from thinsection.tiles.transforms import fit_stain
 
 __all__ = [
