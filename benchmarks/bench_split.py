@@ -1,6 +1,6 @@
 """Would a run on several GPUs end sooner if several workers shared the tiles of one slide?
 
-A simulation of the wall time with the chunks of `jobs/chunks.py: weighted_chunks`. Slides have a
+A simulation of the wall time with the chunks of `jobs/backend.py: weighted_chunks`. Slides have a
 log-normal number of tiles, at most a glass full. Their files have as many bytes as tiles, times a
 log-normal factor, because the driver orders slides by bytes and does not know the tiles. Three ways
 are compared:
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import harness
-from thinsection.jobs.chunks import weighted_chunks
+from thinsection.jobs.backend import weighted_chunks
 
 WORKERS = 7
 NUM_SLIDES = (8, 30, 100, 1000)

@@ -26,7 +26,6 @@ STARTS = (
     "thinsection.cli.main",
     "thinsection.cli.app",
     "thinsection.cli.rescue",
-    "thinsection.cli.skill",
 )
 # imported where they are needed, with a message where they are missing; pyarrow and gemmi are the
 # extra `structures`

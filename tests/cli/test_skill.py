@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tests.support.shell import thinsection
 
-from thinsection.cli import skill
+from thinsection.cli import rescue
 from thinsection.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-TEXT = Path(skill.__file__).with_name(skill.GUIDE).read_text(encoding="utf-8")
+TEXT = Path(rescue.__file__).with_name(rescue.GUIDE).read_text(encoding="utf-8")
 # commands for people, or for other work than slides
 LEFT_OUT = {"convert", "deid", "import", "config", "cache", "model", "demo", "skill"}
 LEFT_OUT |= {"frames", "rescue"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
-from thinsection.jobs.chunks import (
+from thinsection.jobs.backend import (
     chunk_size,
     chunked,
     make_chunks,

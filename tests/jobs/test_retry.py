@@ -7,8 +7,8 @@ from typing import Any, Self
 import pytest
 
 from thinsection.jobs.backend import Attempt, Ended, EndKind, Job
+from thinsection.jobs.execute import Outcome, RetryPolicy, close_job, merge_attempts
 from thinsection.jobs.executor import ExecutorConfig, Resource, Rung
-from thinsection.jobs.retry import Outcome, RetryPolicy, close_job, merge_attempts
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.types import GIB
 from thinsection.usage.analysis import Request

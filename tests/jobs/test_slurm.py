@@ -16,9 +16,8 @@ from thinsection.cli.slurm import TASKS
 from thinsection.errors import ClusterError, ConfigError
 from thinsection.jobs.executor import ExecutorConfig, parse_walltime
 from thinsection.jobs.request import batch_script
-from thinsection.jobs.slurm_array import Array, array_folders, load_array
-from thinsection.jobs.slurm_collect import collect
-from thinsection.jobs.slurm_states import task_states
+from thinsection.jobs.slurm import collect
+from thinsection.jobs.slurm_array import Array, array_folders, load_array, task_states
 from thinsection.run.run import make_task, run
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve

@@ -15,21 +15,21 @@ from thinsection.jobs import slurm_array
 from thinsection.jobs.backend import Attempt, BackendContext
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig, Rung
-from thinsection.jobs.request import JobRequest
 from thinsection.jobs.slurm import (
     SlurmBackend,
     Submitted,
+    array_status,
+    collect,
     write_array,
 )
 from thinsection.jobs.slurm_array import (
     DOCUMENT_NAME,
     Array,
+    TaskState,
     array_folders,
     load_array,
 )
-from thinsection.jobs.slurm_collect import array_status, collect
-from thinsection.jobs.slurm_states import TaskState
-from thinsection.jobs.task import Report
+from thinsection.jobs.task import JobRequest, Report
 from thinsection.registry import Entry, Registry
 from thinsection.testing.executor_contract import (
     KnowsFinished,
@@ -485,7 +485,7 @@ def test_the_status_says_why_tasks_wait_and_what_nodes_have(
     assert array.waiting_reasons() == {"PartitionConfig": 2}
     # the nodes have changed since
     nodes = "small*|1|idle|2|64000|infinite|-\n"
-    monkeypatch.setattr("thinsection.jobs.slurm_states.node_list", lambda: nodes)
+    monkeypatch.setattr("thinsection.jobs.slurm_array.node_list", lambda: nodes)
     line = waiting_line(array, "PartitionConfig", 2)
     assert "job 1: 2 array tasks wait, and Slurm's reason is PartitionConfig" in line
     assert "each asks for 4 CPUs, 8.0 GiB and" in line

@@ -12,12 +12,16 @@ from tests.support.slurm_node import why_not
 
 from thinsection.cli.slurm import TASKS
 from thinsection.config import replace_flat
-from thinsection.jobs import slurm_states
+from thinsection.jobs import slurm_array
 from thinsection.jobs.execute import execute
-from thinsection.jobs.slurm import SlurmBackend, Submitted
-from thinsection.jobs.slurm_array import Array, array_folders, load_array
-from thinsection.jobs.slurm_collect import collect
-from thinsection.jobs.slurm_states import accounted_states, task_states
+from thinsection.jobs.slurm import SlurmBackend, Submitted, collect
+from thinsection.jobs.slurm_array import (
+    Array,
+    accounted_states,
+    array_folders,
+    load_array,
+    task_states,
+)
 from thinsection.jobs.task import Report
 from thinsection.results.outcome import SlideResult
 from thinsection.run.run import make_task, run
@@ -39,7 +43,7 @@ CONFIG = replace_flat(
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(slurm_states, "_call", lambda command: text)
+    monkeypatch.setattr(slurm_array, "_call", lambda command: text)
 
 
 def test_squeue_says_how_each_task_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.jobs.request import JobRequest
+from thinsection.jobs.task import JobRequest
 from thinsection.run.cost import TRAINING_S, QcSize
 from thinsection.run.job import run_request
 from thinsection.slide.cohort import SlideEntry

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from thinsection.errors import ConfigError
-from thinsection.jobs.chunks import make_chunks
+from thinsection.jobs.backend import make_chunks
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.jobs.request import JobRequest, fit_to_nodes, fitting_nodes
+from thinsection.jobs.request import fit_to_nodes, fitting_nodes
+from thinsection.jobs.task import JobRequest
 from thinsection.run import job as module
 from thinsection.run.calibration import (
     Calibration,

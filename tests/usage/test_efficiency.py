@@ -19,10 +19,14 @@ from thinsection.results.records import (
 )
 from thinsection.types import GIB
 from thinsection.usage.analysis import analyse, bottleneck, format_walltime
-from thinsection.usage.limits import Requested
-from thinsection.usage.monitor import ProcessUsage, read_usage, resource_monitor
+from thinsection.usage.monitor import (
+    ProcessUsage,
+    Requested,
+    Sample,
+    read_usage,
+    resource_monitor,
+)
 from thinsection.usage.page import efficiency_page, timeline_svg
-from thinsection.usage.samplers import Sample
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 
 from thinsection.types import MIB
-from thinsection.usage.limits import read_limits
-from thinsection.usage.monitor import filesystem_of, read_usage, resource_monitor
-from thinsection.usage.samplers import GpuSampler, TreeSampler
+from thinsection.usage.monitor import (
+    GpuSampler,
+    TreeSampler,
+    filesystem_of,
+    read_limits,
+    read_usage,
+    resource_monitor,
+)
 
 
 def test_slurms_environment_says_what_was_requested(tmp_path: Path) -> None:

@@ -14,8 +14,13 @@ from thinsection.errors import InvalidInputError, StoreError, ThinsectionError
 from thinsection.results.folder import Results, open_results
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesWriter
-from thinsection.view.components import component_scores, tile_clusters
-from thinsection.view.layers import Layer, layers_of, outline_layers
+from thinsection.view.layers import (
+    Layer,
+    component_scores,
+    layers_of,
+    outline_layers,
+    tile_clusters,
+)
 from thinsection.view.similar import similar_tiles as similar
 
 BUDGET = 128 << 20

@@ -15,7 +15,7 @@ from thinsection.errors import ConfigError
 from thinsection.report.places import viewer_place
 from thinsection.results.folder import Results
 from thinsection.view import ViewConfig, Viewer
-from thinsection.view.layer_words import group_words, layer_words
+from thinsection.view.layers import group_words, layer_words
 from thinsection.view.shown import ShownSlides
 
 

@@ -80,12 +80,12 @@ COMMANDS = {
         FOLDERS, "results", "Read coordinates and features of TRIDENT, CLAM or STAMP."
     ),
     "zeroshot": Command(
-        FOLDERS, "zeroshot", "Score tiles and slides for classes described in words."
+        FOLDERS, "predict", "Score tiles and slides for classes described in words."
     ),
     "relink": Command(
         FOLDERS, "results", "Find slides that moved, by their names and contents."
     ),
-    "merge": Command(FOLDERS, "merge", "Join results folders into one, with checks."),
+    "merge": Command(FOLDERS, "results", "Join results folders into one, with checks."),
     "verify": Command(
         FOLDERS, "results", "Check every result file against its checksum."
     ),
@@ -105,9 +105,7 @@ COMMANDS = {
     "bench": Command(
         EVALUATION, "probe", "Evaluate several encoders on a suite of tasks."
     ),
-    "audit": Command(
-        EVALUATION, "predict", "Check a cohort for leaks before training."
-    ),
+    "audit": Command(EVALUATION, "labels", "Check a cohort for leaks before training."),
     "model": Command(
         EVALUATION,
         "predict",
@@ -125,7 +123,7 @@ COMMANDS = {
     "demo": Command(OTHER, "run", "Run everything on one synthetic slide."),
     "skill": Command(
         OTHER,
-        "skill",
+        "rescue",
         "Print a guide to these commands for agents.",
         needs_slides=False,
     ),

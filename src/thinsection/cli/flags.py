@@ -13,12 +13,11 @@ from functools import cache
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
 
-from thinsection.cli import screen
 from thinsection.config import (
     config_of_file,
     flag_of,
@@ -27,6 +26,9 @@ from thinsection.config import (
     replace_flat,
 )
 from thinsection.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 # columns of `--help`
@@ -184,7 +186,7 @@ def _with_flags(
         *(synonym.parameter for synonym in synonyms.values()),
     ]
     if rare:
-        rare |= {*synonyms, *screen.NAMES, "help_all"}
+        rare |= {*synonyms, *_PRINT_OPTIONS, "help_all"}
         annotation = Annotated[bool, all_options]
         parameters.append(
             Parameter(
@@ -307,3 +309,50 @@ def _flag_type(kind: Any) -> Any:
     if any(get_origin(member) is tuple for member in members):
         return list[str] | None
     return (members[0] if members else kind) | None
+
+
+# exit code of a command that left out slides
+EXIT_SOME_LEFT_OUT = 3
+
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON document; progress and messages go to standard error.",
+        show_default=False,
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", help="Print only warnings and failures.", show_default=False
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        help="Print a line for every slide, also for skipped ones.",
+        show_default=False,
+    ),
+]
+# names of these options, for commands whose `--help` leaves them to `--help-all`
+_PRINT_OPTIONS = ("as_json", "quiet", "verbose")
+
+Level = Literal["quiet", "usual", "verbose"]
+
+
+def chosen_level(*, quiet: bool, verbose: bool) -> Level:
+    """How much is printed. Raises ConfigError: both options are given."""
+    if quiet and verbose:
+        raise ConfigError("--quiet must go without --verbose, got both")
+    if quiet:
+        return "quiet"
+    return "verbose" if verbose else "usual"
+
+
+def message_console(*, as_json: bool) -> "Console":
+    """Console for progress and messages: standard output, which `--json` keeps free."""
+    from rich.console import Console
+
+    return Console(file=sys.stderr if as_json else None, highlight=False)

@@ -11,7 +11,7 @@ from thinsection.cli.documents import (
     UnopenedFile,
     print_document,
 )
-from thinsection.cli.screen import AsJson
+from thinsection.cli.flags import AsJson
 from thinsection.errors import ThinsectionError
 from thinsection.types import counted, format_mpp
 

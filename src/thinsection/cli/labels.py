@@ -1,4 +1,4 @@
-"""`thinsection labels`: shows how a table of labels is read, before anything is trained."""
+"""`thinsection labels` and `audit`: a look at labels and cohort before training."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinsection.cli.documents import LabelsDocument, print_document
-from thinsection.cli.flags import with_config
-from thinsection.cli.screen import AsJson
+from thinsection.cli.documents import AuditDocument, LabelsDocument, print_document
+from thinsection.cli.flags import EXIT_SOME_LEFT_OUT, AsJson, with_config
 
 if TYPE_CHECKING:
     from thinsection.evaluation.label_report import LabelReport
@@ -111,3 +110,39 @@ def _lines(report: "LabelReport") -> list[str]:
     lines += [f"warning: {warning}" for warning in report.values.warnings]
     lines.append(f"trains on {report.summary}")
     return lines
+
+
+@app.command("audit")
+@with_config("thinsection.evaluation.audit:AuditConfig")
+def audit_command(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RESULTS",
+            help="Results folder, or a folder with features of TRIDENT, CLAM, STAMP or slide2vec.",
+        ),
+    ],
+    as_json: AsJson = False,
+    config: Any = None,
+) -> None:
+    """Find leaks and site effects in labels and embeddings, before training.
+
+    It names sites that are associated with the target, copies of slides under other names, ids
+    of one patient in two spellings, and columns that equal the target. It also says what it
+    cannot know.
+
+    Exit code: 0 every slide could be read, 3 slides with damaged files were left out.
+
+    \b
+    Example:
+      thinsection audit results --labels labels.csv --target subtype --site hospital
+    """
+    from thinsection.evaluation.audit import audit_features
+
+    findings = audit_features(data, config.labels)
+    if as_json:
+        print_document(AuditDocument.of(findings))
+    else:
+        for line in findings.lines:
+            typer.echo(line)
+    raise typer.Exit(EXIT_SOME_LEFT_OUT if findings.left_out else 0)

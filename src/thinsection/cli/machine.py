@@ -21,7 +21,7 @@ from rich.text import Text
 
 from thinsection.cli import documents
 from thinsection.cli.documents import print_document
-from thinsection.cli.screen import AsJson
+from thinsection.cli.flags import AsJson
 from thinsection.errors import MissingDependencyError
 from thinsection.extras import check_slides, slides_problem
 from thinsection.registry import Entry, Registry

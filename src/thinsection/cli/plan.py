@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from thinsection.cli.documents import JobPlan, PlanDocument, print_document
-from thinsection.cli.flags import with_config
-from thinsection.cli.screen import AsJson
+from thinsection.cli.flags import AsJson, with_config
 from thinsection.machine import cpu_count
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
@@ -114,14 +113,14 @@ def _size(num_bytes: int | None) -> str:
 
 def _plan_job(entries: Sequence[SlideEntry], spec: RunSpec, gpu_bytes: int) -> JobPlan:
     """Request that `thinsection slurm script` would make, and the nodes that fit it."""
-    from thinsection.jobs.chunks import make_chunks
+    from thinsection.jobs.backend import make_chunks
     from thinsection.jobs.executor import Rung
     from thinsection.jobs.request import (
         fit_to_nodes,
         fitting_nodes,
         resource_directives,
     )
-    from thinsection.jobs.slurm_states import node_list
+    from thinsection.jobs.slurm_array import node_list
     from thinsection.run.cost import GPUS
     from thinsection.run.job import run_request
 

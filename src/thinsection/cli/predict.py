@@ -1,13 +1,11 @@
-"""`thinsection train`, `predict`, `heatmap` and `model`."""
+"""`thinsection train`, `predict`, `zeroshot`, `heatmap` and `model`."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from thinsection.cli.documents import AuditDocument, print_document
-from thinsection.cli.flags import with_config
-from thinsection.cli.screen import EXIT_SOME_LEFT_OUT, AsJson
+from thinsection.cli.flags import EXIT_SOME_LEFT_OUT, with_config
 
 app = typer.Typer()
 group = typer.Typer(
@@ -124,42 +122,6 @@ def train_command(
         )
     typer.echo(out / "index.html")
     raise typer.Exit(EXIT_SOME_LEFT_OUT if result["left_out"] else 0)
-
-
-@app.command("audit")
-@with_config("thinsection.evaluation.audit:AuditConfig")
-def audit_command(
-    data: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RESULTS",
-            help="Results folder, or a folder with features of TRIDENT, CLAM, STAMP or slide2vec.",
-        ),
-    ],
-    as_json: AsJson = False,
-    config: Any = None,
-) -> None:
-    """Find leaks and site effects in labels and embeddings, before training.
-
-    It names sites that are associated with the target, copies of slides under other names, ids
-    of one patient in two spellings, and columns that equal the target. It also says what it
-    cannot know.
-
-    Exit code: 0 every slide could be read, 3 slides with damaged files were left out.
-
-    \b
-    Example:
-      thinsection audit results --labels labels.csv --target subtype --site hospital
-    """
-    from thinsection.evaluation.audit import audit_features
-
-    findings = audit_features(data, config.labels)
-    if as_json:
-        print_document(AuditDocument.of(findings))
-    else:
-        for line in findings.lines:
-            typer.echo(line)
-    raise typer.Exit(EXIT_SOME_LEFT_OUT if findings.left_out else 0)
 
 
 @app.command("predict")
@@ -309,3 +271,54 @@ def show(
     if out is not None:
         write_text(out, text)
     print(text, end="")
+
+
+@app.command("zeroshot")
+@with_config("thinsection.predict.zeroshot:ZeroshotRunConfig")
+def zeroshot_command(
+    results: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RESULTS",
+            help="Results folder with embeddings of an encoder that has a text tower.",
+        ),
+    ],
+    prompts: Annotated[
+        Path,
+        typer.Option(
+            "--prompts",
+            help="TOML file with the classes and their names. The page 'Zero-shot classes' of "
+            "the docs has an example.",
+        ),
+    ],
+    config: Any,
+) -> None:
+    """Score tiles and slides for classes that you describe in words.
+
+    No labels and no training are needed. RESULTS gets a tile table for each slide, with one
+    column per class, and scores.csv with one row per slide.
+
+    Exit code: 0 every slide has scores, 3 some have none.
+
+    \b
+    Examples:
+      thinsection run slides/ --out results --encoder plip --tile-px 224
+      thinsection zeroshot results --prompts prompts.toml
+    """
+    from thinsection.cli.progress import say
+    from thinsection.predict.prompts import read_prompts
+
+    # report a wrong file before PyTorch is imported, which takes seconds
+    words = read_prompts(prompts)
+
+    from thinsection.predict.zeroshot import zeroshot
+
+    result = zeroshot(results, words, config=config, on_message=say)
+    for row in result.rows:
+        score = f", score {row.scores[row.predicted]:.4f}" if row.scores else ""
+        print(f"{row.slide_id}: {row.predicted or 'no tiles'}{score}")
+    for column in result.columns:
+        print(f"thinsection heatmap {column} {results}")
+    print(result.table)
+    is_complete = not result.unread and all(row.scores for row in result.rows)
+    raise typer.Exit(0 if is_complete else 3)

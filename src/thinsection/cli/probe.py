@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinsection.cli.app import called_name, do_nothing
-from thinsection.cli.flags import with_config
-from thinsection.cli.screen import EXIT_SOME_LEFT_OUT
+from thinsection.cli.flags import EXIT_SOME_LEFT_OUT, with_config
 from thinsection.errors import ThinsectionError
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.registry import PROBES, Probe, load_probe

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
-from thinsection.cli.screen import Level
+from thinsection.cli.flags import Level
 from thinsection.results.outcome import SlideResult, describe
 from thinsection.run.process import RunEvent
 from thinsection.types import counted

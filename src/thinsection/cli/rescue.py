@@ -1,6 +1,7 @@
-"""`thinsection rescue`: another tool's command with our bounded-memory attention in its models."""
+"""Commands for other programs: `rescue` a tool with our attention, `skill` for coding agents."""
 
 import sys
+from importlib.resources import files
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from thinsection.errors import ConfigError, NothingRescuedError
 
 RESCUES = ("titan", "gigapath", "stamp")
 EXIT_NOTHING_RESCUED = 5
+GUIDE = "SKILL.md"
 # options after the command's name belong to that command
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -79,3 +81,18 @@ class _LinePrinter:
         if line not in self._printed:
             self._printed.add(line)
             self._console.print(f"thinsection: {line}", soft_wrap=True)
+
+
+@app.command("skill")
+def print_skill() -> None:
+    """Print a guide to these commands for coding agents (SKILL.md).
+
+    It says what each command does, which one to use when, and how to read the JSON documents. Save
+    it where your agent looks for skills.
+
+    \b
+    Example:
+      thinsection skill > SKILL.md
+    """
+    text = files("thinsection.cli").joinpath(GUIDE).read_text(encoding="utf-8")
+    typer.echo(text, nl=False)

@@ -5,14 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from thinsection.cli.flags import with_config
-from thinsection.cli.screen import (
+from thinsection.cli.flags import (
     AsJson,
     Level,
     Quiet,
     Verbose,
     chosen_level,
     message_console,
+    with_config,
 )
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError

@@ -17,8 +17,8 @@ from thinsection.cli.app import build_app
 from thinsection.registry import Entry, Registry
 
 if TYPE_CHECKING:
+    from thinsection.jobs.slurm import Collected
     from thinsection.jobs.slurm_array import Array
-    from thinsection.jobs.slurm_collect import Collected
     from thinsection.jobs.task import AnyReport
 
 app = typer.Typer()
@@ -143,8 +143,8 @@ def show_status(out: FolderArgument) -> None:
     Example:
       thinsection slurm status results
     """
+    from thinsection.jobs.slurm import array_status
     from thinsection.jobs.slurm_array import array_folders, load_array
-    from thinsection.jobs.slurm_collect import array_status
 
     table = Table("array", "kind", "id", "array tasks", "entries")
     reasons = []
@@ -168,7 +168,7 @@ def show_status(out: FolderArgument) -> None:
 def waiting_line(array: "Array", reason: str, count: int) -> str:
     """Slurm's reason for which array tasks wait, with what they ask for and what nodes have."""
     from thinsection.jobs.request import shortages
-    from thinsection.jobs.slurm_states import node_list
+    from thinsection.jobs.slurm_array import node_list
     from thinsection.types import counted, format_bytes
     from thinsection.usage.analysis import format_walltime
 
@@ -211,7 +211,7 @@ def collect_arrays(
     Example:
       thinsection slurm collect results
     """
-    from thinsection.jobs.slurm_collect import collect
+    from thinsection.jobs.slurm import collect
 
     all_done = True
     for collected in collect(out, TASKS, retry=retry, on_message=typer.echo):

@@ -13,7 +13,7 @@ from thinsection.errors import ConfigError
 from thinsection.machine import visible_gpus
 from thinsection.registry import Entry, Registry
 from thinsection.types import parse_bytes
-from thinsection.usage.limits import read_limits
+from thinsection.usage.monitor import read_limits
 
 # resource that ran out in a worker or an entry
 Resource = Literal["memory", "gpu"]
@@ -33,7 +33,7 @@ _BUILT_IN = (
     Entry(
         name="inline",
         help="This process, one entry or stream after the other.",
-        target="thinsection.jobs.inline:InlineBackend",
+        target="thinsection.jobs.backend:InlineBackend",
     ),
     Entry(
         name="pool",

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from thinsection.errors import ConfigError
 from thinsection.files.url_secrets import VARIABLE
-from thinsection.jobs.chunks import MAX_ARRAY
+from thinsection.jobs.backend import MAX_ARRAY
 from thinsection.jobs.executor import CONTROL, ExecutorConfig, Rung, parse_walltime
+from thinsection.jobs.task import JobRequest
 from thinsection.types import GIB, MIB, counted, format_bytes, parse_bytes
 from thinsection.usage.analysis import Request, format_walltime
-from thinsection.usage.limits import TIME_LIMIT_VARIABLE
+from thinsection.usage.monitor import TIME_LIMIT_VARIABLE
 
 DEFAULT = Request(cpus=4, memory_bytes=8 * GIB, gpus=0, walltime_s=4 * 3600)
 # prints a row per kind of node and state
@@ -26,23 +27,6 @@ _CARDS = re.compile(r"gpu:(?:([^:,()]+):)?(\d+)")
 
 # field of `Request` -> value and source
 Numbers = dict[str, tuple[int, str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobRequest:
-    """Resources of one job."""
-
-    request: Request
-    # a line per number with its source and margin
-    origins: tuple[str, ...]
-    # why a wanted prediction is missing
-    warning: str = ""
-
-    def lines(self) -> tuple[str, ...]:
-        """Lines for the user: the warning, then the sources."""
-        if not self.warning:
-            return self.origins
-        return (f"warning: {self.warning}", *self.origins)
 
 
 def job_request(

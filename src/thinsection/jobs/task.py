@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from thinsection.errors import OUT_OF_MEMORY
 from thinsection.jobs.executor import ExecutorConfig, Resource
-from thinsection.jobs.request import JobRequest
 from thinsection.types import PlainValues
+from thinsection.usage.analysis import Request
 
 Entry = TypeVar("Entry")
 Result = TypeVar("Result")
@@ -45,6 +45,23 @@ def merge_reports(reports: Sequence[Report[Result]]) -> Report[Result]:
         seconds.update(report.stage_seconds)
         facts.update(report.facts)
     return Report(results=tuple(results), stage_seconds=dict(seconds), facts=facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """Resources of one job."""
+
+    request: Request
+    # a line per number with its source and margin
+    origins: tuple[str, ...]
+    # why a wanted prediction is missing
+    warning: str = ""
+
+    def lines(self) -> tuple[str, ...]:
+        """Lines for the user: the warning, then the sources."""
+        if not self.warning:
+            return self.origins
+        return (f"warning: {self.warning}", *self.origins)
 
 
 @dataclass(frozen=True, kw_only=True)

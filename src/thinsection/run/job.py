@@ -8,7 +8,8 @@ from pathlib import Path
 
 from thinsection.errors import BudgetError, CohortError, ConfigError, ThinsectionError
 from thinsection.files.urls import is_url
-from thinsection.jobs.request import DEFAULT, JobRequest, Numbers, job_request
+from thinsection.jobs.request import DEFAULT, Numbers, job_request
+from thinsection.jobs.task import JobRequest
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.run import cost
 from thinsection.run.cost import Planner, QcSize, SlideSize

@@ -40,7 +40,7 @@ from thinsection.usage.monitor import read_usage, resource_monitor
 
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
-    from thinsection.jobs.request import JobRequest
+    from thinsection.jobs.task import JobRequest
     from thinsection.run.job import Measured
 
 ENDS = ("done", "skipped", "empty")  # a slide with one of these needs no further work

@@ -14,11 +14,271 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
+from types import ModuleType
 
-from thinsection.machine import file_text, stalled_s
-from thinsection.types import Document, PlainValues
-from thinsection.usage.limits import Requested, read_limits
-from thinsection.usage.samplers import GpuSampler, Sample, TreeSampler
+import psutil
+
+from thinsection.machine import affinity_count, cgroup_limits, file_text, stalled_s
+from thinsection.types import MIB, Document, PlainValues
+
+# reading the whole process table is slow, so it is done once in this many samples
+_REFRESH_SAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample of a process tree; totals count from the start of the monitor."""
+
+    t_s: float
+    # CPU seconds of the tree, with ended children
+    cpu_s: float
+    # sum over the tree; pages shared by forked processes count twice
+    rss_bytes: int
+    processes: int
+    # bytes through read calls
+    read_bytes: int
+    write_bytes: int
+    # bytes received and sent by the whole node
+    net_bytes: int
+    # mean over the visible GPUs, [0, 1]; None without a GPU
+    gpu_util: float | None = None
+    # bytes of this tree on the GPUs
+    gpu_bytes: int | None = None
+
+
+class GpuSampler:
+    """Utilisation and memory of the visible GPUs through NVML; no GPUs if NVML is missing."""
+
+    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
+        self.handles: list[object] = []
+        self._nvml: ModuleType | None = None
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+        except ImportError:
+            return
+        except pynvml.NVMLError:  # no driver: a node without a GPU
+            return
+        self._nvml = pynvml
+        every = ",".join(str(index) for index in range(pynvml.nvmlDeviceGetCount()))
+        for part in env.get("CUDA_VISIBLE_DEVICES", every).split(","):
+            name = part.strip()
+            if name.isdigit():
+                self.handles.append(pynvml.nvmlDeviceGetHandleByIndex(int(name)))
+            elif name not in ("", "-1"):
+                self.handles.append(pynvml.nvmlDeviceGetHandleByUUID(name.encode()))
+
+    def sample(self, pids: set[int]) -> tuple[float | None, int | None]:
+        """(mean utilisation [0, 1], bytes of the processes `pids`); None without a GPU."""
+        nvml = self._nvml
+        if nvml is None or not self.handles:
+            return None, None
+        util = 0.0
+        held_bytes = 0
+        for handle in self.handles:
+            with suppress(nvml.NVMLError):  # MIG slices report no utilisation
+                util += nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+            with suppress(nvml.NVMLError):
+                for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                    if process.pid in pids:
+                        held_bytes += process.usedGpuMemory or 0
+        return util / len(self.handles), held_bytes
+
+    def close(self) -> None:
+        """Closes NVML."""
+        if self._nvml is not None:
+            self._nvml.nvmlShutdown()
+            self._nvml = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """CPU seconds, and bytes through read and write calls."""
+
+    cpu_s: float = 0.0
+    read_bytes: int = 0
+    write_bytes: int = 0
+
+    def __add__(self, other: "_Work") -> "_Work":
+        return _Work(
+            self.cpu_s + other.cpu_s,
+            self.read_bytes + other.read_bytes,
+            self.write_bytes + other.write_bytes,
+        )
+
+
+class TreeSampler:
+    """Sums CPU, memory and I/O over this process and its descendants."""
+
+    def __init__(self, *, gpu: GpuSampler | None = None) -> None:
+        self._root = psutil.Process()
+        self._gpu = gpu
+        self._tree: list[psutil.Process] = [self._root]
+        self._num_looks = 0
+        # key: pid; values of the last sample
+        self._living: dict[int, _Work] = {}
+        self._ended = _Work()
+        self._start_net = _net_bytes()
+        self._start, _ = self._look()
+
+    def sample(self, t_s: float) -> Sample:
+        """Usage of the tree since the sampler was made."""
+        work, rss_bytes = self._look()
+        gpu_util = None
+        gpu_bytes = None
+        if self._gpu is not None:
+            pids = {process.pid for process in self._tree}
+            gpu_util, gpu_bytes = self._gpu.sample(pids)
+        return Sample(
+            t_s=round(t_s, 2),
+            cpu_s=round(work.cpu_s - self._start.cpu_s, 2),
+            rss_bytes=rss_bytes,
+            processes=len(self._tree),
+            read_bytes=work.read_bytes - self._start.read_bytes,
+            write_bytes=work.write_bytes - self._start.write_bytes,
+            net_bytes=_net_bytes() - self._start_net,
+            gpu_util=gpu_util,
+            gpu_bytes=gpu_bytes,
+        )
+
+    def _look(self) -> tuple[_Work, int]:
+        """(Work so far, resident bytes), with the work of ended processes."""
+        if self._num_looks % _REFRESH_SAMPLES == 0:
+            self._tree = [self._root, *self._root.children(recursive=True)]
+        self._num_looks += 1
+        living: dict[int, _Work] = {}
+        rss_bytes = 0
+        for process in self._tree:
+            # the process may end meanwhile
+            with suppress(psutil.Error), process.oneshot():
+                times = process.cpu_times()
+                rss_bytes += process.memory_info().rss
+                read_bytes, write_bytes = _io_bytes(process)
+                living[process.pid] = _Work(
+                    times.user + times.system, read_bytes, write_bytes
+                )
+        for pid, work in self._living.items():
+            if pid not in living:
+                self._ended += work
+        self._living = living
+        return sum(living.values(), start=self._ended), rss_bytes
+
+
+def _io_bytes(process: psutil.Process) -> tuple[int, int]:
+    """Bytes through read and write calls, which include network file systems, unlike block I/O."""
+    try:
+        counters = process.io_counters()
+    except (psutil.AccessDenied, AttributeError, NotImplementedError):
+        return 0, 0
+    read = getattr(counters, "read_chars", counters.read_bytes)
+    write = getattr(counters, "write_chars", counters.write_bytes)
+    return read, write
+
+
+def _net_bytes() -> int:
+    """Bytes that the whole node has received and sent; 0 if that is not known."""
+    with suppress(OSError, RuntimeError):
+        counters = psutil.net_io_counters()
+        if counters:
+            return int(counters.bytes_recv + counters.bytes_sent)
+    return 0
+
+
+# set by our own batch script, since Slurm before 23.02 does not pass it to jobs
+TIME_LIMIT_VARIABLE = "THINSECTION_TIME_LIMIT_S"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requested:
+    """Resources that a process may use, and the source of the limits."""
+
+    # a fraction if a quota limits the CPUs
+    cpus: float
+    # bytes of host memory
+    memory_bytes: int
+    gpus: int = 0
+    walltime_s: float | None = None
+    # 'machine', 'slurm' or 'cgroup'
+    source: str = "machine"
+    # Slurm's job (and array task) id
+    job: str | None = None
+
+
+def read_limits(
+    *, env: Mapping[str, str] = os.environ, root: Path = Path("/")
+) -> Requested:
+    """Smallest limits from Slurm, cgroups and the machine; `root` contains /proc and /sys."""
+    machine_cpus = float(affinity_count())
+    machine_bytes = int(psutil.virtual_memory().total)
+    cgroup_cpus, cgroup_bytes = cgroup_limits(root)
+    cpus = min(machine_cpus, cgroup_cpus or machine_cpus)
+    memory_bytes = min(machine_bytes, cgroup_bytes or machine_bytes)
+    if "SLURM_JOB_ID" in env:
+        return _slurm_limits(env, cpus, memory_bytes)
+    is_cut = cpus != machine_cpus or memory_bytes != machine_bytes
+    return Requested(
+        cpus=cpus,
+        memory_bytes=memory_bytes,
+        gpus=_count_devices(env.get("CUDA_VISIBLE_DEVICES")),
+        source="cgroup" if is_cut else "machine",
+    )
+
+
+def _slurm_limits(env: Mapping[str, str], cpus: float, memory_bytes: int) -> Requested:
+    """Limits of a Slurm job; they do not exceed the CPUs and bytes of its node."""
+    job = env["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_TASK_ID" in env:
+        job = f"{env.get('SLURM_ARRAY_JOB_ID', job)}_{env['SLURM_ARRAY_TASK_ID']}"
+    job_cpus = _number(env.get("SLURM_CPUS_PER_TASK") or env.get("SLURM_CPUS_ON_NODE"))
+    # memory is in MB (2^20), per node or per CPU; 0 means the whole node
+    per_cpu = _number(env.get("SLURM_MEM_PER_CPU")) or 0
+    per_node = _number(env.get("SLURM_MEM_PER_NODE"))
+    job_bytes = int((per_node or per_cpu * (job_cpus or cpus)) * MIB)
+    return Requested(
+        cpus=min(cpus, job_cpus or cpus),
+        memory_bytes=min(memory_bytes, job_bytes or memory_bytes),
+        gpus=_slurm_gpus(env),
+        walltime_s=_slurm_walltime(env),
+        source="slurm",
+        job=job,
+    )
+
+
+def _slurm_gpus(env: Mapping[str, str]) -> int:
+    """GPUs of a Slurm job: the listed ones, else their number, else those visible to CUDA."""
+    names = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS")
+    if names:
+        return _count_devices(names)
+    count = _number(env.get("SLURM_GPUS_ON_NODE"))
+    if count is not None:
+        return int(count)
+    return _count_devices(env.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _slurm_walltime(env: Mapping[str, str]) -> float | None:
+    """Time limit of a Slurm job in seconds; None if it is not known."""
+    limit_s = _number(env.get(TIME_LIMIT_VARIABLE))
+    end = _number(env.get("SLURM_JOB_END_TIME"))
+    if limit_s is not None or end is None:
+        return limit_s
+    start = _number(env.get("SLURM_JOB_START_TIME"))
+    return end - (time.time() if start is None else start)
+
+
+def _count_devices(text: str | None) -> int:
+    """Number of devices in a list such as '0,1'; '', '-1' and 'NoDevFiles' mean none."""
+    if not text or text in ("-1", "NoDevFiles"):
+        return 0
+    return len([part for part in text.split(",") if part.strip()])
+
+
+def _number(text: str | None) -> float | None:
+    """Number in a text; None if there is none."""
+    with suppress(ValueError):
+        return float(text or "")
+    return None
+
 
 USAGE_FOLDER = "usage"
 # file systems in a network, from which weights load slowly at every start

@@ -7,8 +7,7 @@ from itertools import pairwise
 from thinsection.files.pages import render_page
 from thinsection.types import format_bytes
 from thinsection.usage.analysis import Efficiency, format_walltime
-from thinsection.usage.monitor import ProcessUsage
-from thinsection.usage.samplers import Sample
+from thinsection.usage.monitor import ProcessUsage, Sample
 
 # folder with the templates
 _ROOM = "thinsection.usage"

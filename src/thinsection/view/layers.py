@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from thinsection.errors import StoreError, rewording
 from thinsection.files.json_text import read_json
+from thinsection.report.column_words import column_words
 from thinsection.report.outlines import (
     MaskOutline,
     outline_files,
@@ -22,6 +24,7 @@ from thinsection.report.values import (
     map_colors,
     shown_values,
     value_kind,
+    value_words,
 )
 from thinsection.results.folder import Results
 from thinsection.slide.annotation_geojson import class_name_of, features_of
@@ -32,12 +35,6 @@ from thinsection.store.tile_tables import TILES, EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 from thinsection.tiles.table import Column
 from thinsection.types import Json
-from thinsection.view.components import (
-    component_colours,
-    component_scores,
-    tile_clusters,
-)
-from thinsection.view.layer_words import layer_words
 
 # kinds of layers whose tiles have values, and the data type in the response
 _DTYPES = {
@@ -267,3 +264,125 @@ def _outline_layer(
         is_empty=is_empty,
         read=lambda: text,
     )
+
+
+# rows for fitting the components, and rows that are projected at a time
+_FIT_ROWS = 8192
+_BLOCK_ROWS = 4096
+# components for clustering; the first three become colours
+_COMPONENTS = 32
+
+Scores = npt.NDArray[np.float32]
+
+
+def component_scores(rows: EmbeddingRows, budget_bytes: int) -> Scores:
+    """First principal components (N, up to 32) of embeddings, with a fixed sign for each one.
+
+    They are fitted to up to 8192 rows, spread evenly.
+
+    Memory:
+        12 D bytes per fitted row (a small budget lowers their number), 8 D² for their products,
+        16 KiB D per block, 128 N.
+    """
+    num_rows, dim = rows.shape
+    affordable = max(256, budget_bytes // (12 * dim))
+    num_fit = int(min(_FIT_ROWS, num_rows, affordable))
+    fit_indices = np.linspace(0, num_rows - 1, num_fit).astype(np.int64)
+    sample = rows[fit_indices].astype(np.float32)
+    mean = sample.mean(axis=0) if num_fit else np.zeros(dim, dtype=np.float32)
+    sample -= mean
+    _, vectors = np.linalg.eigh(sample.T @ sample)
+    axes = vectors[:, ::-1][:, :_COMPONENTS].astype(np.float32)
+    largest = np.abs(axes).argmax(axis=0)
+    axes *= np.sign(axes[largest, np.arange(axes.shape[1])])
+    scores = [np.empty((0, axes.shape[1]), dtype=np.float32)]
+    for start in range(0, num_rows, _BLOCK_ROWS):
+        block = rows[start : start + _BLOCK_ROWS].astype(np.float32)
+        scores.append((block - mean) @ axes)
+    return np.concatenate(scores)
+
+
+def component_colours(scores: Scores) -> npt.NDArray[np.float64]:
+    """First three components as red, green and blue; percentiles 1 and 99 become 0 and 255."""
+    first = np.zeros((len(scores), 3), dtype=np.float32)
+    first[:, : scores.shape[1]] = scores[:, :3]
+    low, high = np.percentile(first, (1, 99), axis=0) if len(first) else (0, 1)
+    span = np.where(high > low, high - low, 1.0)
+    return np.asarray(np.clip((first - low) / span * 255, 0, 255))
+
+
+def tile_clusters(scores: Scores, count: int) -> npt.NDArray[np.int64]:
+    """Clusters the scores by seeded k-means; the largest cluster is 0."""
+    from scipy.cluster.vq import kmeans, vq  # slow to import
+
+    if len(scores) <= count:
+        return np.arange(len(scores))
+    centres, _ = kmeans(scores, count, iter=5, seed=0)
+    labels, _ = vq(scores, centres)
+    by_size = np.argsort(-np.bincount(labels), kind="stable")
+    return np.asarray(np.argsort(by_size)[labels])
+
+
+# outlines of the checks and of tissue have names of ours; other classes are the user's words
+_OWN_OUTLINES = ("tissue", "qc_")
+# beginning of the folder's name -> words for it
+_FOLDERS = {
+    "heatmap_": "Heatmap",
+    "zeroshot_": "Zero-shot",
+    "features_": "Embeddings",
+    "segment_": "Classes",
+    "qc_": "Quality control",
+    "roi_": "Regions",
+}
+_TILE_FOLDERS = {
+    "tiles": "Tiles, their tissue and checks",
+    "measures": "Tiles, measures",
+}
+
+
+def layer_words(group: str, name: str, kind: str) -> str:
+    """Name of a layer in words: 'Pen, blue' of 'qc_pen_blue', 'Score, tumor' of a heatmap."""
+    if kind == "values":
+        folder, _, column = name.rpartition(":")
+        if folder and column.startswith("score_"):
+            return f"Score, {column.removeprefix('score_')}"
+        if column == "attention":
+            return _capitalised(value_words(column))
+        return _check_words(column)
+    if kind == "outlines" and not group.startswith(_OWN_OUTLINES):
+        return name
+    if kind == "edges":
+        return "Graph, " + name.removeprefix("graph_").replace("-", " ")
+    if kind in ("colours", "classes", "grid"):
+        return _capitalised(name)
+    # a check's outline has the name of its column without the prefix
+    return _check_words(f"qc_{name}" if name.isidentifier() else name)
+
+
+def group_words(group: str) -> str:
+    """Name of a group of layers in words: 'Heatmap, grade' of '256px_0.5mpp/heatmap_grade'."""
+    grid, _, folder = group.rpartition("/")
+    if grid and folder in _TILE_FOLDERS:
+        return _TILE_FOLDERS[folder]
+    for prefix, words in _FOLDERS.items():
+        if folder.startswith(prefix):
+            return f"{words}, {folder.removeprefix(prefix)}"
+    tiles = re.match(r"(\d+)px_([\d.]+)mpp", folder)
+    if tiles:
+        return f"Tiles, {tiles[1]} px at {tiles[2]} µm/px"
+    return _capitalised(folder.replace("_", " "))
+
+
+def _check_words(name: str) -> str:
+    """Name of a check or a column, without its unit."""
+    pen = re.fullmatch(r"(?:qc_)?pen_(\w+)", name)
+    if pen:
+        return f"Pen, {pen[1]}"
+    is_identifier = re.fullmatch(r"\w+", name) is not None
+    if not is_identifier:
+        return name
+    return _capitalised(column_words(name).removesuffix(", fraction"))
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]

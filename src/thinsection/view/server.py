@@ -2,7 +2,7 @@
 
 It listens on 127.0.0.1. A URL contains the id of a slide and numbers. All of them are looked up in
 the viewer's sources, so that no part of a URL becomes a path. One route is different: the pages of
-the results folder and what they link to (`view.pages`).
+the results folder and what they link to (`view.guard.page_of`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from thinsection.errors import (
 )
 from thinsection.slide import Slide
 from thinsection.types import Closing
-from thinsection.view.guard import Guard, Tokens
-from thinsection.view.pages import page_of
+from thinsection.view.guard import Guard, Tokens, page_of
 from thinsection.view.shown import ShownSlides, Source, ViewConfig
 
 with importing("the viewer must have starlette and uvicorn", "view"):

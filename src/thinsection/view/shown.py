@@ -35,8 +35,7 @@ from thinsection.stages.request import cohort_of
 from thinsection.store.claims import RELINK, slide_place
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, load_ledger
 from thinsection.types import MIB, parse_bytes
-from thinsection.view.layer_words import group_words
-from thinsection.view.layers import Layer, layers_of, outline_layers
+from thinsection.view.layers import Layer, group_words, layers_of, outline_layers
 from thinsection.view.pixels import BytesCache, DeepZoom, encode
 from thinsection.view.similar import similar_tiles
 
