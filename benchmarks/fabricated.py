@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json
 from thinsection.run.run import run
-from thinsection.slide.slide_ids import SlideFile, file_of
+from thinsection.slide.ids import SlideFile, file_of
 from thinsection.store.claims import CLAIMS_NAME
 from thinsection.store.identity import Identity
 from thinsection.store.ledger import LEDGER_NAME, SLIDES

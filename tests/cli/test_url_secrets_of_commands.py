@@ -10,7 +10,7 @@ from tests.support.guarded_server import SIGNATURES, WORD, GuardedServer, leaks
 from typer.testing import CliRunner
 
 from thinsection.cli.app import build_app
-from thinsection.files.url_secrets import VARIABLE
+from thinsection.files.urls import VARIABLE
 from thinsection.testing.synthetic import write_he_slide
 
 pytest.importorskip("fsspec", reason="fsspec is not installed")

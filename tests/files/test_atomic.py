@@ -16,11 +16,11 @@ from thinsection.files.atomic import (
     atomic_path,
     link_or_copy,
     output_errors,
+    read_json,
     write_bytes,
     write_json,
     write_text,
 )
-from thinsection.files.json_text import read_json
 
 
 def test_a_failure_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:

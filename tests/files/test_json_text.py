@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinsection.files.json_text import MAX_DEPTH, parse_json
+from thinsection.files.atomic import MAX_DEPTH, parse_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

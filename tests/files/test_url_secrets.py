@@ -17,7 +17,7 @@ from tests.support.guarded_server import SIGNATURES, WORD, GuardedServer, leaks
 from thinsection.errors import CohortError, SlideOpenError
 from thinsection.files.atomic import write_json, write_table
 from thinsection.files.sources import FsspecSource
-from thinsection.files.url_secrets import (
+from thinsection.files.urls import (
     VARIABLE,
     hide_secret,
     public_url,
@@ -125,9 +125,9 @@ def test_json_and_tables_are_written_without_secrets(tmp_path: Path) -> None:
 def test_another_process_of_the_command_finds_the_whole_url(tmp_path: Path) -> None:
     code = (
         "import os, subprocess, sys\n"
-        "from thinsection.files.url_secrets import hide_secret\n"
+        "from thinsection.files.urls import hide_secret\n"
         "hide_secret('https://bob:word@host3/a.svs')\n"
-        "child = 'from thinsection.files.url_secrets import whole_url;'\n"
+        "child = 'from thinsection.files.urls import whole_url;'\n"
         "child += 'print(whole_url(\"https://host3/a.svs\"))'\n"
         "subprocess.run([sys.executable, '-c', child], check=True)\n"
         f"place = os.environ[{VARIABLE!r}]\n"

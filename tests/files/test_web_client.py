@@ -144,10 +144,10 @@ def test_a_redirect_to_this_machine_is_refused(
     target: str, names: dict[str, str], port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the first server has an address of a network: for the test it is this machine's, too
-    from thinsection.files import web_client
+    from thinsection.files import sources
 
     monkeypatch.setattr(
-        web_client, "is_local_address", lambda address: address != "127.0.0.1"
+        sources, "is_local_address", lambda address: address != "127.0.0.1"
     )
     names["public.example"] = "127.0.0.1"
     names["behind.example"] = "127.0.0.2"

@@ -11,8 +11,7 @@ from tests.support.shell import thinsection
 
 import thinsection as ts
 from thinsection.errors import ChoiceError
-from thinsection.files.atomic import write_json
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json, write_json
 from thinsection.results import choice, plot
 from thinsection.results.choice import newest_of
 from thinsection.results.folder import open_results

@@ -17,8 +17,7 @@ from tests.support.shell import thinsection
 import thinsection as ts
 from thinsection.exchange.peer_export import export_peer
 from thinsection.exchange.peer_import import import_peer
-from thinsection.files.atomic import write_json, write_table
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json, write_json, write_table
 from thinsection.results.folder import open_results
 from thinsection.run.merge import merge_results
 from thinsection.store.hdf5 import DATASETS

@@ -14,8 +14,7 @@ import thinsection as ts
 from thinsection.errors import InvalidInputError
 from thinsection.exchange.peer_export import export_peer
 from thinsection.exchange.peer_import import import_peer
-from thinsection.files.atomic import read_table, write_json
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json, read_table, write_json
 from thinsection.results.folder import open_results
 from thinsection.results.relink import Relinked, relink
 from thinsection.slide.cohort import SlideEntry, load_cohort

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from thinsection.errors import CohortError
-from thinsection.slide import slide_ids
+from thinsection.slide import ids as slide_ids
 from thinsection.slide.cohort import load_cohort
 from thinsection.slide.cohort_table import parse_mpp
 

@@ -15,8 +15,8 @@ from tests.slide import planted
 import thinsection
 from thinsection import open_slide
 from thinsection.errors import ImageError, InvalidInputError, OutputError
+from thinsection.slide.clean_streams import clean_page_segment
 from thinsection.slide.convert import COARSEST_PX, convert
-from thinsection.slide.deid.streams import clean_page_segment
 from thinsection.testing import run_and_measure
 from thinsection.testing.synthetic import PyramidKind, position_pixels, write_pyramid
 from thinsection.types import MIB, RgbArray

@@ -5,7 +5,7 @@ import unicodedata
 import pytest
 
 from thinsection.errors import InvalidInputError
-from thinsection.slide.known_ids import KnownIds, plain_id, without_suffix
+from thinsection.slide.ids import KnownIds, plain_id, without_suffix
 
 
 @pytest.mark.parametrize(

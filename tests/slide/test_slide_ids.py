@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from thinsection.slide import slide_ids
-from thinsection.slide.slide_ids import (
+from thinsection.slide import ids as slide_ids
+from thinsection.slide.ids import (
     SlideFile,
     assign_ids,
     file_of,

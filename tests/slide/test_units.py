@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tifffile
 
+from thinsection.slide.geometry import um_per_unit
 from thinsection.slide.open import open_slide
-from thinsection.slide.units import um_per_unit
 
 
 @pytest.mark.parametrize(

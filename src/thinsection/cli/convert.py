@@ -15,7 +15,7 @@ from rich.text import Text
 from thinsection.errors import InvalidInputError, ThinsectionError
 
 if TYPE_CHECKING:
-    from thinsection.slide.deid import Report
+    from thinsection.deid import Report
 
 # name of an input, and its job, which returns the text to print
 Job = tuple[str, Callable[[], str]]
@@ -78,7 +78,7 @@ def convert(
     """
     from thinsection.slide.convert import FORMATS
     from thinsection.slide.convert import convert as write
-    from thinsection.slide.slide_ids import is_odd
+    from thinsection.slide.ids import is_odd
 
     if to not in FORMATS:
         raise InvalidInputError(f"to must be one of: {', '.join(FORMATS)}; got {to!r}")
@@ -184,7 +184,7 @@ def _indented(report: "Report") -> str:
 
 def _split_by_kind(slides: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """Slides that are single files, and DICOM files; damaged files are in the first list."""
-    from thinsection.slide.deid.dicom import is_dicom, read_instance
+    from thinsection.deid.dicom import is_dicom, read_instance
 
     others: list[Path] = []
     dicom: list[Path] = []
@@ -202,7 +202,7 @@ def _deid_tiff(
     slide: Path, target: Path | None, sheets: Path | None, *, overwrite: bool
 ) -> "Report":
     """Checks one slide, and copies it if there is an output folder."""
-    from thinsection.slide.deid import deidentify, examine
+    from thinsection.deid import deidentify, examine
 
     if target is None or sheets is None:
         return examine(slide)
@@ -218,7 +218,7 @@ def _deid_dicom(
     slides: Sequence[Path], target: Path | None, sheets: Path | None, *, overwrite: bool
 ) -> Mapping[Path, "Report"]:
     """Checks all DICOM files together, because they refer to each other, and copies them."""
-    from thinsection.slide.deid import deidentify_dicom
+    from thinsection.deid import deidentify_dicom
 
     return deidentify_dicom(
         slides,

@@ -55,7 +55,7 @@ def info(
       thinsection info a.svs b.ome.tif
     """
     # imports the readers
-    from thinsection.files.url_secrets import hide_secret
+    from thinsection.files.urls import hide_secret
     from thinsection.slide import open_slide
 
     slides = []

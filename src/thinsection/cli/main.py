@@ -115,7 +115,7 @@ def _print_error(start: str, error: BaseException) -> None:
     """Prints the error and its notes, one per line."""
     from rich.console import Console
 
-    from thinsection.files.url_secrets import without_secrets
+    from thinsection.files.urls import without_secrets
 
     message = str(error)
     if isinstance(error, errors.ThinsectionError):

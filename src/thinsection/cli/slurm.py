@@ -111,8 +111,7 @@ def _answer_help(context: typer.Context) -> None:
 def _write_array(arguments: list[str], *, queue: str) -> "Array | None":
     """Runs the command until it would submit its work to Slurm; None if nothing is missing."""
     from thinsection.errors import ConfigError
-    from thinsection.files.url_secrets import keep_for_jobs
-    from thinsection.files.urls import is_url
+    from thinsection.files.urls import is_url, keep_for_jobs
     from thinsection.jobs.slurm import Submitted
 
     if any(flag == "--out" and is_url(value) for flag, value in pairwise(arguments)):

@@ -31,7 +31,7 @@ from thinsection.encode.registry import (
     encoder_spec,
 )
 from thinsection.errors import UnknownEncoderError, WeightsError
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json
 from thinsection.types import Document, Json
 from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES

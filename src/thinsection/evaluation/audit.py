@@ -21,7 +21,7 @@ from thinsection.evaluation.leaks import Contents, read_labelled
 from thinsection.evaluation.metrics import Counts, IndexArray
 from thinsection.evaluation.readings import is_missing
 from thinsection.evaluation.tables import read_rows
-from thinsection.slide.known_ids import plain_id
+from thinsection.slide.ids import plain_id
 from thinsection.types import counted
 
 PERMUTATIONS = 1999  # of classes between patients, for the test of sites

@@ -11,7 +11,7 @@ from thinsection.evaluation.cases import CASE_COLUMNS, patient_of
 from thinsection.evaluation.tables import TextRow
 from thinsection.files.tables import Table, open_table
 from thinsection.files.workbook import split_sheet
-from thinsection.slide.known_ids import KnownIds
+from thinsection.slide.ids import KnownIds
 
 # names of the column slide_id in tables of cohorts and of other tools, in any capitals
 SLIDE_ALIASES = (

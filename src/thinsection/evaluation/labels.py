@@ -45,7 +45,7 @@ from thinsection.evaluation.target import (
 )
 from thinsection.files.tables import open_table
 from thinsection.results.folder import open_results
-from thinsection.slide.known_ids import KnownIds
+from thinsection.slide.ids import KnownIds
 from thinsection.store.ledger import SLIDES
 from thinsection.types import counted
 

@@ -18,8 +18,8 @@ from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.splits import grouped_folds, stratified_folds
 from thinsection.evaluation.tables import TEST, TRAIN, VAL, read_rows, split_name
-from thinsection.files.json_text import read_json
-from thinsection.slide.known_ids import KnownIds
+from thinsection.files.atomic import read_json
+from thinsection.slide.ids import KnownIds
 from thinsection.types import Json, counted
 
 FoldUnit = Literal["patient", "site", "each-site"]

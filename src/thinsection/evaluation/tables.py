@@ -8,7 +8,7 @@ import numpy as np
 from thinsection.config import nearest
 from thinsection.errors import DatasetError, rewording
 from thinsection.evaluation.metrics import Fold
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json
 from thinsection.files.tables import SUFFIXES, open_table
 from thinsection.types import Json
 

@@ -210,7 +210,7 @@ _BUILT_IN = (
     Entry(
         name="slide2vec",
         help="Write coordinates, embeddings, slide lists for slide2vec.",
-        target="thinsection.exchange.peer_slide2vec:SLIDE2VEC",
+        target="thinsection.exchange.peer_layouts:SLIDE2VEC",
     ),
     Entry(
         name="jpeg",

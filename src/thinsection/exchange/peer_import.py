@@ -27,7 +27,7 @@ from thinsection.results.tables import known_slides, write_tables
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.slide.cohort_table import named_columns, parse_mpp
 from thinsection.slide.geometry import nominal_power
-from thinsection.slide.known_ids import plain_id
+from thinsection.slide.ids import plain_id
 from thinsection.stages.facts import OF_COHORTS
 from thinsection.stages.labels import slug
 from thinsection.store.identity import Identity, file_sum

@@ -1,4 +1,7 @@
-"""Folders of TRIDENT, CLAM and STAMP: the files for one slide, and the tables."""
+"""Folders of TRIDENT, CLAM, STAMP and slide2vec: the files for one slide, and the tables.
+
+slide2vec has tilings in hs2p's format, embeddings as tensors, and a list of slides.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,8 +10,11 @@ import numpy as np
 
 from thinsection.errors import InvalidInputError
 from thinsection.exchange.peer_export import Layout, PeerSlide, Source, Tables
+from thinsection.files.atomic import write_json
+from thinsection.slide.geometry import nominal_mpp
 from thinsection.store.hdf5 import add_dataset, new_h5
 from thinsection.store.tiles_h5 import TilesWriter
+from thinsection.types import Document
 
 
 def _trident_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
@@ -145,3 +151,222 @@ def _stamp_tables(slides: Sequence[PeerSlide]) -> Tables:
 TRIDENT = Layout(files=_trident_files, tables=_trident_tables)
 CLAM = Layout(files=_clam_files, tables=_clam_tables)
 STAMP = Layout(files=_stamp_files, tables=_stamp_tables)
+
+
+_BACKEND = "openslide"
+# keys of hs2p's metadata that slide2vec requires; known values are set below
+_PROVENANCE_KEYS = [
+    "sample_id",
+    "image_path",
+    "mask_path",
+    "backend",
+    "requested_backend",
+    "spacing_at_level_0",
+    "mask_backend",
+    "requested_mask_backend",
+]
+_SEGMENTATION_KEYS = [
+    "tissue_method",
+    "requested_seg_downsample",
+    "seg_downsample",
+    "seg_level",
+    "seg_spacing_um",
+    "sthresh",
+    "sthresh_up",
+    "mthresh",
+    "close",
+    "sam2_checkpoint_path",
+    "sam2_config_path",
+    "mask_path",
+    "ref_tile_size_px",
+    "tissue_mask_tissue_value",
+    "mask_level",
+    "mask_spacing_um",
+]
+_FILTERING_KEYS = [
+    "a_t",
+    "a_h",
+    "filter_white",
+    "filter_black",
+    "white_threshold",
+    "black_threshold",
+    "fraction_threshold",
+    "filter_grayspace",
+    "grayspace_saturation_threshold",
+    "grayspace_fraction_threshold",
+    "filter_blur",
+    "blur_threshold",
+    "qc_spacing_um",
+]
+_ARTIFACT_KEYS = [
+    "coordinate_space",
+    "tile_order",
+    "annotation",
+    "selection_strategy",
+    "output_mode",
+]
+# columns of slide2vec's list of slides
+_PROCESS_KEYS = [
+    "annotation",
+    "output_mode",
+    "mask_path",
+    "requested_mask_backend",
+    "mask_backend",
+    "tiles_tar_path",
+    "mask_preview_path",
+    "tiling_preview_path",
+    "output_variant",
+    "error",
+    "traceback",
+]
+
+
+def _slide2vec_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
+    """Files with the tiling and the embeddings of a slide.
+
+    Source:
+        clemsgrs/slide2vec 7cfa6bf, slide2vec/artifacts.py, and hs2p 6.1.0, tiling/io.py.
+    """
+    slide.check_embedded("slide2vec")
+    x, y = slide.tiles.coords_l0.T
+    order = np.lexsort((y, x))  # slide2vec sorts tiles by x, then y
+    fractions = slide.tiles.columns.get("tissue_fraction", np.ones(len(x)))[order]
+    tiling = _tiling_document(slide)
+    embedding = _embedding_document(slide)
+
+    def write_coordinates(path: Path) -> None:
+        with path.open("wb") as file:
+            np.savez_compressed(
+                file,
+                x=x[order],
+                y=y[order],
+                tile_index=np.arange(len(order), dtype=np.int32),
+                tissue_fractions=fractions.astype(np.float32),
+            )
+
+    yield _coordinates_name(slide, "npz"), write_coordinates
+    yield _coordinates_name(slide, "meta.json"), lambda path: write_json(path, tiling)
+    name = f"tile_embeddings/{slide.slide_id}"
+    yield f"{name}.pt", lambda path: slide.write_pt(path, order)
+    yield f"{name}.meta.json", lambda path: write_json(path, embedding)
+
+
+def _coordinates_name(slide: PeerSlide, suffix: str) -> str:
+    """Name of a slide's tile file, relative to the tool's folder."""
+    return f"tiles/{slide.slide_id}.coordinates.{suffix}"
+
+
+def _embedding_document(slide: PeerSlide) -> Document:
+    """Metadata of a slide's embeddings."""
+    return {
+        "sample_id": slide.slide_id,
+        "artifact_type": "tile_embeddings",
+        "format": "pt",
+        "feature_dim": slide.dim,
+        "num_tiles": len(slide.tiles.coords_l0),
+        "encoder_name": slide.encoder,
+        "encoder_level": "tile",
+        "coordinates_npz_path": f"{slide.out}/{_coordinates_name(slide, 'npz')}",
+        "coordinates_meta_path": f"{slide.out}/{_coordinates_name(slide, 'meta.json')}",
+        "tiles_tar_path": "",
+        "image_path": slide.path,
+        "mask_path": None,
+        "tile_size_lv0": slide.edge_l0,
+        "backend": _BACKEND,
+        "read_tile_size_px": slide.edge_l0,
+        "requested_tile_size_px": int(slide.tiles.attributes["patch_size"]),
+        "encoder_input_size_px": None,
+        "requested_spacing_um": _requested_mpp(slide),
+        "annotation": None,
+    }
+
+
+def _requested_mpp(slide: PeerSlide) -> float:
+    """Requested resolution, equal in all slides; the slide's own one if that is not known."""
+    attributes = slide.tiles.attributes
+    power = float(attributes.get("target_magnification", 0))
+    if power:
+        return nominal_mpp(power)
+    return slide.mpp[0] * slide.edge_l0 / int(attributes["patch_size"])
+
+
+def _tiling_document(slide: PeerSlide) -> Document:
+    """Metadata of a tiling for hs2p; fields that do not apply are None."""
+    attributes = slide.tiles.attributes
+    edge_l0 = slide.edge_l0
+    mpp = slide.mpp[0]
+    tile_px = int(attributes["patch_size"])
+    levels = slide.facts.get("levels") or [{"downsample": 1}]
+    provenance = dict.fromkeys(_PROVENANCE_KEYS) | {
+        "sample_id": slide.slide_id,
+        "image_path": slide.path,
+        "backend": _BACKEND,
+        "requested_backend": _BACKEND,
+        "spacing_at_level_0": mpp,
+    }
+    return {
+        "provenance": provenance,
+        "slide": {
+            "dimensions": list(slide.size),
+            "base_spacing_um": mpp,
+            "level_downsamples": [float(level["downsample"]) for level in levels],
+        },
+        "tiling": {
+            "requested_tile_size_px": tile_px,
+            "requested_spacing_um": _requested_mpp(slide),
+            # the field of view in level-0 pixels, which is exact for any pyramid
+            "read_level": 0,
+            "read_tile_size_px": edge_l0,
+            "read_spacing_um": mpp,
+            "tile_size_lv0": edge_l0,
+            "tolerance": float(attributes.get("mpp_tolerance", 0)),
+            "step_px_lv0": int(attributes["stride_l0"][0]),
+            "overlap": int(attributes["overlap"]) / tile_px,
+            "min_tissue_fraction": 0.0,
+            "is_within_tolerance": edge_l0 == tile_px,
+            "n_tiles": len(slide.tiles.coords_l0),
+        },
+        "segmentation": dict.fromkeys(_SEGMENTATION_KEYS)
+        | {"tissue_method": "thinsection"},
+        "filtering": dict.fromkeys(_FILTERING_KEYS),
+        "artifact": dict.fromkeys(_ARTIFACT_KEYS)
+        | {"coordinate_space": "level0_px", "tile_order": "x_then_y"},
+    }
+
+
+def _slide2vec_tables(slides: Sequence[PeerSlide]) -> Tables:
+    """List of slides that slide2vec's pipeline resumes from, and the manifest of slides."""
+    process_list = []
+    manifest = []
+    for slide in slides:
+        manifest.append(
+            {
+                "sample_id": slide.slide_id,
+                "image_path": slide.path,
+                "spacing_at_level_0": slide.mpp[0],
+            }
+        )
+        row: Document = dict.fromkeys(_PROCESS_KEYS)
+        row |= {
+            "sample_id": slide.slide_id,
+            "annotation": "tissue",
+            "image_path": slide.path,
+            "requested_backend": _BACKEND,
+            "backend": _BACKEND,
+            "tiling_status": "success",
+            "spacing_at_level_0": slide.mpp[0],
+            "num_tiles": len(slide.tiles.coords_l0),
+            "coordinates_npz_path": f"{slide.out}/{_coordinates_name(slide, 'npz')}",
+            "coordinates_meta_path": (
+                f"{slide.out}/{_coordinates_name(slide, 'meta.json')}"
+            ),
+            "feature_status": "success",
+            "feature_path": f"{slide.out}/tile_embeddings/{slide.slide_id}.pt",
+            "encoder_name": slide.encoder,
+            "feature_kind": "tile",
+        }
+        process_list.append(row)
+    return {"process_list.csv": process_list, "slides.csv": manifest}
+
+
+SLIDE2VEC = Layout(files=_slide2vec_files, tables=_slide2vec_tables)

@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from thinsection.errors import InvalidInputError, StoreError, rewording
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json
 from thinsection.store.hdf5 import Values, open_h5, stored_dataset
 from thinsection.store.tiles_h5 import Embeddings, read_tiles
 from thinsection.types import CoordsL0, Document, Json, Size

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from thinsection.exchange.peer_export import nothing_exported
-from thinsection.files.atomic import write_text
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json, write_text
 from thinsection.report.outlines import features_of_masks, outline_files
 from thinsection.results.folder import (
     Listener,

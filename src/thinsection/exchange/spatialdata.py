@@ -23,8 +23,7 @@ from thinsection.errors import (
     importing,
 )
 from thinsection.exchange.qupath import outlines_of
-from thinsection.files.atomic import TMP_MARK, output_errors
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import TMP_MARK, output_errors, read_json
 from thinsection.results.folder import (
     Listener,
     Results,

@@ -30,8 +30,7 @@ from pathlib import Path, PurePath
 import psutil
 
 from thinsection.errors import StoreError, rewording
-from thinsection.files.atomic import TMP_MARK, output_errors
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import TMP_MARK, output_errors, read_json
 
 # name of the lock file in the folder of a slide or a job
 LOCK_NAME = ".lock"

@@ -1,4 +1,9 @@
-"""Sources of bytes: a local file, a URL by range requests, a folder of a store."""
+"""Sources of bytes: a local file, a URL by range requests, a folder of a store.
+
+The web client connects to no address of this machine that nobody named. A name in a table may
+resolve to this machine or to the metadata service of a cloud, and a web server may redirect there.
+So addresses are looked at as the client connects, after DNS.
+"""
 
 import os
 import threading
@@ -12,18 +17,27 @@ from numpy.typing import NDArray
 from thinsection import errors
 from thinsection.errors import SlideOpenError, SlideReadError, StoreError, importing
 from thinsection.files.atomic import TMP_MARK, atomic_path
-from thinsection.files.url_secrets import (
+from thinsection.files.urls import (
+    URL_MARK,
     hide_secret,
     public_url,
     whole_url,
     without_secrets,
 )
-from thinsection.files.urls import URL_MARK
-from thinsection.files.web_client import WEB, check_connection, client_options
 from thinsection.types import KIB, MIB
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
+import socket
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin
+
+from thinsection.files.trust import is_local_address, is_local_host, may_be_local
+
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp.abc import ResolveResult
 
 # share of a file that is streamed before a source that may keep a copy fetches it whole
 _STREAMED_SHARE = 0.03
@@ -311,3 +325,82 @@ class RemoteFolder:
     def _make_parent(self, path: str) -> None:
         if not self._whole:  # object stores have no folders
             self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+
+
+WEB = ("http://", "https://")
+
+
+class LocalAddressError(OSError):
+    """A connection that would go to this machine."""
+
+
+def client_options(url: str) -> dict[str, Any]:
+    """Returns how fsspec's file system of a URL makes its web client; nothing for other stores."""
+    if not url.lower().startswith(WEB) or may_be_local(url):
+        return {}
+    return {"get_client": _guarded_client}
+
+
+def check_connection(error: BaseException, url: str) -> None:
+    """Explains an error that a refused connection caused.
+
+    Raises:
+        SlideOpenError: the URL leads to this machine.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, LocalAddressError):
+            raise SlideOpenError(
+                "URL must not lead to this machine or to a link-local network, got "
+                f"{cause} for {url!r}; pass --allow-local-urls if you trust its table, or write "
+                "'localhost' or the address in the URL"
+            ) from None
+        cause = cause.__cause__ or cause.__context__
+
+
+async def _guarded_client(**options: Any) -> "aiohttp.ClientSession":
+    """Returns fsspec's client with a look at each address and at each redirect."""
+    import aiohttp
+    from aiohttp.abc import AbstractResolver
+
+    class GuardedResolver(AbstractResolver):
+        def __init__(self) -> None:
+            self._resolver = aiohttp.ThreadedResolver()
+
+        async def resolve(
+            self,
+            host: str,
+            port: int = 0,
+            family: socket.AddressFamily = socket.AF_INET,
+        ) -> "list[ResolveResult]":
+            results = await self._resolver.resolve(host, port, family)
+            for result in results:
+                if is_local_address(result["host"]):
+                    raise LocalAddressError(
+                        f"the name {host!r} with the address {result['host']}"
+                    )
+            return results
+
+        async def close(self) -> None:
+            await self._resolver.close()
+
+    redirects = aiohttp.TraceConfig()
+    redirects.on_request_redirect.append(_check_redirect)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(resolver=GuardedResolver()),
+        trace_configs=[redirects],
+        **options,
+    )
+
+
+async def _check_redirect(
+    _: "aiohttp.ClientSession",
+    __: SimpleNamespace,
+    request: "aiohttp.TraceRequestRedirectParams",
+) -> None:
+    """Refuses a redirect to an address; names are looked at when they are resolved."""
+    headers = request.response.headers
+    location = headers.get("Location") or headers.get("URI") or ""
+    target = urljoin(str(request.url), location)
+    if is_local_host(target):
+        raise LocalAddressError(f"a redirect to {target!r}")

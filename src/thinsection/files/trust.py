@@ -9,7 +9,7 @@ tests/test_trust.py holds a hostile example against each reader of data files.
   `--trust-code`. The name is checked before anything is imported, the class before it is called.
 - A model file gives the settings in `MODEL_SETTINGS`, and of them names and numbers alone.
 - A table's URL has a scheme in `TABLE_SCHEMES`, and no address of this machine or of its link.
-  files/web_client.py refuses a name that DNS resolves to one, and a redirect to one.
+  files/sources.py refuses a name that DNS resolves to one, and a redirect to one.
 """
 
 import hashlib

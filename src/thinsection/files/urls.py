@@ -1,4 +1,22 @@
-"""What a URL is; imports nothing, so that a command can ask before it loads its settings."""
+"""URLs without their secrets: what is stored, printed and logged, and compared by a later run.
+
+A URL may carry a password (`https://bob:word@host/a.svs`), a signature (S3, CloudFront, GCS,
+Azure) or a token. Its public form is the URL without them; it names the slide, so that a rotated
+signature names the same slide. This process keeps the whole URL, and `filesystem` asks for it when
+it connects. Other processes of the command find it in a file that the user alone can read, whose
+place is in the environment; it goes when the command ends.
+"""
+
+import atexit
+import json
+import os
+import re
+import tempfile
+import threading
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 URL_MARK = "://"
 
@@ -6,3 +24,211 @@ URL_MARK = "://"
 def is_url(path: str) -> bool:
     """Tells whether a slide or folder is named by a URL (s3://, gs://, az://, https://, ...)."""
     return URL_MARK in path
+
+
+VARIABLE = "THINSECTION_URL_SECRETS"
+_HIDDEN = "***"
+_SHORTEST_SECRET = 4  # shorter values are not looked for in texts
+# schemes whose part before '@' is no user: a container of Azure, a repository
+_NAMED_BEFORE_AT = ("abfs", "abfss", "wasb", "wasbs", "az", "adl", "github")
+_PREFIXES = ("xamz", "xgoog", "xms", "xoss", "xcos")
+# without '-' and '_', in small letters
+_SECRET_NAMES = frozenset(
+    (
+        # S3 (version 2), CloudFront, GCS (version 2)
+        "awsaccesskeyid", "signature", "expires", "keypairid", "policy", "googleaccessid",
+        # OSS, COS
+        "ossaccesskeyid", "securitytoken", "qsignature",
+        # tokens of any server
+        "token", "accesstoken", "authtoken", "bearertoken", "refreshtoken", "idtoken", "sastoken",
+        "sessiontoken", "jwt", "sig", "hmac", "key", "apikey", "accesskey", "secretkey",
+        "secret", "clientsecret", "password", "passwd", "passphrase", "pwd", "pass", "auth",
+        "authorization", "credential", "credentials", "sessionid",
+    )
+)  # fmt: skip
+# Azure's shared access signature: short names, which mean it only beside `sig`
+_AZURE_NAMES = frozenset(
+    (
+        "sv", "ss", "srt", "sr", "sp", "st", "se", "sip", "spr", "si", "sdd", "ses", "skoid",
+        "sktid", "skt", "ske", "sks", "skv", "saoid", "suoid", "scid", "rscc", "rscd", "rsce",
+        "rscl", "rsct",
+    )
+)  # fmt: skip
+# 'key=slides/a.svs' is the name of an object, not a secret
+_FILE_NAME = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,7}")
+_URLS_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>\\`]+")
+_lock = threading.Lock()
+_whole_urls: dict[str, str] = {}  # by public form
+
+
+def public_url(url: str) -> str:
+    """Returns a URL without user, password, signature and tokens; other texts as they are."""
+    if URL_MARK not in url:
+        return url
+    return "::".join(map(_public_part, url.split("::")))
+
+
+def hide_secret(url: str) -> str:
+    """Returns the public form of a URL, and keeps the whole one for `whole_url`."""
+    public = public_url(url)
+    if public != url:
+        with _lock:
+            is_new = _whole_urls.get(public) != url
+            _whole_urls[public] = url
+        if is_new:
+            _add_to_file(public, url)
+    return public
+
+
+def whole_url(url: str) -> str:
+    """Returns the URL with its secret, as this command was given it; without one as it is."""
+    if not is_url(url):
+        return url
+    with _lock:
+        if url in _whole_urls:
+            return _whole_urls[url]
+    known = _read_file()
+    if url in known:
+        return known[url]
+    return _whole_below(url, {**known, **_whole_urls})
+
+
+def public_text(text: str) -> str:
+    """Returns a text whose URLs have their public form."""
+    if URL_MARK not in text:
+        return text
+    return _URLS_IN_TEXT.sub(lambda match: public_url(match[0]), text)
+
+
+def without_secrets(text: str) -> str:
+    """Returns a text, such as another library's error, without the secrets of this command.
+
+    It costs a look for each secret; texts of our own need `public_text` alone.
+    """
+    text = public_text(text)
+    with _lock:
+        secrets = _secrets(tuple(_whole_urls.items())) if _whole_urls else ()
+    for secret in secrets:
+        text = text.replace(secret, _HIDDEN)
+    return text
+
+
+def keep_for_jobs() -> None:
+    """Leaves the file of the whole URLs for jobs that begin after this command has ended."""
+    atexit.unregister(_remove_file)
+
+
+def _whole_below(url: str, known: dict[str, str]) -> str:
+    """Returns the URL of a file below a folder by URL whose secret is known."""
+    for public, whole in known.items():
+        folder = public.rstrip("/") + "/"
+        if "?" not in public and url.startswith(folder):
+            parts = urlsplit(whole)
+            path = f"{parts.path.rstrip('/')}/{url[len(folder) :]}"
+            return urlunsplit(parts._replace(path=path))
+    return url
+
+
+def _public_part(url: str) -> str:
+    if URL_MARK not in url:
+        return url
+    scheme, _, rest = url.partition(URL_MARK)
+    # the user ends at the last '@' before the path: a password may hold '@', but no '/'
+    end = min((rest.find(sign) for sign in "/?#" if sign in rest), default=len(rest))
+    host = rest[:end]
+    if "@" in host and scheme.lower() not in _NAMED_BEFORE_AT:
+        host = host.rpartition("@")[2]
+    elif ":" in host.rpartition("@")[0] and scheme.lower() != "github":
+        user, _, name = host.rpartition("@")
+        host = f"{user.partition(':')[0]}@{name}"
+    rest = rest[end:]
+    path_and_query, _, fragment = rest.partition("#")
+    path, _, query = path_and_query.partition("?")
+    query = _public_query(query)
+    fragment = _public_query(fragment) if "=" in fragment else fragment
+    text = f"{scheme}{URL_MARK}{host}{path}"
+    text += f"?{query}" if query else ""
+    return text + (f"#{fragment}" if fragment else "")
+
+
+def _public_query(query: str) -> str:
+    """Returns a query without its secret parameters; the others stay as they are written."""
+    parts = [part for part in re.split("[&;]", query) if part]
+    names = [_plain_name(part) for part in parts]
+    is_azure = "sig" in names
+    kept = []
+    for part, name in zip(parts, names, strict=True):
+        is_secret = name in _SECRET_NAMES or name.startswith(_PREFIXES)
+        if name in ("key", "policy"):
+            value = unquote(part.partition("=")[2])
+            is_secret = _FILE_NAME.fullmatch(value) is None
+        if not is_secret and not (is_azure and name in _AZURE_NAMES):
+            kept.append(part)
+    return "&".join(kept)
+
+
+def _plain_name(part: str) -> str:
+    name = unquote(part.partition("=")[0]).lower()
+    return name.replace("-", "").replace("_", "")
+
+
+@lru_cache(maxsize=1)
+def _secrets(pairs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Returns passwords, signatures and tokens of URLs by their public form, the longest first."""
+    secrets: set[str] = set()
+    for public, whole in pairs:
+        secrets.add(whole)
+        with suppress(ValueError):
+            parts = urlsplit(whole)
+            public_names = {name for name, _ in parse_qsl(urlsplit(public).query)}
+            secrets |= {parts.password or "", unquote(parts.password or "")}
+            for name, value in parse_qsl(parts.query):
+                if name not in public_names and _is_unguessable(value):
+                    secrets.add(value)
+    long_enough = [secret for secret in secrets if len(secret) >= _SHORTEST_SECRET]
+    return tuple(sorted(long_enough, key=len, reverse=True))
+
+
+def _is_unguessable(value: str) -> bool:
+    """Tells a signature or a token from a number, a date or a word."""
+    return len(value) >= 16 and not value.isdigit()
+
+
+# other processes
+
+
+def _add_to_file(public: str, whole: str) -> None:
+    """Adds a line with a kept URL to the file that the processes of this command read."""
+    with _lock:
+        place = os.environ.get(VARIABLE)
+        if place is None or not Path(place).is_file():
+            from thinsection.config import user_cache_dir  # imports NumPy: slow
+
+            folder = user_cache_dir()
+            folder.mkdir(parents=True, exist_ok=True)
+            # readable by its user alone
+            descriptor, place = tempfile.mkstemp(prefix="urls-", dir=folder)
+            os.close(descriptor)
+            os.environ[VARIABLE] = place
+            atexit.register(_remove_file, place, os.getpid())
+        with Path(place).open("a", encoding="utf-8") as file:
+            file.write(json.dumps([public, whole]) + "\n")
+
+
+def _read_file() -> dict[str, str]:
+    """Returns the kept URLs of this command's processes; of one the newest."""
+    place = os.environ.get(VARIABLE)
+    known: dict[str, str] = {}
+    if not place:
+        return known
+    with suppress(OSError, ValueError):
+        for line in Path(place).read_text(encoding="utf-8").splitlines():
+            public, whole = json.loads(line)
+            known[str(public)] = str(whole)
+    return known
+
+
+def _remove_file(place: str, pid: int) -> None:
+    if os.getpid() == pid:  # not a forked child
+        with suppress(OSError):
+            Path(place).unlink()

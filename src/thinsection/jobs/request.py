@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from thinsection.errors import ConfigError
-from thinsection.files.url_secrets import VARIABLE
+from thinsection.files.urls import VARIABLE
 from thinsection.jobs.backend import MAX_ARRAY
 from thinsection.jobs.executor import CONTROL, ExecutorConfig, Rung, parse_walltime
 from thinsection.jobs.task import JobRequest

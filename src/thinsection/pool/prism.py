@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from thinsection.attention.blocks import blocks_of
 from thinsection.attention.products import fast_products
 from thinsection.errors import WeightsError, rewording
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json
 from thinsection.pool.encoder import Expects, SlideEmbedding, TileEmbeddings
 from thinsection.pool.inputs import checked_slide
 from thinsection.pool.published import (

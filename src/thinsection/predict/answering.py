@@ -18,8 +18,7 @@ from thinsection.errors import InvalidInputError, StoreError, slide_boundary
 from thinsection.evaluation.embeddings import open_embeddings
 from thinsection.evaluation.leaks import content_digest
 from thinsection.evaluation.target import Target
-from thinsection.files.atomic import write_json
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json, write_json
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.predict.bags import Bag, bag_of
 from thinsection.predict.inputs import check_inputs, read_inputs

@@ -23,8 +23,7 @@ from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import Part
 from thinsection.evaluation.target import Floats, Target
-from thinsection.files.atomic import write_json
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json, write_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.predict.bags import Bags

@@ -27,8 +27,7 @@ from PIL import Image, ImageDraw, ImageFont
 from thinsection.config import nearest, option, replace_flat, section
 from thinsection.errors import ConfigError, InvalidInputError, slide_boundary
 from thinsection.evaluation.target import Kind, Target
-from thinsection.files.atomic import atomic_path, write_json
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import atomic_path, read_json, write_json
 from thinsection.files.lock import (
     LOCK_NAME,
     find_unfinished_files,

@@ -10,8 +10,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from thinsection.files.atomic import write_text
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json, write_text
 from thinsection.types import counted
 from thinsection.weights.origin import slug
 

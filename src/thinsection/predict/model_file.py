@@ -27,7 +27,7 @@ from thinsection.errors import WeightsError, naming_file, rewording
 from thinsection.evaluation.cases import plain_id
 from thinsection.evaluation.leaks import is_near, near_limit, sketches
 from thinsection.evaluation.target import Floats, Target
-from thinsection.files.json_text import parse_json
+from thinsection.files.atomic import parse_json
 from thinsection.files.pages import render_page
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import Head

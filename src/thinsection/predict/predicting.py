@@ -36,8 +36,7 @@ from thinsection.evaluation.labels import (
     known_patients,
 )
 from thinsection.evaluation.target import Target
-from thinsection.files.atomic import output_errors, read_table, write_table
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import output_errors, read_json, read_table, write_table
 from thinsection.jobs.backend import ignore_event, ignore_message
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig

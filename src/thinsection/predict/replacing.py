@@ -11,7 +11,7 @@ from pathlib import Path
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.labels import Cohort, LabelsConfig
 from thinsection.evaluation.target import Target
-from thinsection.files.json_text import parse_json, read_json
+from thinsection.files.atomic import parse_json, read_json
 from thinsection.files.workbook import split_sheet
 from thinsection.predict.folds import Study
 from thinsection.predict.tested import EXPERIMENT_NAME

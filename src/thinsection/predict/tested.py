@@ -27,7 +27,7 @@ from thinsection.evaluation.rows import (
 )
 from thinsection.evaluation.survival import comparable_pairs
 from thinsection.evaluation.target import Floats, Target
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json
 from thinsection.predict.folds import FoldResult, Study, read_fold
 from thinsection.predict.losses import criterion_of, targets_of
 from thinsection.types import Json, counted

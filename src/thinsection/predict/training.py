@@ -25,7 +25,7 @@ from thinsection.errors import InvalidInputError
 from thinsection.evaluation.labels import Cohort, several
 from thinsection.evaluation.parts import Part
 from thinsection.evaluation.target import Floats
-from thinsection.files.json_text import parse_json
+from thinsection.files.atomic import parse_json
 from thinsection.predict.adamw import AdamW
 from thinsection.predict.bags import Bag, Bags
 from thinsection.predict.config import FitConfig

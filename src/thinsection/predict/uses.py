@@ -16,9 +16,8 @@ from pathlib import Path
 
 from thinsection.config import as_mapping, from_mapping
 from thinsection.evaluation.labels import Cohort
-from thinsection.files.atomic import write_json
-from thinsection.files.json_text import read_json
-from thinsection.slide.known_ids import plain_id
+from thinsection.files.atomic import read_json, write_json
+from thinsection.slide.ids import plain_id
 
 FOLDER = "model_tests"
 MARK_LENGTH = 16  # hexadecimal digits of a hash

@@ -23,8 +23,7 @@ import numpy.typing as npt
 from thinsection.config import as_mapping, option, replace_flat, section
 from thinsection.encode.registry import check_encoder_name
 from thinsection.errors import InvalidInputError, UnknownEncoderError
-from thinsection.files.atomic import output_errors, write_json, write_table
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import output_errors, read_json, write_json, write_table
 from thinsection.predict.prompts import Prompts, read_prompts
 from thinsection.results.folder import Results, leaving_out, open_results
 from thinsection.results.records import recording

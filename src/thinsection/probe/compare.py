@@ -34,8 +34,13 @@ from thinsection.evaluation.rows import (
     Values,
     strict,
 )
-from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import (
+    read_json,
+    write_bytes,
+    write_json,
+    write_table,
+    write_text,
+)
 from thinsection.files.pages import render_page
 from thinsection.report.home import index_address, refresh_index
 from thinsection.report.values import CLASS_COLORS

@@ -25,8 +25,7 @@ from thinsection.config import as_mapping, option, read_toml, replace_flat, sect
 from thinsection.errors import ConfigError, ThinsectionError, error_words, naming_file
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.tables import TABLE_SUFFIXES
-from thinsection.files.atomic import write_json, write_table, write_text
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json, write_json, write_table, write_text
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig

@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from thinsection.files.atomic import read_table, write_text
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json, read_table, write_text
 from thinsection.files.pages import render_page
 from thinsection.qc.checks.check import EMPTY_SCORE
 from thinsection.report.index_parts import PATTERN as PART_FILES

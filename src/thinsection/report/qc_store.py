@@ -24,8 +24,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from thinsection.errors import StoreError, rewording
-from thinsection.files.atomic import atomic_path
-from thinsection.files.json_text import parse_json, read_json
+from thinsection.files.atomic import atomic_path, parse_json, read_json
 from thinsection.types import Document, MaskArray, MaskFrame
 
 QC_FORMAT = "thinsection-qc/3"

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from thinsection.config import coerce
-from thinsection.files.atomic import write_text
-from thinsection.files.json_text import parse_json, read_json
+from thinsection.files.atomic import parse_json, read_json, write_text
 
 # what was read so far, so that a record is not read again by each later command
 SECONDS = "records/seconds.json"

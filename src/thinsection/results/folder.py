@@ -29,7 +29,7 @@ from thinsection.results.outcome import read_failure
 from thinsection.results.records import Record, read_records
 from thinsection.results.tables import grid_rows
 from thinsection.slide.geometry import ReadPlan
-from thinsection.slide.known_ids import KnownIds
+from thinsection.slide.ids import KnownIds
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
 from thinsection.store.tile_tables import (
     TILES,

@@ -8,9 +8,8 @@ from typing import Literal
 
 from thinsection.config import from_mapping
 from thinsection.errors import QcExclusion, error_words
-from thinsection.files.atomic import write_json
-from thinsection.files.json_text import read_json
-from thinsection.files.url_secrets import without_secrets
+from thinsection.files.atomic import read_json, write_json
+from thinsection.files.urls import without_secrets
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.ledger import FAILURE_NAME, SLIDES
 from thinsection.types import Document, counted

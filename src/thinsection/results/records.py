@@ -19,9 +19,8 @@ from pathlib import Path
 import thinsection
 from thinsection.config import coerce
 from thinsection.errors import StoreError
-from thinsection.files.atomic import output_errors, write_json, write_text
-from thinsection.files.json_text import parse_json
-from thinsection.files.url_secrets import without_secrets
+from thinsection.files.atomic import output_errors, parse_json, write_json, write_text
+from thinsection.files.urls import without_secrets
 from thinsection.store.ledger import check_kinds
 from thinsection.types import Document, PlainValues
 from thinsection.usage.analysis import Efficiency, analyse

@@ -14,10 +14,9 @@ from thinsection.errors import CohortError, InvalidInputError, StoreError
 from thinsection.files.urls import is_url
 from thinsection.results.folder import Listener
 from thinsection.results.tables import KnownSlide, known_slides, write_tables
-from thinsection.slide.cohort import ignore_message
-from thinsection.slide.find_slides import find_by_url, find_in_folder
+from thinsection.slide.cohort import find_by_url, find_in_folder, ignore_message
+from thinsection.slide.ids import file_of, folded, path_of, stem_of
 from thinsection.slide.readers import is_folder_slide
-from thinsection.slide.slide_ids import file_of, folded, path_of, stem_of
 from thinsection.store.claims import (
     Claims,
     common_end,

@@ -17,9 +17,9 @@ from thinsection.files.atomic import (
     atomic_path,
     link_or_copy,
     output_errors,
+    read_json,
     write_json,
 )
-from thinsection.files.json_text import read_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.files.urls import is_url
 from thinsection.report.index import write_index
@@ -45,7 +45,7 @@ from thinsection.run.merge_plan import (
 )
 from thinsection.run.run import check_folder
 from thinsection.run.task import ended_slides, write_ended
-from thinsection.slide.slide_ids import SlideFile
+from thinsection.slide.ids import SlideFile
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.store.claims import add_claims

@@ -14,7 +14,7 @@ from thinsection.files.lock import LOCK_NAME, is_held
 from thinsection.results.outcome import SlideResult, read_failure
 from thinsection.results.records import Record, read_records
 from thinsection.run.task import ended_slides
-from thinsection.slide.slide_ids import SlideFile
+from thinsection.slide.ids import SlideFile
 from thinsection.store.claims import read_claims
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers

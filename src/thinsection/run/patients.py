@@ -24,8 +24,7 @@ from thinsection.pool.encoder import SlideEmbedding, SlideEncoder, TiledSlide
 from thinsection.results.outcome import SlideResult, Status
 from thinsection.run.pooling import FeaturesFile, content_key, find_features
 from thinsection.slide.cohort_table import named_columns
-from thinsection.slide.known_ids import KnownIds
-from thinsection.slide.slide_ids import assign_ids
+from thinsection.slide.ids import KnownIds, assign_ids
 from thinsection.stages.config import PoolingConfig
 from thinsection.stages.features import deciding
 from thinsection.stages.leaves import fit_warnings, tile_layout

@@ -9,7 +9,7 @@ from typing import Any
 
 from thinsection.config import option, section
 from thinsection.files.atomic import write_text
-from thinsection.files.url_secrets import without_secrets
+from thinsection.files.urls import without_secrets
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.histoqc_config import pipeline_from_ini

@@ -20,8 +20,7 @@ from thinsection.errors import (
 )
 from thinsection.files.atomic import atomic_path, output_errors
 from thinsection.files.lock import sweep_old
-from thinsection.files.url_secrets import hide_secret
-from thinsection.files.urls import is_url
+from thinsection.files.urls import hide_secret, is_url
 from thinsection.jobs.backend import ignore_event, ignore_message
 from thinsection.jobs.execute import execute, skipped_line
 from thinsection.jobs.executor import chosen_executor

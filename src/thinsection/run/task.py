@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from thinsection.config import from_mapping
 from thinsection.errors import ClusterError
-from thinsection.files.atomic import TMP_MARK, output_errors, write_text
-from thinsection.files.json_text import parse_json
+from thinsection.files.atomic import TMP_MARK, output_errors, parse_json, write_text
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task
 from thinsection.machine import cpu_count

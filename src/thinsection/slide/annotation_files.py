@@ -16,11 +16,9 @@ from PIL import Image
 from thinsection.arrays.polygons import mask_outlines
 from thinsection.errors import ConfigError, InvalidInputError, rewording
 from thinsection.files.tables import open_table
-from thinsection.slide.annotation_geojson import read_geojson
-from thinsection.slide.annotation_shapes import Shape, box_ring
-from thinsection.slide.annotation_xml import read_xml
+from thinsection.slide.annotation_formats import Shape, box_ring, read_geojson, read_xml
 from thinsection.slide.cohort_table import named_columns
-from thinsection.slide.known_ids import KnownIds
+from thinsection.slide.ids import KnownIds
 from thinsection.types import MaskFrame, Size
 
 _ASPECT_TOLERANCE = 0.02  # between a mask's aspect and the slide's

@@ -21,9 +21,9 @@ from thinsection.slide.annotation_files import (
     read_class_names,
     read_shapes,
 )
-from thinsection.slide.annotation_shapes import Shape
+from thinsection.slide.annotation_formats import Shape
 from thinsection.slide.cohort import SlideEntry
-from thinsection.slide.known_ids import KnownIds
+from thinsection.slide.ids import KnownIds
 from thinsection.types import Json, Size, counted
 
 if TYPE_CHECKING:

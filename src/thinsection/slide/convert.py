@@ -24,9 +24,9 @@ from thinsection.files.lock import scratch_folder
 from thinsection.files.sources import ByteSource, FileSource
 from thinsection.machine import cpu_count
 from thinsection.slide.base import Slide
+from thinsection.slide.clean_profile import clean_profile
+from thinsection.slide.clean_streams import clean_jpeg, clean_page_segment
 from thinsection.slide.cohort import ignore_message
-from thinsection.slide.deid.profile import clean_profile
-from thinsection.slide.deid.streams import clean_jpeg, clean_page_segment
 from thinsection.slide.formats.tiff_inventory import page_size
 from thinsection.slide.formats.tiff_layout import read_layout
 from thinsection.slide.formats.tiff_pages import (

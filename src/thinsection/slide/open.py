@@ -22,8 +22,7 @@ from thinsection.errors import (
 from thinsection.extras import check_slides
 from thinsection.files.lock import scratch_bytes, scratch_folder
 from thinsection.files.sources import FsspecSource, metadata_file
-from thinsection.files.url_secrets import hide_secret
-from thinsection.files.urls import is_url
+from thinsection.files.urls import hide_secret, is_url
 from thinsection.slide.auto_reader import load_safely, open_auto
 from thinsection.slide.base import Slide
 from thinsection.slide.dicom_series import is_dicom_path

@@ -13,8 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from thinsection.config import user_cache_dir
-from thinsection.files.atomic import write_json
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json, write_json
 from thinsection.types import Json, Mpp
 from thinsection.weights.stamps import (
     Stamps,

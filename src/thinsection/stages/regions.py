@@ -22,7 +22,7 @@ from thinsection.report.picture import Picture, slide_picture
 from thinsection.segment import Segmentation, Segmenter, segment
 from thinsection.segment.segmenter import SegmentConfig
 from thinsection.slide import Slide
-from thinsection.slide.annotation_xml import is_halo
+from thinsection.slide.annotation_formats import is_halo
 from thinsection.slide.annotations import (
     ROLES,
     Regions,

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from thinsection.config import coerce
 from thinsection.errors import SlideOpenError, StoreError
-from thinsection.files.atomic import write_json
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json, write_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.files.urls import is_url
 from thinsection.slide.cohort import SlideEntry, give_slide_ids
-from thinsection.slide.slide_ids import SlideFile, file_of, folded, path_of, stem_of
+from thinsection.slide.ids import SlideFile, file_of, folded, path_of, stem_of
 from thinsection.store.identity import fingerprint
 from thinsection.store.ledger import FAILURE_NAME, SLIDES, SlideLedger, load_ledger
 from thinsection.types import PlainValues, counted
@@ -44,7 +43,7 @@ def claim_ids(
 ) -> tuple[SlideEntry, ...]:
     """Gives the slides of a run the ids that they have in this results folder.
 
-    New slides get theirs by `slide_ids.assign_ids`, and the folder remembers them. The
+    New slides get theirs by `slide.ids.assign_ids`, and the folder remembers them. The
     order of the entries stays.
 
     Memory: about 300 bytes per slide of the folder.

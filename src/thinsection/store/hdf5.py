@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, StoreError
-from thinsection.files.atomic import KeepingFile
-from thinsection.files.json_text import parse_json
+from thinsection.files.atomic import KeepingFile, parse_json
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
 from thinsection.types import PlainValues, format_bytes
 

@@ -16,8 +16,7 @@ from typing import Literal
 
 from thinsection.errors import StoreError
 from thinsection.files.sources import FileSource, FsspecSource, RemoteFolder
-from thinsection.files.url_secrets import without_secrets
-from thinsection.files.urls import is_url
+from thinsection.files.urls import is_url, without_secrets
 from thinsection.slide.dicom_series import files_of_slide, is_dicom_path
 from thinsection.slide.readers import is_folder_slide
 from thinsection.types import MIB

@@ -18,8 +18,7 @@ from typing import Self
 
 from thinsection.config import coerce
 from thinsection.errors import StoreError
-from thinsection.files.atomic import write_json
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json, write_json
 from thinsection.files.sources import RemoteFolder
 from thinsection.files.trust import is_inside
 from thinsection.types import Document, PlainValues

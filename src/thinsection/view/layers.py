@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import StoreError, rewording
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json
 from thinsection.report.column_words import column_words
 from thinsection.report.outlines import (
     MaskOutline,
@@ -27,7 +27,7 @@ from thinsection.report.values import (
     value_words,
 )
 from thinsection.results.folder import Results
-from thinsection.slide.annotation_geojson import class_name_of, features_of
+from thinsection.slide.annotation_formats import class_name_of, features_of
 from thinsection.store.geojson import Feature
 from thinsection.store.hdf5 import open_h5, read_values
 from thinsection.store.ledger import SLIDES

@@ -13,8 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from thinsection.config import user_cache_dir
-from thinsection.files.atomic import write_json
-from thinsection.files.json_text import read_json
+from thinsection.files.atomic import read_json, write_json
 
 # name, size, mtime and ctime in ns, and inode of each file
 Stamps = tuple[tuple[str, int, int, int, int], ...]

@@ -19,8 +19,7 @@ from thinsection.evaluation.cases import CASE_COLUMNS
 from thinsection.evaluation.tables import TEST, TextRow, split_name
 from thinsection.probe.data import sets
 from thinsection.probe.data.sets import LabelledRows
-from thinsection.slide.annotation_geojson import read_geojson
-from thinsection.slide.annotation_shapes import Shape
+from thinsection.slide.annotation_formats import Shape, read_geojson
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 from thinsection.tiles.table import Column
 from thinsection.types import CoordsL0, Json, counted

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from thinsection.slide.geometry import positive_number
-from thinsection.slide.units import um_per_unit
+from thinsection.slide.geometry import positive_number, um_per_unit
 from thinsection.types import Mpp
 
 _ROOT = re.compile(r"<(?:\w+:)?OME\b([^>]*)>")

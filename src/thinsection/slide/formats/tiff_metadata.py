@@ -8,8 +8,7 @@ from tifffile import TiffPage
 
 from thinsection.slide.formats.ome_xml import OmeImage
 from thinsection.slide.formats.tiff_pages import orientation_of
-from thinsection.slide.geometry import positive_number
-from thinsection.slide.units import um_per_unit
+from thinsection.slide.geometry import positive_number, um_per_unit
 from thinsection.types import Mpp
 
 OME = "ome."  # before what the OME-XML says, in a slide's properties

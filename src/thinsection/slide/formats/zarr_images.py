@@ -15,13 +15,11 @@ from pathlib import Path
 import zarr
 
 from thinsection.errors import ChannelsError, SlideOpenError
-from thinsection.files.url_secrets import whole_url
-from thinsection.files.urls import is_url
+from thinsection.files.urls import is_url, whole_url
 from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES
 from thinsection.slide.formats.stated_levels import Scale, StatedLevel, state_level
-from thinsection.slide.geometry import positive_number
+from thinsection.slide.geometry import positive_number, um_per_unit
 from thinsection.slide.pictures import Picture, PictureLevel, Role, role_of_name
-from thinsection.slide.units import um_per_unit
 from thinsection.types import Document, Mpp, Size
 
 _VERSION = re.compile(r"0\.[45]([.-]|$)")  # drafts of programs too: 0.4-dev-spatialdata

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from thinsection.errors import StoreError, rewording
-from thinsection.files.json_text import parse_json
+from thinsection.files.atomic import parse_json
 from thinsection.store.cache.dtypes import (
     ITEM_BYTES,
     Bytes,

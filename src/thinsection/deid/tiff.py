@@ -19,11 +19,12 @@ import openslide
 import tifffile
 from tifffile import TiffPage, TiffTag
 
+from thinsection.deid.likeness import Segment, StoredImage, find_unlikeness
+from thinsection.deid.report import Report
+from thinsection.deid.words import KnownSizes, kept_description
 from thinsection.errors import InvalidInputError, OutputError, SlideOpenError
-from thinsection.slide.deid.likeness import Segment, StoredImage, find_unlikeness
-from thinsection.slide.deid.profile import clean_profile
-from thinsection.slide.deid.report import Report
-from thinsection.slide.deid.streams import (
+from thinsection.slide.clean_profile import clean_profile
+from thinsection.slide.clean_streams import (
     JPEG_CODES,
     JPEGXL_CODES,
     Cleaned,
@@ -33,7 +34,6 @@ from thinsection.slide.deid.streams import (
     clean_jpeg,
     clean_page_segment,
 )
-from thinsection.slide.deid.words import KnownSizes, kept_description
 from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES
 from thinsection.slide.formats.tiff_layout import read_layout
 from thinsection.types import MIB, Size, counted

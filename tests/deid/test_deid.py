@@ -18,13 +18,13 @@ from tests.slide import planted
 from tests.slide.planted import mark
 
 from thinsection import open_slide
+from thinsection.deid import deidentify, deidentify_dicom, examine
+from thinsection.deid.likeness import StoredImage, find_unlikeness
+from thinsection.deid.words import KnownSizes, kept_description
 from thinsection.errors import InvalidInputError, OutputError
+from thinsection.slide.clean_profile import clean_profile
+from thinsection.slide.clean_streams import StreamError, clean_jpeg, clean_segment
 from thinsection.slide.convert import convert
-from thinsection.slide.deid import deidentify, deidentify_dicom, examine
-from thinsection.slide.deid.likeness import StoredImage, find_unlikeness
-from thinsection.slide.deid.profile import clean_profile
-from thinsection.slide.deid.streams import StreamError, clean_jpeg, clean_segment
-from thinsection.slide.deid.words import KnownSizes, kept_description
 
 
 def left(path: Path, marks: Sequence[bytes]) -> list[bytes]:
@@ -772,3 +772,11 @@ def test_convert_leaves_out_what_its_streams_held(tmp_path: Path) -> None:
         assert np.array_equal(
             copy.pages.first.asarray(), kept_pages(tmp_path / "a.svs")[0]
         )
+
+
+def test_the_former_name_of_the_room_hands_on_with_a_warning() -> None:
+    with pytest.warns(
+        DeprecationWarning, match=r"is now thinsection\.deid; import examine"
+    ):
+        from thinsection.slide.deid import examine as former
+    assert former is examine

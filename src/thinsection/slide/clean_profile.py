@@ -3,7 +3,7 @@
 import math
 import struct
 
-from thinsection.slide.deid.streams import Cleaned
+from thinsection.slide.clean_streams import Cleaned
 
 _HEADER_BYTES = 128
 # tags that say colours, by their signature. Multi-process elements (D2B0, ...) are left out: every

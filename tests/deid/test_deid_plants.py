@@ -24,9 +24,9 @@ from tests.slide import planted
 from tests.slide.planted import segment
 from tests.support.dicom_slides import DicomKind, write_dicom
 
+from thinsection.deid import deidentify, deidentify_dicom, examine
 from thinsection.errors import InvalidInputError
 from thinsection.slide.convert import convert
-from thinsection.slide.deid import deidentify, deidentify_dicom, examine
 from thinsection.types import RgbArray
 
 TEXT = "QZXDOESMITHS"

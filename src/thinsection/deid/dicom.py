@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import imagecodecs
 import numpy as np
 
-from thinsection.errors import InvalidInputError
-from thinsection.slide.deid.dicom_elements import (
+from thinsection.deid.dicom_elements import (
     DUMMIES,
     EMPTY,
     WRITER,
@@ -26,9 +25,10 @@ from thinsection.slide.deid.dicom_elements import (
     image_size,
     pydicom_package,
 )
-from thinsection.slide.deid.likeness import Segment, StoredImage
-from thinsection.slide.deid.report import Report
-from thinsection.slide.deid.streams import (
+from thinsection.deid.likeness import Segment, StoredImage
+from thinsection.deid.report import Report
+from thinsection.errors import InvalidInputError
+from thinsection.slide.clean_streams import (
     Cleaned,
     StreamError,
     clean_jpeg,

@@ -14,8 +14,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from thinsection.slide.deid.profile import clean_profile
-from thinsection.slide.deid.report import Report
+from thinsection.deid.report import Report
+from thinsection.slide.clean_profile import clean_profile
 from thinsection.slide.geometry import MAX_SIDE_PX
 from thinsection.types import Size
 

@@ -4,20 +4,19 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from thinsection.errors import InvalidInputError, OutputError
-from thinsection.files.atomic import atomic_path
-from thinsection.slide.deid.dicom import (
+from thinsection.deid.dicom import (
     DicomInstance,
     is_dicom,
     read_instance,
     stored_image,
     write_copy,
 )
-from thinsection.slide.deid.dicom_elements import UidMap
-from thinsection.slide.deid.likeness import StoredImage, find_unlikeness
-from thinsection.slide.deid.report import Report
-from thinsection.slide.deid.sheet import write_sheet
-from thinsection.slide.deid.tiff import TiffSlide
+from thinsection.deid.dicom_elements import UidMap
+from thinsection.deid.likeness import StoredImage, find_unlikeness
+from thinsection.deid.report import Report, write_sheet
+from thinsection.deid.tiff import TiffSlide
+from thinsection.errors import InvalidInputError, OutputError
+from thinsection.files.atomic import atomic_path
 
 
 def examine(slide_path: str | Path) -> Report:

@@ -1,0 +1,6 @@
+"""De-identified copies of slides."""
+
+from thinsection.deid.copy import deidentify, deidentify_dicom, examine
+from thinsection.deid.report import Report
+
+__all__ = ["Report", "deidentify", "deidentify_dicom", "examine"]
