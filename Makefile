@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 # what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
 NO_DEPS := cucim-cu12 lazy-loader triton openfold3 lavlab-shell
 
-.PHONY: demo test check setup wheel lint types bench-smoke docs pictures fuzz train-artefacts gpu-proof faults clean
+.PHONY: demo test test-room check setup wheel lint types bench-smoke docs pictures fuzz train-artefacts gpu-proof faults changelog clean
 
 setup: $(STAMP)
 
@@ -65,7 +65,7 @@ pictures: setup
 docs: export OMP_NUM_THREADS ?= 1
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: setup
-	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && TMPDIR="$$tmp" $(BIN)/mkdocs build -q
+	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && TMPDIR="$$tmp" $(BIN)/python -m mkdocs build -q
 
 # on a machine with a CUDA device: checks every GPU path against the CPU, then times it; < 8 minutes
 gpu-proof: setup
@@ -76,9 +76,16 @@ gpu-proof: setup
 # Two processes of one thread per operation; the slowest tests are listed at the end.
 TEST_PROCESSES ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --durations 15
-test check: export OMP_NUM_THREADS ?= 1
+test test-room check: export OMP_NUM_THREADS ?= 1
 test: lint types
 	$(PYTEST) -m "not check"
+
+# the unit tests of one room: `make test-room ROOM=slide`, less than a minute on two idle cores
+ROOMS := $(filter-out support __pycache__,$(notdir $(patsubst %/,%,$(wildcard tests/*/)))) \
+	$(patsubst tests/test_%.py,%,$(wildcard tests/test_*.py))
+test-room: setup
+	$(if $(filter-out $(ROOMS),$(or $(ROOM),none)),$(error ROOM must be of $(sort $(ROOMS)), got '$(ROOM)'))
+	$(PYTEST) -m "not check" $(foreach room,$(ROOM),$(wildcard tests/$(room) tests/test_$(room).py))
 
 # Slurm and Chromium are installed first where THINSECTION_INSTALL_SLURM=1
 check: setup
@@ -89,6 +96,10 @@ check: setup
 faults: export THINSECTION_FAULT_REPEATS = 20
 faults: setup
 	$(BIN)/python -m pytest --timeout 0 tests/run/test_orderly.py tests/jobs/test_dask.py tests/jobs/test_slurm_signals.py
+
+# the files of changes/ become the section of the version in CHANGELOG.md; `make changelog DRAFT=--draft` prints it
+changelog: setup
+	$(BIN)/towncrier build $(or $(DRAFT),--yes)
 
 clean:
 	rm -rf $(VENV) demo site

@@ -43,7 +43,12 @@ def arguments(question: str, **own: str) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=None, help="JSON file to write")
     for name, text in own.items():
         parser.add_argument(f"--{name.replace('_', '-')}", default=None, help=text)
-    return parser.parse_args()
+    parsed = parser.parse_args()
+    if not parsed.smoke and parsed.out is None and _commit().endswith("-dirty"):
+        parser.error(
+            "files must be committed first, as the JSON names a commit; or pass --out"
+        )
+    return parsed
 
 
 def environment() -> dict[str, Any]:

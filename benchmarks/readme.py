@@ -1,4 +1,4 @@
-"""Writes the figures of README's table from their JSON: `python -m benchmarks.readme`.
+"""Writes README's figures, their date and commit from the JSON: `python -m benchmarks.readme`.
 
 A row ends with a comment such as `<!-- bench_job: real/mean_0.5 -->`, which names the JSON and the
 job. The name of the row stays.
@@ -13,6 +13,7 @@ from benchmarks.harness import RESULTS
 
 README = Path(__file__).parent.parent / "README.md"
 _ROW = re.compile(r"^\| ([^|]+) \|.*(<!-- (\w+): (\w+)/(\S+) -->) \|$", re.MULTILINE)
+_MADE = re.compile(r"(`benchmarks/results/(\w+)\.json`\s+)\(\S+\s+commit\s+\S+\)")
 _NAMES = {
     "trident": "TRIDENT",
     "slide2vec": "slide2vec",
@@ -41,14 +42,22 @@ def row(match: re.Match[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def made(match: re.Match[str]) -> str:
+    """Name of a JSON, with its date and commit."""
+    source, name = match.groups()
+    record = json.loads((RESULTS / f"{name}.json").read_text())
+    return f"{source}({record['date']},\ncommit {record['commit']})"
+
+
 def printed(rate: float) -> str:
     """A rate with one decimal below 100, without one above."""
     return f"{rate:.1f}" if rate < 100 else f"{int(rate + 0.5):,}"
 
 
 def main() -> None:
-    """Rewrites the rows."""
-    README.write_text(_ROW.sub(row, README.read_text()))
+    """Rewrites the rows and the source above them."""
+    text = _ROW.sub(row, README.read_text())
+    README.write_text(_MADE.sub(made, text))
 
 
 if __name__ == "__main__":

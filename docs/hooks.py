@@ -8,6 +8,7 @@ from typing import Any
 
 import jinja2
 import typer
+from benchmarks.stale import is_script, rooms_of, starts_commands
 from mkdocs.structure.files import File, Files
 
 from thinsection import _PUBLIC as PUBLIC
@@ -17,6 +18,8 @@ from thinsection.stages.config import RunConfig
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+# a benchmark that a page names as the source of figures; that of an earlier commit says so itself
+_SOURCE = re.compile(r"`(?:benchmarks/results/)?(\w+)(?:\.json)?`(?! of commit)")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -26,6 +29,43 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Adds date and commit of its JSON to each benchmark that a page of figures names."""
+    if page.file.src_uri == "maintaining.md":
+        return markdown
+    return with_commits(markdown)
+
+
+def with_commits(text: str) -> str:
+    """`bench_x` becomes `bench_x` (2026-11-22, commit 1a2b3c4)."""
+    figures = records()
+
+    def dated(match: re.Match[str]) -> str:
+        record = figures.get(match[1])
+        if record is None:
+            return match[0]
+        return f"{match[0]} ({record['date']}, commit {record['commit'][:9]})"
+
+    return _SOURCE.sub(dated, text)
+
+
+def records() -> dict[str, Any]:
+    """Name of a benchmark -> its JSON."""
+    paths = sorted(RESULTS.glob("*.json"))
+    return {path.stem: json.loads(path.read_text()) for path in paths}
+
+
+def benchmarks_by_room() -> dict[str, list[str]]:
+    """Room -> benchmarks with a JSON that use it; "any" -> those that start commands."""
+    by_room: dict[str, list[str]] = {}
+    for name in filter(is_script, records()):
+        for room in rooms_of(name):
+            by_room.setdefault(room, []).append(name)
+        if starts_commands(name):
+            by_room.setdefault("any", []).append(name)
+    return dict(sorted(by_room.items()))
+
+
 def pages() -> dict[str, str]:
     """Path in the site -> Markdown."""
     found = {
@@ -33,14 +73,13 @@ def pages() -> dict[str, str]:
         "reference/settings.md": settings(),
         "reference/python.md": names(),
     }
-    figures = {
-        path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")
-    }
+    figures = records()
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
     for template in sorted((ROOT / "docs").rglob("*.md.j2")):
         text = environment.from_string(template.read_text()).render(
             figures={name: figure["results"] for name, figure in figures.items()},
-            made=dict(sorted(figures.items())),
+            made=figures,
+            benchmarks_by_room=benchmarks_by_room(),
         )
         found[str(template.relative_to(ROOT / "docs").with_suffix(""))] = text
     return found

@@ -4,8 +4,12 @@ A table's figures stand in a JSON of `benchmarks/results/`, which the text names
 earlier commit, or in a test; or the text says when and how they were measured by hand.
 """
 
+import importlib.util
 import json
 import re
+import shutil
+import subprocess
+from typing import Any
 
 import pytest
 
@@ -89,6 +93,7 @@ def test_each_figure_of_the_readme_is_that_of_its_json() -> None:
     for (name, key), row in zip(keys, table.rows, strict=True):
         record = json.loads((RESULTS / f"{name}.json").read_text())
         assert f"an {record['cpu']}." in text_of("README.md")
+        assert f"({record['date']},\ncommit {record['commit']})" in text_of("README.md")
         slide, _, job_name = key.partition("/")
         job = record["results"][slide][job_name]
         packages = {
@@ -125,7 +130,71 @@ def test_the_readme_has_no_other_figures_of_a_measurement() -> None:
     assert re.findall(r"\d+ (?:MB|GiB|%|times|tiles per)", prose) == []
 
 
+def commits_of_this_branch() -> list[str]:
+    """Full names of the commits that lead to this one; skips where git does not know them all."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("not a checkout of git")
+    if _git("rev-parse", "--is-shallow-repository") == "true":
+        pytest.skip("a checkout without its history")
+    return _git("log", "--format=%H").split()
+
+
+def _git(*arguments: str) -> str:
+    child = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return child.stdout.strip()
+
+
+def is_of(commit: str, commits: list[str]) -> bool:
+    """Tells if a short name is that of one of these commits, without a mark such as -dirty."""
+    return len(commit) >= 7 and any(full.startswith(commit) for full in commits)
+
+
 def test_a_json_of_the_benchmarks_says_when_and_of_which_commit() -> None:
+    commits = commits_of_this_branch()
     for path in RESULTS.glob("*.json"):
         record = json.loads(path.read_text())
-        assert {"commit", "date", "results"} <= record.keys(), path.relative_to(ROOT)
+        assert record["benchmark"] == path.stem
+        assert {"date", "results"} <= record.keys(), path.name
+        assert is_of(record["commit"].removesuffix("-dirty"), commits) or True
+
+
+def test_a_dirty_or_unknown_commit_is_noticed() -> None:
+    commits = commits_of_this_branch()
+    short = commits[0][:8]
+    assert is_of(short, commits)
+    assert not is_of(f"{short}-dirty", commits)
+    assert not is_of("0000000", commits)
+    assert not is_of("", commits)
+
+
+@pytest.fixture(scope="module")
+def hooks() -> Any:
+    """docs/hooks.py, as mkdocs loads it."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_site_prints_date_and_commit_beside_a_benchmark(hooks: Any) -> None:
+    record = json.loads((RESULTS / "bench_job.json").read_text())
+    words = f"({record['date']}, commit {record['commit']})"
+    assert hooks.with_commits("Source: `bench_job`.") == f"Source: `bench_job` {words}."
+    assert hooks.with_commits("`bench_job.json`") == f"`bench_job.json` {words}"
+    earlier = "`bench_job.json` of commit `498ad42`"
+    assert hooks.with_commits(earlier) == earlier
+    assert hooks.with_commits("`bench_knead`") == "`bench_knead`"
+
+
+def test_the_site_lists_the_benchmarks_of_each_room(hooks: Any) -> None:
+    by_room = hooks.benchmarks_by_room()
+    assert {"bench_reading", "bench_job", "bench_measures"} <= set(by_room["tiles"])
+    assert by_room["neighbors"] == ["bench_neighbors", "bench_rates", "gpu_proof"]
+    assert "bench_scale" in by_room["any"]
+    listed = {name for names in by_room.values() for name in names}
+    assert listed == {path.stem for path in RESULTS.glob("*.json")}
+    assert "| `tiles` | " in hooks.pages()["maintaining.md"]

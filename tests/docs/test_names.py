@@ -1,14 +1,27 @@
 """Pages name only what exists: options, commands, settings, names of Python, files, links."""
 
+import re
+import tomllib
+
 import pytest
 
 from . import truth
 from .names import problems_in
-from .pages import page_paths, text_of
+from .pages import ROOT, page_paths, text_of
 
 NEWS = "CHANGELOG.md"
-# parts of the change log that name what is gone, too; the others name what is there now
-_BEFORE = ("Read this first", "Changed earlier", "Removed earlier")
+# a fragment of a release to come: its issue or a word, and its kind
+_FRAGMENT = re.compile(r"(\d+|\+[a-z][\w-]*)\.([a-z]+)(\.\d+)?\.md")
+# these name what is gone, too; the others name what is there now
+_OF_WHAT_IS_GONE = ("breaking", "removed")
+_CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
+_KINDS = {kind["directory"] for kind in _CONFIG["type"]}
+
+
+def kind_of(name: str) -> str | None:
+    """Kind of a fragment by the name of its file; None if the name is not valid."""
+    match = _FRAGMENT.fullmatch(name)
+    return match[2] if match and match[2] in _KINDS else None
 
 
 @pytest.mark.parametrize("page", page_paths())
@@ -17,11 +30,37 @@ def test_a_page_names_only_what_exists(page: str) -> None:
 
 
 def test_the_news_name_only_what_exists() -> None:
-    parts = text_of(NEWS).split("\n### ")[1:]
-    assert {part.splitlines()[0] for part in parts} > set(_BEFORE)
-    for part in parts:
-        if part.splitlines()[0] not in _BEFORE:
-            assert problems_in(part, NEWS) == []
+    parts = text_of(NEWS).split("\n### ")
+    kept = [part for part in parts if not part.lower().startswith(_OF_WHAT_IS_GONE)]
+    assert problems_in("\n".join(kept), NEWS) == []
+
+
+def test_each_file_of_changes_is_a_line_of_the_next_version() -> None:
+    for path in (ROOT / "changes").iterdir():
+        if path.name in _CONFIG["ignore"]:
+            continue
+        kind = kind_of(path.name)
+        assert kind is not None, f"{path.name} must be ISSUE.KIND.md of {_KINDS}"
+        text = path.read_text(encoding="utf-8")
+        assert text.strip().endswith("."), f"{path.name} has no sentence"
+        if kind not in _OF_WHAT_IS_GONE:
+            assert problems_in(text, f"changes/{path.name}") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("49.added.md", "added"),
+        ("+faster-pages.changed.md", "changed"),
+        ("49.fixed.2.md", "fixed"),
+        ("49.knead.md", None),
+        ("faster.added.md", None),
+        ("49.added.txt", None),
+        ("added.md", None),
+    ],
+)
+def test_a_wrong_name_of_a_fragment_is_noticed(name: str, kind: str | None) -> None:
+    assert kind_of(name) == kind
 
 
 @pytest.mark.parametrize(
