@@ -19,7 +19,7 @@ import thinsection as ts
 from thinsection.files.atomic import write_table
 from thinsection.report.draw import write_drawing as write
 from thinsection.report.layers import Outline, Values
-from thinsection.report.picture import open_picture, picture_files, read_tissue
+from thinsection.report.stored import open_picture, picture_files, read_tissue
 from thinsection.results.folder import Results
 from thinsection.testing.synthetic import write_he_slide
 

@@ -18,7 +18,8 @@ from thinsection.report.layers import (
     Values,
     paint,
 )
-from thinsection.report.picture import Picture, open_picture, slide_picture
+from thinsection.report.picture import Picture, slide_picture
+from thinsection.report.stored import open_picture
 from thinsection.report.values import COLORMAPS, colorize
 from thinsection.slide import Slide, open_slide
 from thinsection.store.ledger import SlideLedger

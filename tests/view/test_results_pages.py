@@ -12,7 +12,7 @@ from tests.view.test_server import ask
 
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
-from thinsection.report.places import viewer_place
+from thinsection.report.index import viewer_place
 from thinsection.results.folder import Results
 from thinsection.view import ViewConfig, Viewer
 from thinsection.view.layers import group_words, layer_words

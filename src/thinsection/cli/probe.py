@@ -77,7 +77,7 @@ def _probe_command(probe: Probe) -> Callable[..., None]:
     data_argument = typer.Argument(metavar=probe.kind.metavar, help=probe.kind.help)
 
     def command(path: Path, out: Path, config: Any) -> None:
-        from thinsection.report.home import refresh_index
+        from thinsection.report.index import refresh_index
 
         data = probe.kind.load(path, config)
         if isinstance(data, TileSet):

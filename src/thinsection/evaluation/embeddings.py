@@ -24,7 +24,7 @@ from thinsection.errors import (
     slide_boundary,
 )
 from thinsection.evaluation.cases import listed_names
-from thinsection.report.home import is_results_folder
+from thinsection.report.index import is_results_folder
 from thinsection.results.folder import Results, open_results
 from thinsection.slide.ids import KnownIds
 from thinsection.stages.facts import grid_of, ledger_facts

@@ -11,7 +11,7 @@ import numpy as np
 
 from thinsection.exchange.peer_export import nothing_exported
 from thinsection.files.atomic import read_json, write_text
-from thinsection.report.outlines import features_of_masks, outline_files
+from thinsection.report.stored import features_of_masks, outline_files
 from thinsection.results.folder import (
     Listener,
     Results,

@@ -75,7 +75,7 @@ from thinsection.predict.tested import Score, Tested
 from thinsection.predict.training import with_recipe
 from thinsection.predict.usual import Usual
 from thinsection.predict.validation_review import described
-from thinsection.report.home import index_address, refresh_index
+from thinsection.report.index import index_address, refresh_index
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.types import Json, counted, rounded

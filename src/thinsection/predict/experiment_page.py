@@ -36,8 +36,8 @@ from thinsection.files.pages import data_uri, render_page
 from thinsection.predict.heatmap_links import LINKS_NAME
 from thinsection.predict.tested import Tested, outcome_columns
 from thinsection.predict.validation_page import interval_words
-from thinsection.report.picture import thumbnail_file
-from thinsection.report.places import viewer_place
+from thinsection.report.index import viewer_place
+from thinsection.report.stored import thumbnail_file
 from thinsection.report.values import CLASS_COLORS
 from thinsection.types import Json, counted, rounded
 

@@ -44,9 +44,9 @@ from thinsection.predict.heatmap_links import (
 from thinsection.predict.model_file import SUFFIX, check_model_exists, read_card
 from thinsection.predict.predicting import PredictRunConfig, predict
 from thinsection.report.draw import write_drawing
-from thinsection.report.home import refresh_index
+from thinsection.report.index import refresh_index
 from thinsection.report.layers import Values
-from thinsection.report.picture import open_picture
+from thinsection.report.stored import open_picture
 from thinsection.report.values import (
     Limits,
     Numbers,

@@ -57,7 +57,7 @@ from thinsection.predict.inputs import (
 from thinsection.predict.model_file import ModelCard, read_card
 from thinsection.predict.replacing import check_validation
 from thinsection.predict.validation import Locked, use_lines, write_validation
-from thinsection.report.home import refresh_index
+from thinsection.report.index import refresh_index
 from thinsection.report.verdict import GOOD, load_rules, verdict
 from thinsection.results.folder import Results, open_results
 from thinsection.results.records import recording

@@ -44,7 +44,7 @@ from thinsection.predict.validation_review import (
     read_slides,
     read_training_set,
 )
-from thinsection.report.home import index_address
+from thinsection.report.index import index_address
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.types import Json, counted

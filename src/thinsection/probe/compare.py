@@ -42,7 +42,7 @@ from thinsection.files.atomic import (
     write_text,
 )
 from thinsection.files.pages import render_page
-from thinsection.report.home import index_address, refresh_index
+from thinsection.report.index import index_address, refresh_index
 from thinsection.report.values import CLASS_COLORS
 from thinsection.types import Json
 

@@ -35,7 +35,7 @@ from thinsection.probe.config import ProbeConfig
 from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, load_probe
 from thinsection.probe.result import ProbeResult
-from thinsection.report.home import refresh_index
+from thinsection.report.index import refresh_index
 from thinsection.run.task import set_threads
 from thinsection.store.ledger import stage_key
 from thinsection.types import Json

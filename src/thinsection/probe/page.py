@@ -23,7 +23,7 @@ from thinsection.evaluation.rows import Risks, per_class_rows
 from thinsection.files.atomic import write_bytes, write_json, write_table, write_text
 from thinsection.files.pages import render_page
 from thinsection.probe.result import Examples, ProbeResult, selection_words
-from thinsection.report.home import index_address
+from thinsection.report.index import index_address
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

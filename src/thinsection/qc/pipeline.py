@@ -17,7 +17,6 @@ from thinsection.errors import ConfigError, InvalidInputError, naming_file
 from thinsection.qc.checks.artefacts import Bubbles, Dirt, Folds, Ink, Unsure
 from thinsection.qc.checks.by_example import ExampleCheck
 from thinsection.qc.checks.check import QcCheck, Statistics
-from thinsection.qc.checks.classes import ClassCheck
 from thinsection.qc.checks.focus import Focus
 from thinsection.qc.checks.masking import (
     Blurry,
@@ -44,7 +43,7 @@ from thinsection.qc.checks.measures import (
     Texture,
 )
 from thinsection.qc.checks.tissue import Tissue
-from thinsection.qc.segmenter_classes import SegmenterClasses, beside
+from thinsection.qc.segmenter_classes import ClassCheck, SegmenterClasses, beside
 from thinsection.registry import Entry, Registry
 from thinsection.types import Document, PlainValues
 

@@ -1,18 +1,20 @@
-"""Classes of a segmenter as areas of checks: the table `[segmenter]` of a pipeline.
+"""Classes of a segmenter as areas of checks: the table `[segmenter]` of a pipeline, and the check.
 
 Quality control runs no segmenter. Its caller gives the classes of the slide.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.arrays import morphology
 from thinsection.config import nearest
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area
 from thinsection.types import Document, MaskArray, MaskFrame, Size
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -73,6 +75,26 @@ class SegmenterClasses:
                     f"segmenter.classes must be classes of {self.name!r}, got {name!r}"
                     f"{nearest(name, known)}"
                 )
+
+
+class ClassCheck(QcCheck, kind="class"):
+    """Removes pixels of the segmenter's classes that the table `[segmenter.classes]` gives it."""
+
+    # as in that table
+    name: str = "class"
+    # True: the area is removed even if it is most of the tissue
+    sure: bool = False
+    # smaller finds are dropped
+    min_area: str = area("0 um2")
+
+    def __call__(self, view: QcView) -> Outcome:
+        found = morphology.drop_small(
+            view.ns, view.class_areas[self.name], view.area_px(self.min_area)
+        )
+        outcome = view.left_regions(
+            view.mask_use & ~found, f"{self.name}_removed", found
+        )
+        return replace(outcome, enforce=True, sure_area=found if self.sure else None)
 
 
 def beside(folder: Path, table: Document) -> Document:

@@ -4,13 +4,19 @@ The page is made from the tables and records in the folder, never from slides or
 are in parts beside it, and thumbnails with the tissue's outline in sheets; only those of slides
 that changed are written again. The page works from the file system and needs no network. Data that
 differ between invocations (times, hosts) are in `records/runs.js`, so that equal results give the
-same bytes of the page itself.
+same bytes of the page itself. A page that is opened from the file system may load scripts, and
+nothing else: a part is a script with what the page shows of some hundred slides. Its name is a hash
+of its content, so one more slide changes one part.
 """
 
 import contextlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
 import numpy as np
 from PIL import Image
@@ -18,17 +24,18 @@ from PIL import Image
 from thinsection.files.atomic import read_json, read_table, write_text
 from thinsection.files.pages import render_page
 from thinsection.qc.checks.check import EMPTY_SCORE
-from thinsection.report.index_parts import PATTERN as PART_FILES
-from thinsection.report.index_parts import SlideData, write_parts
 from thinsection.report.layers import Outline, paint
-from thinsection.report.picture import (
-    Picture,
-    overlay_file,
-    picture_files,
-    read_tissue,
+from thinsection.report.picture import Picture
+from thinsection.report.sheets import (
+    CELL,
+    Place,
+    drop_files,
+    drop_sheets,
+    stable_groups,
+    write_sheets,
 )
-from thinsection.report.sheets import CELL, drop_files, drop_sheets, write_sheets
 from thinsection.report.slide_seconds import slide_seconds
+from thinsection.report.stored import overlay_file, picture_files, read_tissue
 from thinsection.store.ledger import SLIDES
 from thinsection.types import Document
 from thinsection.weights.origin import slug
@@ -38,6 +45,10 @@ RUNS = "records/runs.js"
 # folder with the parts of the page and the sheets of thumbnails
 THUMBNAILS = "index"
 _SLIDE_SHEETS = "slides"
+# slides in a part: the mean, and the most
+_USUAL_SLIDES = 200
+_MOST_SLIDES = 600
+_PART_FILES = "part_*.js"
 
 # column of a QC or measures table -> title of its distribution on the page
 _NUMBERS = {
@@ -60,6 +71,8 @@ _TABLES: dict[str, tuple[str, ...]] = {
 _EXPERIMENT = ("name", "task", "target", "metric", "value", "interval", "date")
 _VALIDATION = ("validation", "cases", "metric", "value", "interval")
 _PROBE = ("probe", "dataset", "metric", "score")
+
+TableRow = Mapping[str, str]
 
 
 def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
@@ -122,7 +135,7 @@ def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
     )
     if not (out / INDEX).is_file() or (out / INDEX).read_bytes() != page.encode():
         write_text(out / INDEX, page)
-    drop_files(out / THUMBNAILS, PART_FILES, parts)
+    drop_files(out / THUMBNAILS, _PART_FILES, parts)
     if draw_thumbnails:
         drop_sheets(out / THUMBNAILS, _SLIDE_SHEETS, thumbnails.values())
 
@@ -257,3 +270,118 @@ def _outlined_thumbnail(picture: Path, mask: Path | None = None) -> Image.Image:
         return image
     small = Picture(rgb=np.asarray(image), size_l0=image.size)
     return Image.fromarray(paint(small, [Outline(read_tissue(mask), width=1.2)]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlideData:
+    """Content of the page for all slides."""
+
+    # rows of each table that name a slide, by the table's file
+    tables: Mapping[str, Sequence[TableRow]]
+    thumbnails: Mapping[str, Place]  # by slide id
+    heatmaps: Mapping[str, Sequence[Document]]  # pictures by slide id
+    # tile grids whose overview is a PNG of an older version, by slide id
+    old_overviews: Mapping[str, Sequence[str]]
+
+
+def write_parts(folder: Path, data: SlideData) -> list[str]:
+    """Writes the parts that are not there yet; returns the names of all, in their order.
+
+    Memory:
+        The rows of all tables, and the text of one part.
+    """
+    rows_by_slide: dict[str, dict[str, list[TableRow]]] = {}
+    for table, rows in data.tables.items():
+        for row in rows:
+            tables = rows_by_slide.setdefault(row["slide_id"], {})
+            tables.setdefault(table, []).append(row)
+    names = []
+    groups = stable_groups(
+        sorted(rows_by_slide), usual=_USUAL_SLIDES, most=_MOST_SLIDES
+    )
+    for slide_ids in groups:
+        part = {
+            "tables": _part_tables([rows_by_slide[name] for name in slide_ids]),
+            "thumbs": _those_of(slide_ids, data.thumbnails),
+            "heatmaps": _those_of(slide_ids, data.heatmaps),
+            "old_overviews": _those_of(slide_ids, data.old_overviews),
+        }
+        text = f"parts.push({json.dumps(part)});\n"
+        digest = sha256(text.encode()).hexdigest()[:16]
+        path = folder / _PART_FILES.replace("*", digest)
+        if not path.is_file():
+            write_text(path, text)
+        names.append(path.name)
+    return names
+
+
+def _part_tables(slides: Sequence[Mapping[str, Sequence[TableRow]]]) -> object:
+    """Rows by table: the names of the columns once, and the cells of each row in their order."""
+    rows_by_table: dict[str, list[TableRow]] = {}
+    for tables in slides:
+        for table, rows in tables.items():
+            rows_by_table.setdefault(table, []).extend(rows)
+    part = {}
+    for table, rows in rows_by_table.items():
+        columns: dict[str, None] = {}
+        for row in rows:
+            columns |= dict.fromkeys(row)
+        cells = [[row.get(name, "") for name in columns] for row in rows]
+        part[table] = {"columns": list(columns), "rows": cells}
+    return part
+
+
+def _those_of(slide_ids: Sequence[str], values: Mapping[str, object]) -> object:
+    return {name: values[name] for name in slide_ids if name in values}
+
+
+def is_results_folder(folder: Path) -> bool:
+    """True for a folder with slides and records of runs."""
+    return (folder / SLIDES).is_dir() and (folder / RUNS).parent.is_dir()
+
+
+def results_above(folder: Path) -> Path | None:
+    """Nearest results folder that contains a folder, or is this folder; None if there is none."""
+    for parent in (folder.absolute(), *folder.absolute().parents):
+        if is_results_folder(parent):
+            return parent
+    return None
+
+
+def index_address(folder: Path, results: Path | None = None) -> str | None:
+    """Address of the results' index on a page in a folder, such as '../../index.html'.
+
+    Args:
+        folder: folder of the page.
+        results: the results from which the page was made, if the page lies outside of them.
+
+    Returns:
+        None if the page belongs to no results folder.
+    """
+    home = results_above(folder)
+    if home is None and results is not None:
+        home = results_above(results)
+    if home is None:
+        return None
+    return quote(os.path.relpath(home / INDEX, folder.absolute()).replace(os.sep, "/"))
+
+
+def refresh_index(folder: Path) -> None:
+    """Writes the index of the results folder that contains a folder, if there is one."""
+    home = results_above(folder)
+    if home is not None:
+        write_index(home)
+
+
+def viewer_place(slide_id: str, *, layers: Sequence[str] = ()) -> str:
+    """Address of a slide in the viewer, such as 'slide=s1&layer=qc_auto%2F'.
+
+    The viewer adds x and y, the level-0 px in the middle of its window, and downsample, the
+    level-0 px per pixel of the screen.
+
+    Args:
+        slide_id: id of the slide.
+        layers: keys of the layers to show, `view.layers.Layer.key`; a key with '/' at the end
+            means all outlines of this group. None of them: those that the viewer shows first.
+    """
+    return urlencode([("slide", slide_id), *(("layer", key) for key in layers)])

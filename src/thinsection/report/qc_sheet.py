@@ -20,12 +20,11 @@ from thinsection.files.pages import render_page
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
 from thinsection.qc.rules import parse_rule
 from thinsection.report import verdict as verdicts
-from thinsection.report.column_words import column_words
-from thinsection.report.index import INDEX, THUMBNAILS
-from thinsection.report.picture import OVERLAYS, PICTURE_NAME, file_names
-from thinsection.report.places import viewer_place
+from thinsection.report.index import INDEX, THUMBNAILS, viewer_place
+from thinsection.report.picture import OVERLAYS, PICTURE_NAME
 from thinsection.report.sheets import Place, drop_sheets, write_sheets
-from thinsection.report.verdict import VerdictRule, load_rules
+from thinsection.report.stored import file_names
+from thinsection.report.verdict import VerdictRule, column_words, load_rules
 from thinsection.types import PlainValues
 
 # scores of one slide, by column name

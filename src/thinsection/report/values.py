@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.report.column_words import column_words
+from thinsection.report.verdict import column_words
 
 Numbers = npt.NDArray[np.floating]
 Limits = tuple[float, float]  # values of the first and of the last colour

@@ -23,7 +23,7 @@ from thinsection.errors import (
 )
 from thinsection.files.pages import data_uri
 from thinsection.files.tables import open_table
-from thinsection.report.picture import thumbnail_file
+from thinsection.report.stored import thumbnail_file
 from thinsection.results.choice import choose_address, say_choice
 from thinsection.results.outcome import read_failure
 from thinsection.results.records import Record, read_records

@@ -20,14 +20,9 @@ from thinsection.errors import InvalidInputError, importing
 from thinsection.qc.own_tissue import AnyTissue, as_tissue
 from thinsection.report.draw import legend_colors
 from thinsection.report.layers import Layer, Outline, Tiles, Values, paint
-from thinsection.report.picture import (
-    Picture,
-    open_picture,
-    picture_files,
-    read_tissue,
-    slide_picture,
-)
-from thinsection.report.qc_store import QC_FILE
+from thinsection.report.picture import Picture, slide_picture
+from thinsection.report.qc_files import QC_FILE
+from thinsection.report.stored import open_picture, picture_files, read_tissue
 from thinsection.report.values import (
     CLASS_COLORS,
     COLORMAP_OF_KIND,

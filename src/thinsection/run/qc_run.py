@@ -15,7 +15,7 @@ from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.histoqc_config import pipeline_from_ini
 from thinsection.qc.pipeline import dump_pipeline
 from thinsection.qc.rules import QcRule
-from thinsection.report.histoqc import write_histoqc
+from thinsection.report.qc_pictures import write_histoqc
 from thinsection.report.qc_sheet import write_qc_parquet
 from thinsection.results.outcome import SlideResult
 from thinsection.results.records import RECORDS

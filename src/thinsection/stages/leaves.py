@@ -10,9 +10,8 @@ from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import atomic_path
 from thinsection.pool.encoder import SlideEncoderIdentity, check_fit
 from thinsection.report.draw import write_drawing
-from thinsection.report.layers import Layer, Outline, Tiles
-from thinsection.report.picture import open_picture
-from thinsection.report.qc_overlay import overlay_layers
+from thinsection.report.layers import Layer, Outline, Tiles, overlay_layers
+from thinsection.report.stored import open_picture
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.features import FeaturesStage, deciding
 from thinsection.stages.formats import FORMATS, EmbeddingTable

@@ -21,16 +21,15 @@ from thinsection.qc.rules import parse_rule, qc_fail
 from thinsection.qc.segmenter_classes import ClassMap
 from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
 from thinsection.report.draw import write_drawing
+from thinsection.report.layers import overlay_layers
 from thinsection.report.picture import (
     PICTURE,
     PICTURE_NAME,
-    open_picture,
-    read_mask,
     save_picture,
     slide_picture,
 )
-from thinsection.report.qc_overlay import overlay_layers
-from thinsection.report.qc_store import QC_FILE
+from thinsection.report.qc_files import QC_FILE
+from thinsection.report.stored import open_picture, read_mask
 from thinsection.slide import Slide
 from thinsection.slide.geometry import mean_mpp
 from thinsection.slide.readers import AUTO

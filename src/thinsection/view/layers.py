@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from thinsection.errors import StoreError, rewording
 from thinsection.files.atomic import read_json
-from thinsection.report.column_words import column_words
-from thinsection.report.outlines import (
+from thinsection.report.stored import (
     MaskOutline,
     outline_files,
     outlines_of_masks,
@@ -26,6 +25,7 @@ from thinsection.report.values import (
     value_kind,
     value_words,
 )
+from thinsection.report.verdict import column_words
 from thinsection.results.folder import Results
 from thinsection.slide.annotation_formats import class_name_of, features_of
 from thinsection.store.geojson import Feature

@@ -23,8 +23,8 @@ from thinsection.errors import (
 )
 from thinsection.files.trust import check_table_url
 from thinsection.files.urls import is_url
-from thinsection.report.home import is_results_folder
-from thinsection.report.picture import thumbnail_file
+from thinsection.report.index import is_results_folder
+from thinsection.report.stored import thumbnail_file
 from thinsection.results.folder import Results, open_results
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
