@@ -12,11 +12,11 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from tests.structures.all_pairs import token_frame_atoms_all_pairs
+from tests.frames.all_pairs import token_frame_atoms_all_pairs
 
 from benchmarks.harness import arguments, finish
-from thinsection.structures import FrameOptions, frame_table, token_frame_atoms
-from thinsection.structures.structure import ATOM, PROTEIN, Structure, joined
+from thinsection.frames import FrameOptions, frame_table, token_frame_atoms
+from thinsection.frames.structure import ATOM, PROTEIN, Structure, joined
 from thinsection.testing import run_and_measure
 
 MODULE = "benchmarks.bench_frames"

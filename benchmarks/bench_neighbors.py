@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import arguments, finish
-from thinsection.neighbors import explain, nearest_neighbors
+from thinsection.frames import explain, nearest_neighbors
 from thinsection.testing import run_and_measure
 
 MODULE = "benchmarks.bench_neighbors"

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.bench_frames import _batch
 from benchmarks.harness import arguments, finish
-from thinsection.rescue import openfold3
+from thinsection.frames import openfold3
 from thinsection.testing import run_and_measure
 
 MODULE = "benchmarks.bench_pairs"

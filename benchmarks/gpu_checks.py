@@ -176,8 +176,7 @@ def check_slide_encoders(device: str, smoke: bool) -> dict[str, Any]:
 def check_geometry(device: str, smoke: bool) -> dict[str, Any]:
     """Neighbours and token frames: the same indices and the same bits as on the CPU."""
     from benchmarks.bench_frames import prepare
-    from thinsection.neighbors import nearest_neighbors
-    from thinsection.structures import token_frame_atoms
+    from thinsection.frames import nearest_neighbors, token_frame_atoms
 
     count = 500 if smoke else 20_000
     points = torch.rand(count, 3, generator=torch.Generator().manual_seed(0))

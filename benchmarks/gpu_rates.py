@@ -202,8 +202,7 @@ def _utilisation(out: Path) -> float | None:
 def geometry_rate(device: str, smoke: bool) -> dict[str, Any]:
     """Seconds of neighbours (k = 8) and of token frames."""
     from benchmarks.bench_frames import prepare
-    from thinsection.neighbors import nearest_neighbors
-    from thinsection.structures import token_frame_atoms
+    from thinsection.frames import nearest_neighbors, token_frame_atoms
 
     count = 500 if smoke else 42_000
     points = torch.rand(count, 3).to(device)

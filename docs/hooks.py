@@ -151,12 +151,12 @@ def names() -> str:
     listed = [f"::: {module}.{name}" for name, module in found.items()]
     rooms = [
         "attention",
-        "neighbors",
+        "frames",
         "probe",
         "rescue",
         "slide",
         "store",
-        "structures",
+        "tiles.graph",
     ]
     return "\n\n".join(
         [

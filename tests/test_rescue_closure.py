@@ -19,8 +19,9 @@ BASE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependen
 # rooms that users import, and the commands that need no slides
 STARTS = (
     "thinsection.attention",
-    "thinsection.neighbors",
+    "thinsection.frames",
     "thinsection.rescue",
+    "thinsection.neighbors",
     "thinsection.structures",
     "thinsection.extras",
     "thinsection.cli.main",
@@ -129,6 +130,7 @@ def test_the_closure_is_small_and_holds_no_reader() -> None:
         "errors",
         "extras",
         "files",
+        "frames",
         "neighbors",
         "rescue",
         "structures",

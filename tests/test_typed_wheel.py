@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import thinsection as ts
 from thinsection.encode import TileEncoder
-from thinsection.neighbors import tile_graph
+from thinsection.tiles.graph import tile_graph
 from thinsection.results.folder import Results
 from thinsection.run.ending import RunSummary
 from thinsection.run.plan import RunPlan

@@ -53,4 +53,4 @@ except MemoryError as error:
 # Without a model, `rescue.titan()` takes every TITAN that is loaded inside the block. `thinsection rescue titan -- COMMAND`
 # does this for another tool's command: [Rescue](../rescue.md).
 #
-# `rescue.openfold3` does the same for token frames and pair losses of structures: [token frames](../frames.md).
+# `frames.openfold3` does the same for token frames and pair losses of structures: [token frames](../frames.md).

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.structures.structures import write_small
+from tests.frames.structures import write_small
 from tests.support.shell import Ended, thinsection
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.structures.structures import small_structure
+from tests.frames.structures import small_structure
 from tests.support.shell import thinsection
 
 from thinsection.testing.synthetic import write_he_slide

@@ -3,7 +3,7 @@
     python -m tests.support.openfold3_tokens FOLDER
 
 FOLDER has mmCIF files (.cif). openfold3 0.5.0 and biotite must be installed. The made entries of
-`tests.structures.made_entries` are judged too. Prints the entries whose tokens differ, and counts.
+`tests.frames.made_entries` are judged too. Prints the entries whose tokens differ, and counts.
 Exit code 1 where a made entry differs.
 """
 
@@ -17,11 +17,11 @@ import numpy as np
 from openfold3.core.data.io.structure.cif import parse_mmcif
 from openfold3.core.data.primitives.structure import cleanup
 from openfold3.core.data.primitives.structure.tokenization import tokenize_atom_array
-from tests.structures.cif_text import write_cif
-from tests.structures.made_entries import MADE
+from tests.frames.cif_text import write_cif
+from tests.frames.made_entries import MADE
 
-from thinsection.structures import read_structure
-from thinsection.structures.structure import ATOM
+from thinsection.frames import read_structure
+from thinsection.frames.structure import ATOM
 
 # (chain, number with code, name) -> (tokens, whether single atoms, names of observed atoms)
 Tokens = dict[tuple[str, str, str], tuple[int, bool, frozenset[str]]]

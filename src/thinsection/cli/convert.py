@@ -293,8 +293,8 @@ def frames(
       thinsection frames *.cif.gz --assembly 1 --out frames.parquet
     """
     from thinsection.files.atomic import atomic_path, write_json
-    from thinsection.structures import FrameOptions, write_frames
-    from thinsection.structures.frames import ANGLE_THRESHOLD
+    from thinsection.frames import FrameOptions, write_frames
+    from thinsection.frames.token_frames import ANGLE_THRESHOLD
 
     with atomic_path(out) as unfinished:
         summaries = write_frames(

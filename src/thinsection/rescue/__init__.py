@@ -1,8 +1,9 @@
 """Our bounded-memory code inside other people's pipelines, put in place and taken back."""
 
+from thinsection.extras import moved_names
 from thinsection.rescue.gigapath import gigapath
-from thinsection.rescue.openfold3 import openfold3
 from thinsection.rescue.stamp import stamp
 from thinsection.rescue.titan import titan
 
-__all__ = ["gigapath", "openfold3", "stamp", "titan"]
+__all__ = ["gigapath", "stamp", "titan"]
+__getattr__ = moved_names(__name__, {"openfold3": "thinsection.frames"})

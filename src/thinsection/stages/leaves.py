@@ -227,7 +227,7 @@ class GraphStage(StoreStage[None]):
 
     def run(self, work: SlideWork) -> Output[None]:
         """Builds the graph. Memory: as `tile_graph`."""
-        from thinsection.neighbors import tile_graph
+        from thinsection.tiles.graph import tile_graph
 
         table = work.value(self.tiles)
         slide = work.ledger.slide

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.bench_frames import prepare
-from tests.structures.structures import write_small
+from tests.frames.structures import write_small
 
-from thinsection.structures import (
+from thinsection.frames import (
     FrameOptions,
     frame_table,
     read_structure,
     token_frame_atoms,
 )
-from thinsection.structures.structure import joined
+from thinsection.frames.structure import joined
 from thinsection.testing import run_and_measure
 from thinsection.types import MIB
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from thinsection.structures.features import atom_chains, backbone_offsets
+from thinsection.frames.features import atom_chains, backbone_offsets
 
 
 def token_frame_atoms_all_pairs(  # noqa: PLR0917 - as the function that it specifies

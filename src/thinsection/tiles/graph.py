@@ -4,15 +4,24 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy.spatial import cKDTree
 
 from thinsection.errors import BudgetError, InvalidInputError
-from thinsection.neighbors.api import DEFAULT_BUDGET_BYTES, nearest_neighbors
-from thinsection.types import Mpp, format_bytes
+from thinsection.types import MIB, Mpp, format_bytes
 
 Points = npt.NDArray[np.float64]  # (N, 2)
 GroupIds = npt.NDArray[np.integer]  # (N,)
+Neighbors = tuple[npt.NDArray[np.int64], Points]  # rows and distances, (N, k) each
+
+DEFAULT_BUDGET_BYTES = 256 * MIB
 _BYTES_PER_EDGE = 64  # pairs, both directions, their distances and the order of sorting
+_BYTES_PER_CANDIDATE = 80  # listed twice, sorted, its coordinates, distances and order
+# candidates beyond k in the first round: the tile itself, and ties on a grid
+_SPARE = 8
+_GROWTH = 4  # factor of each further round
+# relative; the tree's distances and ours differ by a few units in 1e16
+_ROUNDING = 1e-12
 
 
 class TileGraph(NamedTuple):
@@ -37,7 +46,8 @@ def tile_graph(
     """Edges to the k nearest tiles of each tile, or to all within a radius, and their lengths.
 
     A radius graph is symmetric; one of k neighbours need not be. No tile is its own neighbour; one
-    with fewer than k others in its group gets fewer edges.
+    with fewer than k others in its group gets fewer edges. Of tiles at the same distance those in
+    lower rows are taken.
 
     Args:
         coords_l0: int64 (N, 2), x and y in level-0 px; of tiles of one size, or of cells.
@@ -45,7 +55,7 @@ def tile_graph(
         radius_um: the largest distance of an edge, in µm, inclusive.
         slide_mpp: µm per level-0 px, one number or (x, y); needed with radius_um.
         group: (N,) ids (tissue fragments, slides); edges stay within one.
-        budget_bytes: bound on the memory beyond the result.
+        budget_bytes: bound on the memory beyond the result and a tree of 56 bytes a tile.
 
     Memory: N * k * 40 bytes, or E * 64 for a radius, checked before the pairs are made.
     Raises InvalidInputError: shapes, dtypes, both or none of k and radius_um, no mpp for a radius;
@@ -94,16 +104,60 @@ def _graph_by_count(
         raise InvalidInputError(f"k must be an int >= 1, got {k!r}")
     if len(points) < 2:
         return TileGraph(np.empty((2, 0), np.int64), np.empty(0, np.float64))
-    neighbors = nearest_neighbors(
-        points,
-        k=min(int(k), len(points) - 1),
-        group=group,
-        budget_bytes=budget_bytes,
-    )
-    exists = neighbors.indices >= 0
-    targets = np.broadcast_to(np.arange(len(points))[:, None], exists.shape)
-    edges = np.stack((neighbors.indices[exists], targets[exists]))
-    return TileGraph(edges, neighbors.distances[exists])
+    shape = (len(points), min(int(k), len(points) - 1))
+    rows = np.full(shape, -1, np.int64)
+    distances = np.full(shape, np.inf)
+    groups = np.zeros(len(points), np.int64) if group is None else np.asarray(group)
+    if groups.dtype.kind not in "iu":
+        raise InvalidInputError(f"group must be of integer ids, got {groups.dtype}")
+    for group_id in np.unique(groups):
+        members = np.flatnonzero(groups == group_id)
+        nearest, lengths = _nearest(points[members], shape[1], budget_bytes)
+        rows[members, : nearest.shape[1]] = members[nearest]
+        distances[members, : nearest.shape[1]] = lengths
+    exists = rows >= 0
+    targets = np.broadcast_to(np.arange(len(points))[:, None], shape)
+    edges = np.stack((rows[exists], targets[exists]))
+    return TileGraph(edges, distances[exists])
+
+
+def _nearest(points: Points, k: int, budget_bytes: int) -> Neighbors:
+    """The k nearest others of each point, or all where there are fewer; ties go to the lower row.
+
+    The tree lists candidates in any order of ties. So a point is done once no point that was not
+    listed can be as near as its k-th; else it is asked again for more candidates.
+    """
+    num_points = len(points)
+    k = min(k, num_points - 1)
+    rows = np.empty((num_points, k), np.int64)
+    distances = np.empty((num_points, k))
+    tree = cKDTree(points)
+    pending = np.arange(num_points if k else 0)
+    num_candidates = min(k + _SPARE, num_points)
+    while len(pending):
+        rows_at_once = max(1, budget_bytes // (num_candidates * _BYTES_PER_CANDIDATE))
+        unproven = []
+        for start in range(0, len(pending), rows_at_once):
+            block = pending[start : start + rows_at_once]
+            tree_distances, candidates = tree.query(points[block], k=num_candidates)
+            candidates.sort(
+                axis=1
+            )  # so that a stable order gives ties to the lower row
+            differences = points[candidates] - points[block, None]
+            squares = torch.from_numpy(np.square(differences).sum(axis=2))
+            # torch's root, whose last bit is not always NumPy's: as in all graphs so far
+            lengths = squares.sqrt_().numpy()
+            lengths[candidates == block[:, None]] = np.inf
+            order = np.argsort(lengths, axis=1, kind="stable")[:, :k]
+            rows[block] = np.take_along_axis(candidates, order, axis=1)
+            distances[block] = np.take_along_axis(lengths, order, axis=1)
+            nearest_unlisted = tree_distances[:, -1] * (1 - _ROUNDING)
+            unproven.append(block[distances[block, -1] >= nearest_unlisted])
+        if num_candidates == num_points:
+            break
+        pending = np.concatenate(unproven)
+        num_candidates = min(num_candidates * _GROWTH, num_points)
+    return rows, distances
 
 
 def _graph_by_radius(

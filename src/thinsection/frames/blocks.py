@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinsection.errors import BudgetError
-from thinsection.neighbors.reference import Nearest, NeighborQuery, distances_between
+from thinsection.frames.reference import Nearest, NeighborQuery, distances_between
 from thinsection.types import format_bytes
 
 _MAX_COLUMNS = 4096  # points of a block: a row of float32 distances is 16 KiB

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.structures.all_pairs import token_frame_atoms_all_pairs
-from tests.structures.batches import random_case
+from tests.frames.all_pairs import token_frame_atoms_all_pairs
+from tests.frames.batches import random_case
 
-from thinsection.structures import FrameOptions, token_frame_atoms
+from thinsection.frames import FrameOptions, token_frame_atoms
 
 theirs = pytest.importorskip(
     "openfold3.core.utils.atomize_utils",

@@ -13,15 +13,14 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.structures.all_pairs import token_frame_atoms_all_pairs
-from tests.structures.batches import random_case
+from tests.frames.all_pairs import token_frame_atoms_all_pairs
+from tests.frames.batches import random_case
 
 from thinsection.errors import MissingDependencyError, RescueError
-from thinsection.rescue import openfold3
-from thinsection.structures import FrameOptions
+from thinsection.frames import FrameOptions, openfold3
 
 _ORIGINAL = """
-from tests.structures.all_pairs import token_frame_atoms_all_pairs as plain
+from tests.frames.all_pairs import token_frame_atoms_all_pairs as plain
 
 def get_token_frame_atoms(batch, x, atom_mask, angle_threshold=25.0, eps=1e-8, inf={inf}):
     CALLS.append(1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from thinsection.errors import MissingDependencyError, RescueError
-from thinsection.rescue.openfold3_pairs import (
+from thinsection.frames.openfold3_pairs import (
     bond_loss,
     complex_lddt,
     has_clash,
@@ -18,7 +18,7 @@ from thinsection.rescue.openfold3_pairs import (
     smooth_lddt_loss,
     token_frames,
 )
-from thinsection.structures.frames import FrameOptions
+from thinsection.frames.token_frames import FrameOptions
 
 VERSIONS = ("0.4.5", "0.5.0")  # whose functions were compared with ours
 Function = Callable[..., object]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from thinsection.neighbors.tree import pairs_within
+from thinsection.frames.tree import pairs_within
 
 
 @pytest.mark.parametrize("budget_bytes", [1, 20_000, 1 << 24])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from thinsection.structures.features import NUM_RESTYPES
+from thinsection.frames.features import NUM_RESTYPES
 
 if TYPE_CHECKING:  # Python 3.10 has no Self
     from typing import Self

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 
 from thinsection.errors import BudgetError, InvalidInputError
-from thinsection.neighbors import Neighbors, explain, nearest_neighbors
-from thinsection.neighbors.blocks import least_block_bytes
-from thinsection.neighbors.tree import least_tree_bytes
+from thinsection.frames import Neighbors, explain, nearest_neighbors
+from thinsection.frames.blocks import least_block_bytes
+from thinsection.frames.tree import least_tree_bytes
 
 FAST = ("blocks", "kdtree")
 ROOM = 1 << 30

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinsection.errors import BudgetError, DeviceError
-from thinsection.neighbors.blocks import in_blocks, least_block_bytes
-from thinsection.neighbors.reference import (
+from thinsection.frames.blocks import in_blocks, least_block_bytes
+from thinsection.frames.reference import (
     Nearest,
     NeighborQuery,
     distances_between,

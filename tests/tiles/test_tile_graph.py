@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from thinsection.errors import BudgetError, ConfigError, InvalidInputError
-from thinsection.neighbors import tile_graph
 from thinsection.stages.leaves import parse_graph_spec
+from thinsection.tiles.graph import tile_graph
 
 
 def grid(width: int, height: int, step: int = 512) -> np.ndarray:

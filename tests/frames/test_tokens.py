@@ -8,11 +8,11 @@ from pathlib import Path
 
 import gemmi
 import pytest
-from tests.structures.cif_text import ATOMS, Bond, Part, polymer, write_cif
-from tests.structures.made_entries import MADE
+from tests.frames.cif_text import ATOMS, Bond, Part, polymer, write_cif
+from tests.frames.made_entries import MADE
 
-from thinsection.structures import Structure, frame_table, read_structure
-from thinsection.structures.structure import ATOM, DNA, KINDS, PROTEIN
+from thinsection.frames import Structure, frame_table, read_structure
+from thinsection.frames.structure import ATOM, DNA, KINDS, PROTEIN
 
 Tokens = dict[tuple[str, str, str], int]  # (chain, number with code, name) -> tokens
 

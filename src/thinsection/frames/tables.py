@@ -19,14 +19,14 @@ from thinsection.errors import (
     add_note,
     importing,
 )
-from thinsection.structures.frames import (
+from thinsection.frames.mmcif import read_structure
+from thinsection.frames.structure import ATOM, KINDS, Structure
+from thinsection.frames.token_frames import (
     ANGLE_THRESHOLD,
     FrameAtoms,
     FrameOptions,
     frame_atoms,
 )
-from thinsection.structures.mmcif import read_structure
-from thinsection.structures.structure import ATOM, KINDS, Structure
 
 if TYPE_CHECKING:
     import pyarrow

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction, FunctionCtx
 
 from thinsection.errors import RescueError
-from thinsection.neighbors.reference import distances_between
-from thinsection.neighbors.tree import pairs_within
-from thinsection.structures.features import backbone_offsets
-from thinsection.structures.frames import Coordinates, FrameOptions, token_frame_atoms
+from thinsection.frames.features import backbone_offsets
+from thinsection.frames.reference import distances_between
+from thinsection.frames.token_frames import Coordinates, FrameOptions, token_frame_atoms
+from thinsection.frames.tree import pairs_within
 
 # of OpenFold3: tensors, and the mapping 'ground_truth' of tensors
 Batch = Mapping[str, Any]

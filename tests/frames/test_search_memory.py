@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from thinsection.neighbors import nearest_neighbors
-from thinsection.neighbors.tree import tree_bytes
+from thinsection.frames import nearest_neighbors
+from thinsection.frames.tree import tree_bytes
 from thinsection.testing import run_and_measure
 from thinsection.types import MIB
 
@@ -32,7 +32,7 @@ def test_memory_beyond_the_result_stays_within_the_budget(
     growth = []
     for num_points in sizes:
         measured = run_and_measure(
-            "tests.neighbors.test_search_memory",
+            "tests.frames.test_search_memory",
             "search",
             setup="points_of",
             num_points=num_points,

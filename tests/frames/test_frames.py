@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.structures.all_pairs import token_frame_atoms_all_pairs
-from tests.structures.batches import (
+from tests.frames.all_pairs import token_frame_atoms_all_pairs
+from tests.frames.batches import (
     ATOM,
     DNA,
     PROTEIN,
@@ -19,7 +19,7 @@ from tests.structures.batches import (
 )
 
 from thinsection.errors import BudgetError, InvalidInputError, StructureError
-from thinsection.structures import FrameOptions, frame_atoms, token_frame_atoms
+from thinsection.frames import FrameOptions, frame_atoms, token_frame_atoms
 
 ROWS = FrameOptions(impl="rows")
 _OFFSETS = {PROTEIN: (0, 1, 2), RNA: (7, 11, 5), DNA: (7, 10, 5)}

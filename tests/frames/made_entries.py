@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from tests.structures.cif_text import ATOMS, Bond, Part, polymer
+from tests.frames.cif_text import ATOMS, Bond, Part, polymer
 
 
 class Made(NamedTuple):

@@ -9,18 +9,18 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
-from tests.structures.structures import real_structures, write_small
+from tests.frames.structures import real_structures, write_small
 
 from thinsection.errors import InvalidInputError, StructureError
-from thinsection.neighbors.reference import distances_between
-from thinsection.structures import (
+from thinsection.frames import (
     frame_atoms,
     frame_table,
     read_structure,
     write_frames,
 )
-from thinsection.structures.frames import FrameOptions
-from thinsection.structures.structure import ATOM, DNA, PROTEIN, joined
+from thinsection.frames.reference import distances_between
+from thinsection.frames.structure import ATOM, DNA, PROTEIN, joined
+from thinsection.frames.token_frames import FrameOptions
 
 REAL = real_structures()
 needs_real = pytest.mark.skipif(
