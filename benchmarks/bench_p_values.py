@@ -27,9 +27,9 @@ from benchmarks.bench_coverage import (
 )
 from benchmarks.harness import arguments, finish
 from thinsection.evaluation.audit import association
-from thinsection.evaluation.hazard import hazard_ratio
-from thinsection.evaluation.permuted import permuted_labels, site_probe
+from thinsection.evaluation.comparison import permuted_labels, site_probe
 from thinsection.evaluation.rows import Predictions, label_permutation_p
+from thinsection.evaluation.survival import hazard_ratio
 
 # of tests by permutation: with 19 p <= .05 for the best of 20 orders
 PERMUTATIONS = 39

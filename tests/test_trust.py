@@ -20,7 +20,7 @@ from thinsection.evaluation.embeddings import read_embeddings
 from thinsection.files.trust import ARCHITECTURES, is_local_host
 from thinsection.predict.inputs import is_grid_of, run_config
 from thinsection.predict.model_file import read_card, save_model
-from thinsection.predict.prompts import read_prompts
+from thinsection.predict.zeroshot import read_prompts
 from thinsection.qc.pipeline import load_pipeline
 from thinsection.report.verdict import load_rules
 from thinsection.segment import load_segmenter

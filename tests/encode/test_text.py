@@ -28,8 +28,7 @@ from thinsection.encode.towers import (
     in_open_clip_names,
 )
 from thinsection.errors import InvalidInputError, WeightsError
-from thinsection.predict.prompts import Prompts
-from thinsection.predict.zeroshot import class_vectors
+from thinsection.predict.zeroshot import Prompts, class_vectors
 from thinsection.weights.placement import importable_torchvision
 
 TEXTS = ["an image of tumour", "stroma", "dense pink gland necrosis"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinsection.evaluation.class_order import ordered_classes
+from thinsection.evaluation.readings import ordered_classes
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.support.units import units
 
-from thinsection.evaluation.hazard import (
+from thinsection.evaluation.survival import (
     breslow_baseline,
     hazard_ratio,
     survival_bins,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tests.support.units import units
 
-from thinsection.evaluation.horizons import auroc_until, brier_at, usable_times
 from thinsection.evaluation.intervals import Sampling, interval
+from thinsection.evaluation.survival import auroc_until, brier_at, usable_times
 
 TIMES = (15.0, 30.0, 45.0)
 

@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import kstest
 from tests.support.units import units
 
-from thinsection.evaluation.permuted import (
+from thinsection.evaluation.comparison import (
     permute_patients,
     permuted_labels,
     site_probe,

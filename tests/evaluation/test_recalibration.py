@@ -6,8 +6,11 @@ from scipy.interpolate import CubicSpline
 from sklearn.linear_model import LogisticRegression
 from tests.support.units import units
 
-from thinsection.evaluation.external import calibration_line
-from thinsection.evaluation.recalibration import recalibrated, smooth_calibration
+from thinsection.evaluation.external import (
+    calibration_line,
+    recalibrated,
+    smooth_calibration,
+)
 
 
 def patients_with_cases(

@@ -31,8 +31,8 @@ from thinsection.predict.heatmap import (
     draw_top_tiles,
     heatmap,
 )
-from thinsection.predict.heatmap_links import remove_stale_heatmaps
 from thinsection.predict.model_file import load_model, save_model
+from thinsection.predict.replacing import remove_stale_heatmaps
 from thinsection.results.relink import relink
 from thinsection.results.tiled_slide import tiled_slide
 from thinsection.store.claims import move_slides

@@ -26,13 +26,13 @@ from thinsection.predict.config import FitConfig
 from thinsection.predict.experiment import train
 from thinsection.predict.experiment_page import _copy_pairs
 from thinsection.predict.heads.config import HEADS, HeadConfig
-from thinsection.predict.heads.ordinal import OrdinalHead, Thresholds, head_for
-from thinsection.predict.losses import criterion_of
+from thinsection.predict.heads.head import OrdinalHead, Thresholds, head_for
 from thinsection.predict.predicting import (
     PredictRunConfig,
     ValidationConfig,
     predict,
 )
+from thinsection.predict.training import criterion_of
 
 LINEAR = HeadConfig(head="linear")
 QUICK = FitConfig(epochs=30, patience=10, lr=2e-2, device="cpu")

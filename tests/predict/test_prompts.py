@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from thinsection.errors import ConfigError
-from thinsection.predict.prompts import read_prompts
+from thinsection.predict.zeroshot import read_prompts
 
 GOOD = """
 templates = ["an image of {}", "{}, H&E"]

@@ -14,8 +14,7 @@ from thinsection.predict import tested
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import train
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.review import subgroup_rows
-from thinsection.predict.tripod import OPEN, checklist
+from thinsection.predict.review import OPEN, checklist, subgroup_rows
 
 FIT = FitConfig(epochs=3, lr=1e-2, device="cpu")
 

@@ -20,16 +20,21 @@ from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_table
 from thinsection.predict import folds, tested
-from thinsection.predict.adamw import AdamW
 from thinsection.predict.bags import Bags
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import train
 from thinsection.predict.folds import Study, read_fold
 from thinsection.predict.heads.config import HEADS, HeadConfig
-from thinsection.predict.losses import cox_loss, discrete_loss, targets_of
 from thinsection.predict.model_file import load_model
 from thinsection.predict.predicting import predict
-from thinsection.predict.training import Trainer, with_recipe
+from thinsection.predict.training import (
+    AdamW,
+    Trainer,
+    cox_loss,
+    discrete_loss,
+    targets_of,
+    with_recipe,
+)
 from thinsection.store.hdf5 import add_dataset, read_values
 
 SMALL = HeadConfig(hidden_dim=32, attention_dim=16)

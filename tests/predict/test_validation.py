@@ -28,7 +28,7 @@ from thinsection.errors import (
 )
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.embeddings import read_embeddings
-from thinsection.evaluation.hazard import breslow_baseline
+from thinsection.evaluation.survival import breslow_baseline
 from thinsection.evaluation.target import Target
 from thinsection.predict.model_file import Lock, load_model, read_card, save_model
 from thinsection.predict.predicting import predict

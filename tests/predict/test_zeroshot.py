@@ -17,8 +17,7 @@ from tests.support.two_towers import CONTEXT, write_clip
 import thinsection as ts
 from thinsection.encode.text import Tokenizer, load_text_encoder
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.predict.prompts import Prompts
-from thinsection.predict.zeroshot import top_k_scores
+from thinsection.predict.zeroshot import Prompts, top_k_scores
 from thinsection.testing.synthetic import write_he_slide
 
 CLASSES = {"tumour": ("tumour", "dense gland"), "stroma": ("stroma", "loose pink")}

@@ -306,14 +306,10 @@ def zeroshot_command(
       thinsection zeroshot results --prompts prompts.toml
     """
     from thinsection.cli.progress import say
-    from thinsection.predict.prompts import read_prompts
-
-    # report a wrong file before PyTorch is imported, which takes seconds
-    words = read_prompts(prompts)
-
     from thinsection.predict.zeroshot import zeroshot
 
-    result = zeroshot(results, words, config=config, on_message=say)
+    # a wrong file of prompts is reported before PyTorch is imported, which takes seconds
+    result = zeroshot(results, prompts, config=config, on_message=say)
     for row in result.rows:
         score = f", score {row.scores[row.predicted]:.4f}" if row.scores else ""
         print(f"{row.slide_id}: {row.predicted or 'no tiles'}{score}")

@@ -1,4 +1,12 @@
-"""Differences between models: paired tests on the same cases, corrections, ranks."""
+"""Differences between models, and differences from chance.
+
+Models are compared by paired tests on the same cases, with corrections and ranks. Linear heads on
+mean embeddings say what labels by chance reach, and whether sites can be told: labels change places
+between patients with equally many cases, the folds are those of the labels that stand, and p is the
+share of permutations that score as high.
+
+Shapes: n cases, M models, D channels, K classes, P permutations.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,17 +15,31 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
-from thinsection.evaluation.intervals import LEVEL, TAIL, Sampling
+from thinsection.evaluation.cases import Groups
+from thinsection.evaluation.intervals import LEVEL, TAIL, Interval, Sampling, interval
 from thinsection.evaluation.metrics import (
     Flags,
     FloatVector,
+    Fold,
     IndexArray,
     Scorer,
+    balanced_accuracy,
+    class_scorers,
+    image_counts,
+    macro_auroc,
+    pearson,
     ratio,
 )
+from thinsection.evaluation.splits import grouped_folds
 
 POWER = 0.8  # of `Difference.detectable`
 MIN_GROUPS = 3  # for a test
+PERMUTATIONS = 199
+SITE_PERMUTATIONS = 99  # each fits a logistic regression in every fold
+SITE_FOLDS = 5
+MIN_OF_SITE = 10  # cases of a site that the probe of sites takes
+SITE_COMPONENTS = 32
+RIDGE = 1.0  # penalty, channels have unit variance over D
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,3 +241,198 @@ def mean_ranks(scores: FloatVector, *, lower: Sequence[bool]) -> FloatVector:
     sign = np.where(np.array(lower), 1.0, -1.0)[:, None]
     ranks = np.array([rankdata(row, nan_policy="omit") for row in sign * scores])
     return ratio(np.nansum(ranks, axis=0), np.isfinite(ranks).sum(axis=0), empty=np.nan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permuted:
+    """The score of labels as they are beside that of permuted ones."""
+
+    metric: str
+    value: float
+    mean: float  # of the permutations
+    low: float  # 2.5th and 97.5th percentile of the permutations
+    high: float
+    p_value: float  # (1 + permutations that score as high) / (1 + permutations)
+    permutations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteProbe:
+    """Score of a linear head that tells the site of a case that it has not seen."""
+
+    sites: int
+    cases: int
+    left_out: int  # cases of sites with too few
+    permuted: Permuted
+    interval: Interval
+
+
+def permute_patients(
+    patients: IndexArray, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """(n,) row whose label each row takes; patients with equally many rows change places."""
+    taken = np.arange(len(patients))
+    rows_by_patient = [np.flatnonzero(patients == p) for p in np.unique(patients)]
+    sizes = np.array([len(rows) for rows in rows_by_patient])
+    for size in np.unique(sizes):
+        alike = np.flatnonzero(sizes == size)
+        for target, source in zip(alike, rng.permutation(alike), strict=True):
+            taken[rows_by_patient[target]] = rows_by_patient[source]
+    return taken
+
+
+def permuted_labels(
+    means: npt.NDArray[np.float64],
+    values: FloatVector,
+    num_classes: int,
+    folds: Sequence[Fold],
+    patients: IndexArray,
+    *,
+    seed: int,
+    permutations: int = PERMUTATIONS,
+) -> Permuted | None:
+    """A linear head's score with the labels (n,) beside that with permuted ones.
+
+    The head is a ridge regression on mean embeddings (n, D), standardised on training cases.
+    Classes (K >= 2) are scored by AUROC, values (`num_classes` 0) by Pearson's correlation; both
+    within folds, as the score of `train` is. None where the labels or all permutations have no
+    score, as no fold has two classes. Memory: n D + n K P floats.
+    """
+    rng = np.random.default_rng(seed)
+    orders = [permute_patients(patients, rng) for _ in range(permutations)]
+    sources = np.stack([np.arange(len(values)), *orders])
+    labels = values[sources]  # (1 + P, n)
+    columns = num_classes or 1
+    targets = labels[..., None]
+    if num_classes:
+        targets = (labels[..., None] == np.arange(num_classes)).astype(np.float64)
+    flat = targets.transpose(1, 0, 2).reshape(len(values), -1)  # (n, (1 + P) K)
+    predictions = [_ridge(means, flat, train, test) for train, test in folds]
+    predicted = np.concatenate(predictions).reshape(-1, len(sources), columns)
+    tested = np.concatenate([test for _, test in folds])
+    sizes = [len(test) for _, test in folds]
+    fold_of_row = np.repeat(np.arange(len(folds)), sizes)
+    ones = np.ones((1, len(tested)))
+    scores = []
+    for place in range(len(sources)):
+        truth = labels[place, tested]
+        prediction = predicted[:, place]
+        if num_classes:
+            classes = truth.astype(np.int64)
+            score = macro_auroc(prediction, classes, ones, fold_of_row)[0]
+        else:
+            score = pearson(truth[:, None], prediction, ones, fold_of_row)[0, 0]
+        scores.append(float(score))
+    if not np.isfinite(scores[0]) or not np.isfinite(scores[1:]).any():
+        return None
+    return _permuted("auroc" if num_classes else "pearson", scores)
+
+
+def _ridge(
+    means: npt.NDArray[np.float64],
+    targets: npt.NDArray[np.float64],
+    train: IndexArray,
+    test: IndexArray,
+) -> npt.NDArray[np.float64]:
+    """Predictions (test, columns) by a ridge regression in its dual form."""
+    center = means[train].mean(axis=0)
+    spread = means[train].std(axis=0)
+    spread[spread == 0] = 1.0
+    scale = spread * means.shape[1] ** 0.5
+    x = (means[train] - center) / scale
+    gram = x @ x.T + RIDGE * np.eye(len(train))
+    middle = targets[train].mean(axis=0)
+    dual = np.linalg.solve(gram, targets[train] - middle)
+    return np.asarray((means[test] - center) / scale @ x.T @ dual + middle)
+
+
+def _permuted(metric: str, scores: Sequence[float]) -> Permuted:
+    """`scores`: that of the labels as they are, then those of the permutations."""
+    null = np.array(scores[1:])
+    null = null[np.isfinite(null)]
+    low, high = np.quantile(null, (0.025, 0.975))
+    return Permuted(
+        metric=metric,
+        value=scores[0],
+        mean=float(null.mean()),
+        low=float(low),
+        high=float(high),
+        p_value=float((1 + (null >= scores[0] - 1e-12).sum()) / (1 + len(null))),
+        permutations=len(null),
+    )
+
+
+def site_probe(
+    means: npt.NDArray[np.float64],
+    sites: Sequence[str],
+    groups: Groups,
+    *,
+    seed: int,
+    permutations: int = SITE_PERMUTATIONS,
+) -> SiteProbe | None:
+    """A multinomial logistic regression on mean embeddings (n, D) for the site, cross-validated.
+
+    Sites with fewer than MIN_OF_SITE cases are left out; None where fewer than two remain. The
+    means are reduced to at most SITE_COMPONENTS principal components, without the sites. Scored by
+    balanced accuracy. Memory: n D floats.
+    """
+    names, codes, counts = np.unique(sites, return_inverse=True, return_counts=True)
+    kept = np.flatnonzero(counts[codes] >= MIN_OF_SITE)
+    kept_sites = np.unique(codes[kept])
+    num_sites = len(kept_sites)
+    if num_sites < 2:
+        return None
+    labels = np.searchsorted(kept_sites, codes[kept])
+    owners = np.unique(groups.codes[kept], return_inverse=True)[1]
+    x = _components(means[kept])
+    rng = np.random.default_rng(seed)
+    predicted, fold = _site_predictions(x, labels, owners, seed)
+    scores = [_balanced(labels, predicted, num_sites)]
+    for _ in range(permutations):
+        permuted = labels[permute_patients(owners, rng)]
+        guessed, _ = _site_predictions(x, permuted, owners, seed)
+        scores.append(_balanced(permuted, guessed, num_sites))
+    sampling = Sampling.of_rows(
+        groups.take(kept),
+        classes=labels,
+        fold=fold,
+    )
+    scorer = class_scorers(labels, predicted, num_sites)["balanced_accuracy"]
+    return SiteProbe(
+        sites=num_sites,
+        cases=len(kept),
+        left_out=len(names[codes]) - len(kept),
+        permuted=_permuted("balanced_accuracy", scores),
+        interval=interval(sampling, scorer, "balanced_accuracy", seed=seed),
+    )
+
+
+def _components(means: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Scores of the first principal components, of unit mean variance."""
+    centred = means - means.mean(axis=0)
+    u, size, _ = np.linalg.svd(centred, full_matrices=False)
+    x = (u * size)[:, :SITE_COMPONENTS]
+    scale = float(x.std()) or 1.0
+    return np.asarray(x / scale)
+
+
+def _site_predictions(
+    x: npt.NDArray[np.float64], labels: IndexArray, owners: IndexArray, seed: int
+) -> tuple[IndexArray, IndexArray]:
+    """Predicted site of each case by the fold that has not seen it, and its fold."""
+    from sklearn.linear_model import LogisticRegression
+
+    predicted = np.zeros(len(labels), dtype=np.int64)
+    fold = np.zeros(len(labels), dtype=np.int64)
+    names = [str(owner) for owner in owners]
+    folds = grouped_folds(labels, names, folds=SITE_FOLDS, seed=seed)
+    for number, (train, test) in enumerate(folds):
+        model = LogisticRegression(class_weight="balanced", max_iter=300, tol=1e-3)
+        predicted[test] = model.fit(x[train], labels[train]).predict(x[test])
+        fold[test] = number
+    return predicted, fold
+
+
+def _balanced(truth: IndexArray, predicted: IndexArray, num_classes: int) -> float:
+    counts = image_counts(truth[None], predicted[None], num_classes)[0]
+    return float(balanced_accuracy(counts))

@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from thinsection.errors import InvalidInputError
-from thinsection.evaluation.class_order import ordered_classes
 from thinsection.evaluation.embeddings import feature_files
 from thinsection.evaluation.follow_up import TIMES_SIGN
-from thinsection.evaluation.label_table import LabelTable
 from thinsection.evaluation.label_values import (
     MANY_CLASSES,
     LabelCell,
@@ -23,6 +21,8 @@ from thinsection.evaluation.labels import (
     label_counts,
     read_labels_of,
 )
+from thinsection.evaluation.readings import ordered_classes
+from thinsection.evaluation.tables import LabelTable
 from thinsection.files.atomic import write_table
 from thinsection.types import counted
 

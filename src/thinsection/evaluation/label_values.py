@@ -8,15 +8,12 @@ import numpy as np
 
 from thinsection.config import nearest
 from thinsection.errors import ConfigError
-from thinsection.evaluation.class_order import ordered_classes
 from thinsection.evaluation.follow_up import (
     MISSING_TIME,
     TIMES_SIGN,
     Cell,
     read_follow_up,
 )
-from thinsection.evaluation.label_table import LabelTable
-from thinsection.evaluation.outliers import FAR, outliers
 from thinsection.evaluation.readings import (
     ColumnValues,
     Numbers,
@@ -26,11 +23,13 @@ from thinsection.evaluation.readings import (
     flag_of,
     is_code,
     is_limit,
+    ordered_classes,
     parse_overrides,
     plain_text,
     shown_readings,
 )
-from thinsection.evaluation.target import Kind, Target, TaskName
+from thinsection.evaluation.tables import LabelTable
+from thinsection.evaluation.target import FAR, Kind, Target, TaskName, outliers
 from thinsection.types import counted
 
 MOST_CLASSES = 10  # different numbers that are taken for classes

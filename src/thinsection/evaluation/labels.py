@@ -23,18 +23,21 @@ from thinsection.evaluation.cases import (
     site_of,
     spelling_notes,
 )
-from thinsection.evaluation.class_order import ordered_classes
 from thinsection.evaluation.embeddings import FeatureFiles, feature_files
 from thinsection.evaluation.follow_up import TIMES_SIGN
-from thinsection.evaluation.label_table import LabelTable, read_label_table
 from thinsection.evaluation.label_values import (
     LabelCell,
     LabelColumns,
     LabelValues,
     read_values,
 )
-from thinsection.evaluation.readings import ValueReading, class_name, is_missing
-from thinsection.evaluation.tables import TextRow
+from thinsection.evaluation.readings import (
+    ValueReading,
+    class_name,
+    is_missing,
+    ordered_classes,
+)
+from thinsection.evaluation.tables import LabelTable, TextRow, read_label_table
 from thinsection.evaluation.target import (
     INTERVALS,
     Floats,

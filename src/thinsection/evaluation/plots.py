@@ -21,10 +21,10 @@ from thinsection.evaluation.curves import (
     roc_band,
 )
 from thinsection.evaluation.external import decision_curve
-from thinsection.evaluation.hazard import hazard_ratio, survival_curve
 from thinsection.evaluation.intervals import MIN_UNITS, Sampling
 from thinsection.evaluation.metrics import Flags, FloatVector, IndexArray
 from thinsection.evaluation.rows import Predictions, Risks
+from thinsection.evaluation.survival import hazard_ratio, survival_curve
 from thinsection.report.values import CLASS_COLORS
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ no metastasis) are read by the same rules, shown with their reading, and changed
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -19,30 +19,8 @@ from thinsection.errors import ConfigError, DatasetError
 Meaning = Literal["class", "missing", "event", "censored", "number", "limit", "unclear"]
 READINGS = ("missing", "class", "number", "event", "censored")
 MOST_SHOWN = 12  # different numbers that are shown one by one
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# words that mean "no value" on their own
-_NO_VALUE = _words(
-    """na nan nat nil null none nul nd nk unk unknown unkn undetermined undefined unspecified
-    unavailable unreported undocumented unassessed unassessable unevaluable unobtainable unrecorded
-    missing blank empty void pending tbd tba discrepancy discrepant redacted withheld restricted
-    declined refused unbekannt fehlend fehlt inconnu inconnue manquant desconocido desconocida
-    sconosciuto onbekend desconhecido"""
-)
 # and pairs of letters between signs: n/a, n.d., k.A.
 _LETTERS = frozenset(("n a", "n d", "n k", "k a"))
-_NEGATIONS_OF_VALUES = _words(
-    "no not non cannot unable never without nicht kein keine keinen niet sin sans senza"
-)
-# what is not there: words for a value
-_OF_VALUES = _words(
-    """data datum information info value values result results record records answer entry database
-    file angabe angaben daten wert datos dato données"""
-)
 # and beginnings of words for how a value comes to be known; 'not detected', 'not identified' and
 # 'not present' are findings, and 'not given' may be a treatment
 _OF_KNOWING = re.compile(
@@ -52,11 +30,6 @@ _OF_KNOWING = re.compile(
     r"graded|scored|staged|typed|classif|conclus|verfügbar|bekannt|bestimm|erhoben|untersucht|"
     r"angegeben|dokumentiert|anwendbar|disponible|disponibile|disponível|connu|renseigné|noto|"
     r"bekend|aplica|déterminé)"
-)
-_OTHER_WORDS = _words(
-    """or and yet been be is was were the a of to at by in on for from this currently otherwise can
-    could allowed required patient status due insufficient prefer say do know don t dont oder und
-    noch"""
 )
 _PHRASES = frozenset(
     (
@@ -71,7 +44,6 @@ _PHRASES = frozenset(
 _BRACKETED = re.compile(r"\[.*\]|<.*>|\{.*\}|\(.*\)", re.DOTALL)
 _SHEET_ERROR = re.compile(r"#[^\W\d_¡]?[^\s]*[!?]|#(?:N/A|NV|N/D|NA)|#[A-Z_]{3,}")
 _NOT_WORDS = re.compile(r"[\W_]+")
-
 _SPACED = re.compile(r"[+-]?\d{1,3}(?:[ '\u2019]\d{3})+(?:[.,]\d+)?")  # 1 234.5
 _SPACES = re.compile(r"[ '\u2019]")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
@@ -81,8 +53,46 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
 _ONE_GROUP = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # 1.234 or 1234
 _LIMIT = re.compile(r"(?:[<>≤≥]=?|=[<>])\s*[\d.,\s]+\+?|[\d.,]+\s*\+")
 _CODE = re.compile(r"-?(?:7+|8+|9+)|-1")
-
 _NUMBERED = re.compile(r"([01])(?:\.0+)?(?:\s*[:=;\-\u2013(.]\s*(.*?)\)?)?")
+_NEGATIONS = frozenset(("no", "not", "non", "without", "never", "kein", "keine"))
+_DIGITS = re.compile(r"(.*?)((?:(?<!.)-)?\d+(?:\.\d+)?)(.*)", re.DOTALL)
+# (?i) stage IIIA, grade iv
+_ROMAN = re.compile(r"(.*?)\b([IVX]+)((?:[A-D]\d?)?)\b(.*)", re.DOTALL | re.IGNORECASE)
+_ROMAN_NUMBERS = {
+    name: number
+    for number, name in enumerate(
+        ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x"), start=1
+    )
+}
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# words that mean "no value" on their own
+_NO_VALUE = _words(
+    """na nan nat nil null none nul nd nk unk unknown unkn undetermined undefined unspecified
+    unavailable unreported undocumented unassessed unassessable unevaluable unobtainable unrecorded
+    missing blank empty void pending tbd tba discrepancy discrepant redacted withheld restricted
+    declined refused unbekannt fehlend fehlt inconnu inconnue manquant desconocido desconocida
+    sconosciuto onbekend desconhecido"""
+)
+_NEGATIONS_OF_VALUES = _words(
+    "no not non cannot unable never without nicht kein keine keinen niet sin sans senza"
+)
+# what is not there: words for a value
+_OF_VALUES = _words(
+    """data datum information info value values result results record records answer entry database
+    file angabe angaben daten wert datos dato données"""
+)
+_OTHER_WORDS = _words(
+    """or and yet been be is was were the a of to at by in on for from this currently otherwise can
+    could allowed required patient status due insufficient prefer say do know don t dont oder und
+    noch"""
+)
+
+
 _CENSORED_WORDS = _words(
     """alive living lives live survived survives surviving survivor survivors censored censor cens
     free lost ongoing false no n f lebt lebend lebendig vivant vivante vivo viva levend"""
@@ -93,7 +103,6 @@ _EVENT_WORDS = _words(
     failed true yes y t tot verstorben gestorben décédé décédée mort morte muerto muerta fallecido
     fallecida deceduto overleden"""
 )
-_NEGATIONS = frozenset(("no", "not", "non", "without", "never", "kein", "keine"))
 _TRUE = _words(
     "1 1.0 true yes y t checked positive pos present x ja oui si sí + detected"
 )
@@ -383,3 +392,46 @@ def read_number(text: str, column: str, where: str, *, flag: bool = False) -> fl
     if value is None:
         raise DatasetError(f"{column} must be a number, got {text!r} in {where!r}")
     return value
+
+
+class _Numbered(NamedTuple):
+    """A class name in its parts."""
+
+    before: str
+    number: float
+    after: str
+
+
+def ordered_classes(names: Collection[str]) -> tuple[str, ...] | None:
+    """Class names, the lowest first; None where they have no order that is certain.
+
+    The order is that of the one number in each name, in digits or Roman: 1, 2; G1, G2; stage II,
+    stage IIIA. What stands before the number must be the same in all names. One number twice is
+    an order only where single letters follow it: 2a, 2b.
+    """
+    parts = {name: _numbered(name) for name in names}
+    numbered = [(part, name) for name, part in parts.items() if part is not None]
+    if len(numbered) < len(parts):
+        return None
+    if len({part.before for part, _ in numbered}) != 1:
+        return None
+    keys = [(part.number, part.after) for part, _ in numbered]
+    is_twice = len({number for number, _ in keys}) < len(keys)
+    by_letter = len(set(keys)) == len(keys) and all(len(after) < 2 for _, after in keys)
+    if is_twice and not by_letter:
+        return None
+    numbered.sort(key=lambda pair: (pair[0].number, pair[0].after))
+    return tuple(name for _, name in numbered)
+
+
+def _numbered(name: str) -> _Numbered | None:
+    text = name.strip().casefold()
+    roman = _ROMAN.fullmatch(text)
+    if roman and roman[2] in _ROMAN_NUMBERS:
+        return _Numbered(
+            roman[1].strip(), _ROMAN_NUMBERS[roman[2]], roman[3] + roman[4]
+        )
+    digits = _DIGITS.fullmatch(text)
+    if digits is None:
+        return None
+    return _Numbered(digits[1].strip(), float(digits[2]), digits[3].strip())

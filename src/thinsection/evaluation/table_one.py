@@ -7,9 +7,9 @@ import numpy as np
 
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.external import Estimate, proportion
-from thinsection.evaluation.hazard import survival_curve
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import Flags, FloatVector, IndexArray
+from thinsection.evaluation.survival import survival_curve
 
 HALF = 0.5
 

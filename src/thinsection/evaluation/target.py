@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import DatasetError
-from thinsection.evaluation.outliers import outliers
 from thinsection.types import counted
 
 Kind = Literal[
@@ -46,6 +45,8 @@ _POSITIVE_WORDS = {
         "again to choose with `train --positive`"
     ),
 }
+FAR = 5.0  # robust standard deviations from the median
+_TO_SD = 1.4826  # standard deviation over MAD of a normal distribution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,3 +200,17 @@ class Target:
         """A cell for each output, its name with `begin` before it; empty ones for ()."""
         cells: Sequence[float | None] = values or [None for _ in self.names]
         return {begin + name: cell for name, cell in zip(self.names, cells)}
+
+
+def outliers(values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """True for values (n,) more than FAR robust standard deviations (1.4826 MAD) from the median.
+
+    None is one where half of the values are equal, since nothing says how far they spread.
+    """
+    if len(values) == 0:
+        return np.zeros(0, dtype=bool)
+    distance = np.abs(values - np.median(values))
+    spread = _TO_SD * float(np.median(distance))
+    if spread == 0:
+        return np.zeros(len(values), dtype=bool)
+    return np.asarray(distance > FAR * spread)

@@ -50,15 +50,9 @@ from thinsection.predict.folds import (
     read_fold,
 )
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.heads.ordinal import head_for
-from thinsection.predict.heatmap_links import (
-    heatmap_folder,
-    remove_stale_heatmaps,
-    stale_words,
-    write_heatmap_links,
-)
+from thinsection.predict.heads.head import head_for
 from thinsection.predict.inputs import training_inputs
-from thinsection.predict.locking import lock_of
+from thinsection.predict.locking import lock_of, shipped_score
 from thinsection.predict.model_file import (
     Member,
     Model,
@@ -68,9 +62,14 @@ from thinsection.predict.model_file import (
     save_model,
     versions,
 )
-from thinsection.predict.replacing import check_experiment
+from thinsection.predict.replacing import (
+    check_experiment,
+    heatmap_folder,
+    remove_stale_heatmaps,
+    stale_words,
+    write_heatmap_links,
+)
 from thinsection.predict.review import review
-from thinsection.predict.shipped import shipped_score
 from thinsection.predict.tested import Score, Tested
 from thinsection.predict.training import with_recipe
 from thinsection.predict.usual import Usual

@@ -33,7 +33,7 @@ from thinsection.evaluation.rows import (
 )
 from thinsection.evaluation.target import Floats
 from thinsection.files.pages import data_uri, render_page
-from thinsection.predict.heatmap_links import LINKS_NAME
+from thinsection.predict.replacing import LINKS_NAME
 from thinsection.predict.tested import Tested, outcome_columns
 from thinsection.predict.validation_page import interval_words
 from thinsection.report.index import viewer_place

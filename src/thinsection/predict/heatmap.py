@@ -36,13 +36,13 @@ from thinsection.files.lock import (
 )
 from thinsection.jobs.backend import ignore_message
 from thinsection.predict.answering import Prediction, score_column
-from thinsection.predict.heatmap_links import (
+from thinsection.predict.model_file import SUFFIX, check_model_exists, read_card
+from thinsection.predict.predicting import PredictRunConfig, predict
+from thinsection.predict.replacing import (
     SCALE_NAME,
     heatmap_folder,
     refresh_heatmap_links,
 )
-from thinsection.predict.model_file import SUFFIX, check_model_exists, read_card
-from thinsection.predict.predicting import PredictRunConfig, predict
 from thinsection.report.draw import write_drawing
 from thinsection.report.index import refresh_index
 from thinsection.report.layers import Values

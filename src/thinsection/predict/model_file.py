@@ -30,8 +30,7 @@ from thinsection.evaluation.target import Floats, Target
 from thinsection.files.atomic import parse_json
 from thinsection.files.pages import render_page
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.heads.head import Head
-from thinsection.predict.heads.ordinal import head_for
+from thinsection.predict.heads.head import Head, head_for
 from thinsection.predict.inputs import Inputs
 from thinsection.predict.usual import Usual
 from thinsection.types import MIB, Json

@@ -42,11 +42,6 @@ from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report
 from thinsection.predict.answering import Prediction, PredictTask
-from thinsection.predict.heatmap_links import (
-    heatmap_folder,
-    remove_stale_heatmaps,
-    stale_words,
-)
 from thinsection.predict.inputs import (
     Inputs,
     check_inputs,
@@ -55,7 +50,12 @@ from thinsection.predict.inputs import (
     run_config,
 )
 from thinsection.predict.model_file import ModelCard, read_card
-from thinsection.predict.replacing import check_validation
+from thinsection.predict.replacing import (
+    check_validation,
+    heatmap_folder,
+    remove_stale_heatmaps,
+    stale_words,
+)
 from thinsection.predict.validation import Locked, use_lines, write_validation
 from thinsection.report.index import refresh_index
 from thinsection.report.verdict import GOOD, load_rules, verdict

@@ -29,7 +29,7 @@ from thinsection.evaluation.survival import comparable_pairs
 from thinsection.evaluation.target import Floats, Target
 from thinsection.files.atomic import read_json
 from thinsection.predict.folds import FoldResult, Study, read_fold
-from thinsection.predict.losses import criterion_of, targets_of
+from thinsection.predict.training import criterion_of, targets_of
 from thinsection.types import Json, counted
 
 EXPERIMENT_NAME = "experiment.json"

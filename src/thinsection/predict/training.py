@@ -1,4 +1,6 @@
-"""Training of one head on one fold; a killed training resumes and gives the same bytes.
+"""Training of one head on one fold: losses, steps, epochs.
+
+A killed training resumes and gives the same bytes.
 
 All random choices (order, tiles, dropout) depend only on the seed, the epoch and the case, so that
 no random state must be stored. A checkpoint has weights, optimiser and history.
@@ -8,7 +10,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -18,21 +20,20 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.adamw import adamw
 
 from thinsection.config import as_mapping
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.labels import Cohort, several
 from thinsection.evaluation.parts import Part
-from thinsection.evaluation.target import Floats
+from thinsection.evaluation.target import FAR, Floats, Target
 from thinsection.files.atomic import parse_json
-from thinsection.predict.adamw import AdamW
 from thinsection.predict.bags import Bag, Bags
 from thinsection.predict.config import FitConfig
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.heads.head import Criterion, HeadOutput, load_head
-from thinsection.predict.heads.ordinal import head_for
-from thinsection.predict.losses import cox_loss, criterion_of, targets_of
+from thinsection.predict.heads.head import Criterion, HeadOutput, head_for, load_head
 from thinsection.weights.files import write_tensors
 from thinsection.weights.placement import resolve_device
 
@@ -333,3 +334,165 @@ def _best_epoch(losses: Losses) -> int:
         return 0
     inner = [loss for _, loss in losses]
     return 1 + inner.index(min(inner))
+
+
+def targets_of(target: Target, values: Floats) -> Tensor:
+    """One row per case for the criterion: class; labels; scaled value; event and time.
+
+    A blank label is NaN.
+
+    Logits of ordered classes are their log probabilities (`OrdinalHead`): the loss of classes is
+    their negative log likelihood too.
+    """
+    if target.exclusive:
+        return torch.from_numpy(values[:, 0].astype(np.int64))
+    if target.kind == "regression":
+        values = (values - target.center) / target.spread
+    if target.kind == "discrete":
+        bins = np.searchsorted(target.edges, values[:, 1], side="left")
+        values = np.stack([values[:, 0], bins], axis=1)
+    return torch.from_numpy(values.astype(np.float32))
+
+
+def criterion_of(target: Target, train: Tensor, *, weighted: bool) -> Criterion:
+    """Loss of one case from logits (K,) and its target; 'cox' has none, see `cox_loss`.
+
+    Args:
+        target: predicted target.
+        train: targets of the training cases.
+        weighted: True gives rare classes a larger weight.
+    """
+    if target.exclusive:
+        return _class_loss(len(target.names), train, weighted=weighted)
+    if target.kind == "multilabel":
+        return _label_loss(train, weighted=weighted)
+    if target.kind == "regression":
+        # squared error, but linear beyond FAR: one far value does not rule the gradient
+        return lambda z, y: 2 * F.huber_loss(z.float(), y, delta=FAR)
+    return discrete_loss
+
+
+def _class_loss(num_classes: int, train: Tensor, *, weighted: bool) -> Criterion:
+    weights = torch.ones(num_classes)
+    if weighted:
+        counts = torch.bincount(train, minlength=num_classes)
+        weights = len(train) / (num_classes * counts)
+    return lambda z, y: F.cross_entropy(z.float(), y) * weights.to(z.device)[y]
+
+
+def _label_loss(train: Tensor, *, weighted: bool) -> Criterion:
+    """Loss of the labels of a case that are not blank, over the number of all labels.
+
+    So each known label of each case weighs the same: the sum over cases is that of the losses of
+    the labels, each over the cases that have it.
+    """
+    positives = (train == 1).sum(0).float()
+    weights = torch.ones_like(positives)
+    if weighted:
+        weights = (train == 0).sum(0) / positives
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        is_known = ~y.isnan()
+        losses = F.binary_cross_entropy_with_logits(
+            z.float(),
+            y.nan_to_num(),
+            pos_weight=weights.to(z.device),
+            reduction="none",
+        )
+        return torch.where(is_known, losses, 0).mean()
+
+    return loss
+
+
+def discrete_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """-log likelihood of an event in an interval, or of no event up to it; y = (event, interval).
+
+    Source: Zadeh and Schmid, Bias in cross-entropy-based training of deep survival networks, 2020.
+    """
+    event = y[0]
+    place = int(y[1])
+    survived = F.logsigmoid(-logits.float()).cumsum(0)
+    before = survived[place - 1] if place else survived.new_zeros(())
+    seen = before + F.logsigmoid(logits[place].float())
+    return torch.where(event == 1, -seen, -survived[place])
+
+
+def cox_loss(risk: Tensor, y: Tensor) -> Tensor:
+    """-log partial likelihood (Breslow) per event, risks (n,) and y (n, 2): event, time."""
+    event = y[:, 0] == 1
+    time = y[:, 1]
+    at_risk = torch.where(time[None] >= time[:, None], risk[None].float(), -torch.inf)
+    terms = (at_risk.logsumexp(1) - risk.float())[event]
+    return terms.sum() / max(1, int(event.sum()))
+
+
+class AdamW:
+    """AdamW on some parameters, which are all on one device.
+
+    On a CPU its steps have the bytes of `torch.optim.AdamW(fused=True)`: one pass over the weights
+    in place of nine, and square roots that are rounded correctly, which those of `torch.sqrt` are
+    not on every CPU. The number of threads changes no byte.
+
+    Memory: two values per parameter.
+
+    Source: Loshchilov and Hutter, "Decoupled weight decay regularization", 2019; the arithmetic is
+    torch's function `adamw`.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float
+    ) -> None:
+        self.parameters = list(parameters)
+        self.lr = lr
+        self.weight_decay = weight_decay
+        # state by number of the parameter, from its first gradient on: step, exp_avg, exp_avg_sq
+        self.states: dict[int, dict[str, Tensor]] = {}
+
+    def zero_grad(self) -> None:
+        """Removes the gradients of all parameters."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def load_states(self, states: dict[int, dict[str, Tensor]]) -> None:
+        """Sets stored states; the number of steps stays on the CPU."""
+        for i, stored in states.items():
+            device = self.parameters[i].device
+            self.states[i] = {
+                name: value if name == "step" else value.to(device)
+                for name, value in stored.items()
+            }
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Makes one step for each parameter that has a gradient."""
+        parameters: list[Tensor] = []
+        gradients = []
+        states = []
+        for i, parameter in enumerate(self.parameters):
+            if parameter.grad is None:
+                continue
+            if i not in self.states:
+                self.states[i] = {
+                    "step": torch.tensor(0.0),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+            parameters.append(parameter)
+            gradients.append(parameter.grad)
+            states.append(self.states[i])
+        adamw(
+            parameters,
+            gradients,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            amsgrad=False,
+            beta1=0.9,
+            beta2=0.999,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            eps=1e-8,
+            maximize=False,
+            fused=self.parameters[0].is_cpu,
+        )

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from thinsection.errors import DatasetError
-from thinsection.evaluation import external, hazard, horizons
+from thinsection.evaluation import external
 from thinsection.evaluation.cases import Groups
-from thinsection.evaluation.external import Estimate
+from thinsection.evaluation.external import Estimate, recalibrated, smooth_calibration
 from thinsection.evaluation.intervals import Sampling
 from thinsection.evaluation.metrics import (
     Flags,
@@ -22,9 +22,18 @@ from thinsection.evaluation.metrics import (
     value_scorers,
 )
 from thinsection.evaluation.plots import Column, RiskGroup, risk_group, round_times
-from thinsection.evaluation.recalibration import recalibrated, smooth_calibration
 from thinsection.evaluation.rows import strict
-from thinsection.evaluation.survival import comparable_pairs, concordance
+from thinsection.evaluation.survival import (
+    MIN_OF_EACH,
+    auroc_until,
+    brier_at,
+    comparable_pairs,
+    concordance,
+    hazard_ratio,
+    survival_bins,
+    survival_probability,
+    usable_times,
+)
 from thinsection.evaluation.target import Floats, Target
 from thinsection.predict.model_file import Lock
 from thinsection.predict.tested import (
@@ -338,9 +347,9 @@ def _survival(
     sampling = rows.sampling(events=cases.event)
     scorers: Scorers = {"c_index": concordance(*cases)}
     scores = score_table(scorers, sampling, seed=SEED)
-    times = horizons.usable_times(cases.event, cases.time, lock.horizons)
+    times = usable_times(cases.event, cases.time, lock.horizons)
     missing = [
-        f"no scores at {t:g}: fewer than {horizons.MIN_OF_EACH} events before this time, or "
+        f"no scores at {t:g}: fewer than {MIN_OF_EACH} events before this time, or "
         "fewer cases after it"
         for t in lock.horizons
         if t not in times
@@ -348,7 +357,7 @@ def _survival(
     survival = None
     if lock.times:
         baseline = (np.array(lock.times), np.array(lock.hazard))
-        survival = hazard.survival_probability(baseline, cases.risk, np.array(times))
+        survival = survival_probability(baseline, cases.risk, np.array(times))
     elif rows.target.kind == "discrete":
         missing.append(
             "no Brier score: the model predicts time intervals, not survival"
@@ -384,9 +393,9 @@ def _scores_at(
     event, time, risk = cases
     rows = []
     for i, t in enumerate(times):
-        scorers: Scorers = {"auroc": horizons.auroc_until(event, time, risk, t)}
+        scorers: Scorers = {"auroc": auroc_until(event, time, risk, t)}
         if survival is not None:
-            scorers["brier"] = horizons.brier_at(event, time, survival[:, i], t)
+            scorers["brier"] = brier_at(event, time, survival[:, i], t)
         counts = {
             "events": int((event & (time <= t)).sum()),
             "at_risk": int((time > t).sum()),
@@ -416,12 +425,12 @@ def _risk_groups(
     ]
     if len(groups) < 2:
         return groups, None
-    return groups, hazard.hazard_ratio(event, time, high.astype(np.float64), patients)
+    return groups, hazard_ratio(event, time, high.astype(np.float64), patients)
 
 
 def _risk_slope(cases: Survival, patients: Groups) -> Estimate | None:
     """Slope of the log hazard on the log risk; 1 if the spread of risks is right."""
-    ratio = hazard.hazard_ratio(*cases, patients)
+    ratio = hazard_ratio(*cases, patients)
     if ratio is None:
         return None
     value, low, high = np.log([ratio.value, ratio.low, ratio.high]).tolist()
@@ -438,7 +447,7 @@ def _survival_calibration(
     if survival is None or not times:
         return None
     place = len(times) // 2
-    bins = hazard.survival_bins(
+    bins = survival_bins(
         cases.event, cases.time, survival[:, place], times[place], patients
     )
     return {"time": times[place], "bins": bins}

@@ -16,8 +16,8 @@ from thinsection.evaluation.table_one import prevalences, table_one
 from thinsection.predict.answering import Prediction
 from thinsection.predict.folds import Study
 from thinsection.predict.model_file import ModelCard, content_mark
+from thinsection.predict.review import Item, checklist
 from thinsection.predict.tested import Score
-from thinsection.predict.tripod import Item, checklist
 from thinsection.types import Json, counted
 
 NO_TRAINING = (

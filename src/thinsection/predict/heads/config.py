@@ -30,17 +30,17 @@ HEADS: Registry[Any] = Registry(
         Entry(
             name="clam_sb",
             help="CLAM, one attention, instance loss (Lu 2021).",
-            target=f"{_PLACE}.instances:ClamHead",
+            target=f"{_PLACE}.pooled:ClamHead",
         ),
         Entry(
             name="clam_mb",
             help="CLAM, an attention a class, instance loss.",
-            target=f"{_PLACE}.instances:ClamBranchesHead",
+            target=f"{_PLACE}.pooled:ClamBranchesHead",
         ),
         Entry(
             name="dsmil",
             help="Dual stream around the critical tile (Li 2021).",
-            target=f"{_PLACE}.instances:DsmilHead",
+            target=f"{_PLACE}.pooled:DsmilHead",
         ),
         Entry(
             name="transmil",

@@ -1,14 +1,23 @@
-"""Heads on a mean of rows: a linear layer, an MLP, and gated attention.
+"""Heads on a mean of rows: a linear layer, an MLP, gated attention; and CLAM and DSMIL.
 
-Source: Ilse et al., "Attention-based deep multiple instance learning", 2018. With the same weights
-ours equals the authors' module, see docs/validation/predictions.md.
+CLAM and DSMIL train on single tiles as well.
+
+Sources: Ilse et al., "Attention-based deep multiple instance learning", 2018. Lu et al.,
+"Data-efficient and weakly supervised computational pathology on whole-slide images", 2021 (CLAM).
+Li et al., "Dual-stream multiple instance learning network", 2021 (DSMIL). With the same weights
+ours equal the authors' modules, see docs/validation/predictions.md.
 """
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from thinsection.errors import ConfigError
 from thinsection.pool.pooling import GatedAttention
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.heads.head import Head, HeadOutput, Recipe
+from thinsection.predict.heads.head import Criterion, Head, HeadOutput, Recipe
+
+QUERY_DIM = 128  # channels of a query of DSMIL, as published
 
 
 def projection(dim: int, settings: HeadConfig) -> tuple[nn.Module, int]:
@@ -81,3 +90,110 @@ class AbmilHead(Head):
         evidence = attention * (hidden @ self.classifier.weight.T)
         logits = evidence.sum(0) + self.classifier.bias
         return HeadOutput(logits, attention, evidence, hidden)
+
+
+class ClamHead(AbmilHead):
+    """ABMIL, trained with a loss on the tiles of highest and lowest attention as well.
+
+    The target is a class, or 0 and 1 for each (K,). For a true class the `instances` tiles of
+    highest attention are to be positive and those of lowest negative by a classifier of the class;
+    with `subtyping` those of highest attention are to be negative for the other classes.
+    """
+
+    def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
+        super().__init__(dim, outputs, settings)
+        self.bag_weight = 1 - settings.instance_weight
+        hidden = self.classifier.in_features
+        self.instance_classifiers = nn.ModuleList(
+            nn.Linear(hidden, 2) for _ in range(outputs)
+        )
+
+    def extra_loss(
+        self, output: HeadOutput, target: Tensor, criterion: Criterion
+    ) -> Tensor:
+        """CLAM's instance loss (cross-entropy); raises ConfigError where targets are no classes."""
+        hidden = output.instances
+        assert output.attention is not None and hidden is not None
+        labels = self._labels(target)
+        count = min(self.settings.instances, len(hidden))
+        losses = []
+        for k, classifier in enumerate(self.instance_classifiers):
+            if labels[k].isnan():
+                continue
+            score = output.attention[:, k if self.branches else 0].detach()
+            top = score.topk(count).indices
+            if labels[k]:
+                low = (-score).topk(count).indices
+                rows = torch.cat([top, low])
+                truth = torch.cat([top.new_ones(count), top.new_zeros(count)])
+                losses.append(F.cross_entropy(classifier(hidden[rows]), truth))
+            elif self.settings.subtyping:
+                truth = top.new_zeros(count)
+                losses.append(F.cross_entropy(classifier(hidden[top]), truth))
+        total = torch.stack(losses).sum() if losses else hidden.new_zeros(())
+        return total / self.outputs if self.settings.subtyping else total
+
+    def _labels(self, target: Tensor) -> Tensor:
+        """1 for a class of the case, else 0, NaN for a blank label, (K,).
+
+        Raises ConfigError: targets are no classes.
+        """
+        if target.ndim == 0 and not target.is_floating_point():
+            return F.one_hot(target, self.outputs).float()
+        known = target[~target.isnan()]
+        if tuple(target.shape) != (self.outputs,) or not bool(
+            ((known == 0) | (known == 1)).all()
+        ):
+            raise ConfigError(
+                f"targets of CLAM's instance loss must be classes, got {target}; use head "
+                "'abmil'"
+            )
+        return target
+
+
+class ClamBranchesHead(ClamHead):
+    """CLAM-MB: each output has an attention of its own."""
+
+    branches = True
+
+
+class DsmilHead(Head):
+    """Tiles vote by their likeness to the critical tile of each class.
+
+    Logit k is sum over classes j of w_kj . (sum of a_nj x_n) + b_k, a_.j the softmax over tiles of
+    q_n . q_m(j) / sqrt(128), m(j) the tile whose own logit c_nj is highest. Evidence:
+    sum over j of a_nj w_kj . x_n. The loss is half the bag's and half that of max over n of c_n.
+    """
+
+    recipe = Recipe(lr=1e-3)
+    bag_weight = 0.5
+
+    def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
+        super().__init__(dim, outputs, settings)
+        self.instance_classifier = nn.Linear(dim, outputs)
+        self.query = nn.Sequential(
+            nn.Linear(dim, QUERY_DIM),
+            nn.ReLU(),
+            nn.Linear(QUERY_DIM, QUERY_DIM),
+            nn.Tanh(),
+        )
+        self.classifier = nn.Conv1d(outputs, outputs, kernel_size=dim)
+
+    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
+        """See `Head.forward`. Memory: 4 N (D + 256 + K²) bytes."""
+        instances = self.instance_classifier(features)
+        critical = features[instances.argmax(0)]
+        score = self.query(features) @ self.query(critical).T
+        attention = (score / QUERY_DIM**0.5).softmax(0)
+        weight = self.classifier.weight.flatten(0, 1)
+        votes = (features @ weight.T).view(-1, self.outputs, self.outputs)
+        evidence = (votes * attention[:, None]).sum(2)
+        logits = evidence.sum(0) + self.classifier.bias
+        return HeadOutput(logits, attention, evidence, instances)
+
+    def extra_loss(
+        self, output: HeadOutput, target: Tensor, criterion: Criterion
+    ) -> Tensor:
+        """The criterion on the highest logit of any tile."""
+        assert output.instances is not None
+        return criterion(output.instances.amax(0), target)

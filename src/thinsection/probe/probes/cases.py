@@ -12,10 +12,10 @@ from sklearn.preprocessing import StandardScaler
 from thinsection.errors import DatasetError, importing
 from thinsection.evaluation import metrics
 from thinsection.evaluation.cases import Groups
+from thinsection.evaluation.comparison import permuted_labels
 from thinsection.evaluation.embeddings import check_finite
 from thinsection.evaluation.intervals import interval
 from thinsection.evaluation.metrics import FloatVector, Fold, IndexArray, Scorer
-from thinsection.evaluation.permuted import permuted_labels
 from thinsection.evaluation.rows import (
     Details,
     Predictions,
