@@ -24,9 +24,9 @@ from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_table
 from thinsection.predict.config import FitConfig
 from thinsection.predict.experiment import train
-from thinsection.predict.experiment_page import _copy_pairs
 from thinsection.predict.heads.config import HEADS, HeadConfig
 from thinsection.predict.heads.head import OrdinalHead, Thresholds, head_for
+from thinsection.predict.pages import _copy_pairs
 from thinsection.predict.predicting import (
     PredictRunConfig,
     ValidationConfig,

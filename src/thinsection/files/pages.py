@@ -24,7 +24,8 @@ def render_page(room: str, template: str, **values: object) -> str:
     `room` is the package whose folder `templates` holds the file, such as 'thinsection.report'; a
     value that the template names and that is missing is an error. Templates may include those of
     `thinsection.files`: `home.html` links to the index of the results, whose address is `home`, and
-    `viewer_links.js` makes links into the viewer.
+    `viewer_links.js` makes links into the viewer. A page of results extends `page.html`, which has
+    its head, style and scripts, and imports notes, tables and pictures from `parts.html`.
     """
     return _environment(room).get_template(template).render(**values)
 

@@ -39,7 +39,6 @@ from thinsection.jobs.task import Report
 from thinsection.predict import tested
 from thinsection.predict.bags import Bags
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
-from thinsection.predict.experiment_page import experiment_page
 from thinsection.predict.folds import (
     FoldDone,
     FoldJob,
@@ -62,6 +61,7 @@ from thinsection.predict.model_file import (
     save_model,
     versions,
 )
+from thinsection.predict.pages import experiment_page
 from thinsection.predict.replacing import (
     check_experiment,
     heatmap_folder,

@@ -26,6 +26,7 @@ from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.files.workbook import split_sheet
 from thinsection.predict.answering import UNLIKE, Prediction
 from thinsection.predict.model_file import Lock, ModelCard, versions
+from thinsection.predict.pages import validation_page
 from thinsection.predict.review import subgroup_tables
 from thinsection.predict.tested import Tested
 from thinsection.predict.uses import Uses, record_use, use_of
@@ -34,7 +35,6 @@ from thinsection.predict.validation_figures import (
     Rows,
     figures,
 )
-from thinsection.predict.validation_page import validation_page
 from thinsection.predict.validation_review import (
     ReadCohort,
     beside_training,

@@ -21,16 +21,23 @@ doi:10.1038/s41591-024-02856-4 (the mean of the K best tiles of each class).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.config import as_mapping, option, replace_flat, section
+from thinsection.config import (
+    as_mapping,
+    nearest,
+    option,
+    read_toml,
+    replace_flat,
+    section,
+)
 from thinsection.encode.registry import check_encoder_name
-from thinsection.errors import InvalidInputError, UnknownEncoderError
+from thinsection.errors import ConfigError, InvalidInputError, UnknownEncoderError
 from thinsection.files.atomic import output_errors, read_json, write_json, write_table
 from thinsection.results.folder import Results, leaving_out, open_results
 from thinsection.results.records import recording
@@ -39,15 +46,11 @@ from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.tiles.table import Column
 from thinsection.types import Document, Json
+from thinsection.weights.origin import slug
 
 if TYPE_CHECKING:
     from thinsection.encode.text import TextEncoder
 
-from dataclasses import field
-
-from thinsection.config import nearest, read_toml
-from thinsection.errors import ConfigError
-from thinsection.weights.origin import slug
 
 FOLDER = "zeroshot_"
 DOCUMENT = "zeroshot.json"
