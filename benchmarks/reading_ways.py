@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from thinsection.slide import open_slide
-from thinsection.slide.formats.tiff_codecs import JpegStreams
+from thinsection.slide.formats.tiff_decoder import JpegStreams
 from thinsection.slide.resize import Resample
 from thinsection.tiles import (
     StreamConfig,

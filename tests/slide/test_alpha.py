@@ -11,8 +11,9 @@ from PIL import Image
 
 from thinsection.errors import SlideOpenError
 from thinsection.slide import open_slide
+from thinsection.slide.base import on_white
 from thinsection.slide.convert import convert
-from thinsection.slide.formats.alpha import on_white, premultiply_again
+from thinsection.slide.formats.openslide_reader import premultiply_again
 from thinsection.testing.slide_contract import crop_on_white
 from thinsection.testing.synthetic import position_pixels
 from thinsection.types import RgbArray, Size

@@ -19,7 +19,7 @@ from PIL import Image
 from thinsection.errors import ProvedDamageError, SlideOpenError, SlideReadError
 from thinsection.slide import auto_reader, open_slide
 from thinsection.slide.child import try_in_child
-from thinsection.slide.formats.tiff_codecs import check_jpeg2000_size
+from thinsection.slide.formats.tiff_decoder import check_jpeg2000_size
 from thinsection.slide.formats.tiff_reader import TiffSlide
 from thinsection.slide.geometry import believed_mpp
 from thinsection.testing import run_and_measure

@@ -12,7 +12,7 @@ from tests.slide.measured_reading import write_flat
 from thinsection.errors import SlideOpenError, SlideReadError
 from thinsection.slide import open_slide
 from thinsection.slide.formats import image_reader
-from thinsection.slide.formats.image_header import read_header
+from thinsection.slide.formats.image_reader import read_header
 from thinsection.testing import run_and_measure
 from thinsection.testing.slide_contract import SIZE, crop_on_white, regions
 from thinsection.testing.synthetic import position_pixels

@@ -12,7 +12,7 @@ from tests.slide.test_contract import JUDGED, OURS_ALONE
 
 from thinsection.errors import ConfigError, InvalidInputError, SlideOpenError
 from thinsection.slide import available_readers, open_slide
-from thinsection.slide.agreement import find_difference
+from thinsection.slide.auto_reader import find_difference
 from thinsection.slide.formats.tiff_reader import TiffSlide
 from thinsection.testing.slide_contract import KINDS, SIZE, STRIPED
 from thinsection.testing.synthetic import (

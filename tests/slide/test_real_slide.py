@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from thinsection.slide import open_slide
-from thinsection.slide.agreement import interpolated
+from thinsection.slide.auto_reader import interpolated
 from thinsection.testing.slide_contract import crop_on_white, regions
 
 ROOT = Path(__file__).parents[2]

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from thinsection.slide import auto_reader, open_slide, readers, verdicts
-from thinsection.slide.agreement import find_difference
+from thinsection.slide import auto_reader, level_check, open_slide, readers
+from thinsection.slide.auto_reader import find_difference
 from thinsection.slide.base import Slide
 from thinsection.slide.formats.tiff_reader import TiffSlide
+from thinsection.slide.level_check import (
+    is_known_to_agree,
+    keep_agreement,
+    slide_stamps,
+)
 from thinsection.slide.look import Look
-from thinsection.slide.verdicts import is_known_to_agree, keep_agreement, slide_stamps
 from thinsection.testing.synthetic import write_pyramid
 from thinsection.types import Mpp
 from thinsection.weights import stamps
@@ -112,7 +116,7 @@ def test_another_version_of_a_package_compares_again(
     slide_path: Path, comparisons: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_and_sum(slide_path)
-    monkeypatch.setattr(verdicts, "_versions", lambda: ("another",))
+    monkeypatch.setattr(level_check, "_versions", lambda: ("another",))
     open_and_sum(slide_path)
     assert len(comparisons) == 2
 
@@ -174,8 +178,8 @@ def test_a_user_without_a_home_folder_opens_slides(
 def test_a_file_of_verdicts_keeps_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verdicts, "_SHARDS", 1)
-    monkeypatch.setattr(verdicts, "_MOST", 3)
+    monkeypatch.setattr(level_check, "_SHARDS", 1)
+    monkeypatch.setattr(level_check, "_MOST", 3)
     paths = [tmp_path / f"{number}.tif" for number in range(5)]
     for path in paths:
         path.write_bytes(b"a")

@@ -32,8 +32,40 @@ from thinsection.types import (
     format_mpp,
 )
 
-WHITE = 255
+WHITE = 255  # also an opaque alpha
 GRAY = "gray: one channel, shown as red, green and blue"  # a note
+
+
+def on_white(pixels: np.ndarray, *, premultiplied: bool = False) -> np.ndarray:
+    """Gray or RGB on a white ground, uint8 (H, W, 1 or 3), rounded to the nearest value.
+
+    Transparent pixels show white: the one rule, which every reader applies. Colours are stored
+    either straight (as if opaque) or premultiplied by their alpha. The file says which: TIFF's
+    ExtraSamples has 2 for straight and 1 for premultiplied alpha, PNG's are straight, OpenSlide's
+    library hands out premultiplied ones.
+
+    Args:
+        pixels: uint8 (H, W, 1 to 4); of 2 or 4 samples the last is alpha.
+        premultiplied: whether colours were multiplied by alpha when they were stored.
+
+    Memory: 2 bytes for each colour of a pixel, where some are transparent.
+    """
+    num_colours = 3 if pixels.shape[2] >= 3 else 1
+    colour = pixels[..., :num_colours]
+    alpha = pixels[..., num_colours:]
+    if alpha.size == 0 or alpha.min() == WHITE:
+        return colour
+    # at most 255 * 255 + 128, which 16 bits hold
+    blended = colour.astype(np.uint16)
+    if not premultiplied:
+        blended *= alpha
+        # divides a product of two bytes by 255, to the nearest whole number
+        blended += 128
+        blended += blended >> 8
+        blended >>= 8
+    blended += (WHITE - alpha).astype(np.uint16)
+    np.minimum(blended, WHITE, out=blended)  # a premultiplied colour may exceed alpha
+    return np.asarray(blended.astype(np.uint8))
 
 
 def keep_colours(pixels: RgbArray) -> None:

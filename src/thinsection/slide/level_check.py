@@ -3,20 +3,37 @@
 A few places are compared: those with the most contrast on the slide's coarsest level where that is
 small, and some fixed ones. Both levels are reduced to the same few pixels, because programs reduce
 and sharpen levels in ways of their own, and JPEG changes them again.
+
+What pixels said, here and in the comparison with OpenSlide, is known again by the stamps of the
+file: each comparison takes some 30 ms. Verdicts count for the same file and the same versions of
+the packages that decode it. They are in the user's cache, in at most `_SHARDS` files with `_MOST`
+verdicts each: some 4 MB in all.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from thinsection.config import user_cache_dir
 from thinsection.errors import SlideReadError
+from thinsection.files.atomic import read_json, write_json
 from thinsection.slide.base import Slide
 from thinsection.slide.geometry import corner_l0
-from thinsection.types import Level
+from thinsection.types import Json, Level, Mpp
+from thinsection.weights.stamps import (
+    Stamps,
+    are_settled,
+    installed_version,
+    read_stamps,
+)
 
 NUM_PLACES = 4
 STREAMED_PLACES = 1  # of a slide by URL, where each place costs requests
@@ -236,3 +253,117 @@ def _difference(pairs: Sequence[tuple[Values, Values]]) -> LevelDifference:
     squared = (difference**2).mean(axis=0).sum()
     share = float(squared / variance) if variance > 0 else float(squared > 0)
     return LevelDifference(mean=float(np.abs(difference).mean()), share=share)
+
+
+_SHARDS = 256
+_MOST = 128
+_LEVELS = "levels"  # subject of verdicts on levels
+_MOST_LEVELS = 64  # verdicts on levels that are kept of one file
+# packages that decide which pixels the two readers see
+_PACKAGES = (
+    "thinsection",
+    "tifffile",
+    "imagecodecs",
+    "simplejpeg",
+    "openslide-python",
+    "openslide-bin",
+)
+
+
+def slide_stamps(path: str) -> Stamps | None:
+    """Returns the stamps of a slide that is one file; None if it is missing."""
+    return read_stamps([Path(path).absolute()])
+
+
+def known_levels(stamps: Stamps | None) -> dict[tuple[int, int], str]:
+    """Returns what earlier comparisons of this file's levels found, by two offsets in the file.
+
+    Args:
+        stamps: `slide_stamps` of the file.
+    """
+    if stamps is None:
+        return {}
+    key = _key(stamps, _LEVELS)
+    value = _read_verdicts(key).get(key)
+    if not isinstance(value, list) or value[:1] != [_value(stamps)]:
+        return {}
+    return {(base, page): str(verdict) for base, page, verdict in value[1:]}
+
+
+def keep_levels(stamps: Stamps | None, verdicts: Mapping[tuple[int, int], str]) -> None:
+    """Keeps what comparisons of a file's levels found, as `keep_agreement` does."""
+    if stamps is None or len(verdicts) > _MOST_LEVELS:
+        return
+    rows = [[base, page, verdict] for (base, page), verdict in verdicts.items()]
+    _keep(stamps, _LEVELS, [_value(stamps), *rows])
+
+
+def is_known_to_agree(stamps: Stamps | None, slide_mpp: Mpp | None) -> bool:
+    """Tells whether an earlier comparison of this file found no difference.
+
+    Args:
+        stamps: `slide_stamps` of the file.
+        slide_mpp: the resolution that was given in place of the file's.
+    """
+    if stamps is None:
+        return False
+    key = _key(stamps, slide_mpp)
+    return _read_verdicts(key).get(key) == _value(stamps)
+
+
+def keep_agreement(stamps: Stamps | None, slide_mpp: Mpp | None) -> None:
+    """Keeps that a comparison found no difference.
+
+    Nothing is kept if the file has changed since its stamps were read or is too young, or if the
+    cache cannot be written: the slide is then compared again.
+    """
+    if stamps is not None:
+        _keep(stamps, slide_mpp, _value(stamps))
+
+
+def _keep(stamps: Stamps, subject: Mpp | str | None, value: Json) -> None:
+    """Keeps a verdict on a subject, where the file is old enough."""
+    if not are_settled(stamps):
+        return
+    key = _key(stamps, subject)
+    verdicts = _read_verdicts(key)
+    verdicts.pop(key, None)
+    newest = list(verdicts.items())[1 - _MOST :]
+    try:
+        path = _shard(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # another process may write in between: its verdict is lost, and found again
+        write_json(path, {**dict(newest), key: value})
+    except (OSError, RuntimeError):
+        return
+
+
+def _key(stamps: Stamps, subject: Mpp | str | None) -> str:
+    """Returns the key of a file and of what was compared: resolution, or its levels."""
+    parts = [stamps[0][0], subject, _versions()]
+    return sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+@cache
+def _versions() -> tuple[str, ...]:
+    return tuple(installed_version(package) for package in _PACKAGES)
+
+
+def _value(stamps: Stamps) -> str:
+    """Returns size, time stamps and inode; the name is in the key."""
+    return " ".join(map(str, stamps[0][1:]))
+
+
+def _shard(key: str) -> Path:
+    """Returns the file that keeps a key; RuntimeError: the user has no home folder."""
+    number = int(key[:8], 16) % _SHARDS
+    return user_cache_dir() / "compared" / f"{number:02x}.json"
+
+
+def _read_verdicts(key: str) -> dict[str, Json]:
+    """Returns the verdicts in the file that keeps a key; none if it is not readable."""
+    try:
+        verdicts = read_json(_shard(key))
+    except (OSError, ValueError, RuntimeError):
+        return {}
+    return verdicts if isinstance(verdicts, dict) else {}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import shutil
 import tempfile
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageCms
 
 from thinsection.config import nearest
 from thinsection.errors import (
@@ -27,9 +32,8 @@ from thinsection.slide.auto_reader import load_safely, open_auto
 from thinsection.slide.base import Slide
 from thinsection.slide.dicom_series import is_dicom_path
 from thinsection.slide.geometry import believed_mpp
-from thinsection.slide.icc import apply_icc_profile
 from thinsection.slide.look import Look
-from thinsection.slide.orientation import turn_mpp
+from thinsection.slide.orientation import turn_mpp, upright
 from thinsection.slide.readers import (
     AUTO,
     PICKS_CHANNELS,
@@ -38,8 +42,7 @@ from thinsection.slide.readers import (
     parsing,
     reader_choices,
 )
-from thinsection.slide.upright import upright
-from thinsection.types import Mpp, format_bytes, parse_bytes
+from thinsection.types import Mpp, RgbArray, format_bytes, parse_bytes
 
 # the environment variable that says how much staged slides may take
 CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"
@@ -156,7 +159,7 @@ def _open_channels(
         if suffix in READERS.entry(reader).suffixes:
             return load_safely(reader, name, slide_mpp, look=look, image=image)
     # parses TIFFs: slow to import
-    from thinsection.slide.formats.channels import ChannelSlide
+    from thinsection.slide.formats.tiff_reader import ChannelSlide
 
     return ChannelSlide(name, look, slide_mpp=slide_mpp, image=image)
 
@@ -251,3 +254,38 @@ def _stage(source: FsspecSource, stack: ExitStack) -> Path:
     local = folder / Path(source.name.split("?", 1)[0]).name
     source.copy_to(local)
     return local
+
+
+def apply_icc_profile(slide: Slide) -> None:
+    """Makes the slide convert pixels by its ICC profile, if it has one, to sRGB.
+
+    Memory: one region more while it is read.
+    """
+    profile_bytes = slide.icc_profile()
+    if profile_bytes is None:
+        note = f"no ICC profile found by reader {slide.reader!r}: colours are as they are stored"
+        slide.notes = (*slide.notes, note)
+        return
+    try:
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(profile_bytes))
+        name = ImageCms.getProfileDescription(profile).strip()
+        transform = ImageCms.buildTransform(
+            profile,
+            ImageCms.createProfile("sRGB"),
+            "RGB",
+            "RGB",
+            ImageCms.Intent.RELATIVE_COLORIMETRIC,
+        )
+    except (ImageCms.PyCMSError, OSError) as error:
+        raise SlideOpenError(
+            f"icc profile must be a readable profile for RGB, got {error} in "
+            f"{slide.slide_path!r}; omit --icc"
+        ) from None
+    slide.recolor = partial(_convert, transform)
+    slide.rendering = f"ICC profile {name!r} to sRGB, relative colorimetric"
+
+
+def _convert(transform: ImageCms.ImageCmsTransform, pixels: RgbArray) -> None:
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    ImageCms.applyTransform(image, transform, inPlace=True)
+    pixels[:] = np.asarray(image)

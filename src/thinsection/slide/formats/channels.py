@@ -6,19 +6,20 @@ same for every tile. The limits that were found are part of what the slide says 
 """
 
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from tifffile import TiffFile, TiffFrame, TiffPage, TiffPageSeries
 
-from thinsection.files.sources import ByteSource
+from thinsection.errors import ChannelsError
 from thinsection.slide.formats.segments import Decoder
-from thinsection.slide.formats.tiff_channels import Plane
-from thinsection.slide.formats.tiff_layout import channel_layout
-from thinsection.slide.formats.tiff_reader import TiffSlide
-from thinsection.slide.look import Look
-from thinsection.types import Level, Mpp, RgbArray
+from thinsection.slide.formats.tiff_pages import RGB, SEPARATE, OmeImage
+from thinsection.slide.look import MAX_SHOWN, Channels, Look, channel_names
+from thinsection.types import RgbArray
 
 _SAMPLED_PX = 1 << 22  # per channel, of which percentiles are taken
 Values = npt.NDArray[np.float32]
@@ -92,54 +93,109 @@ def scale_channels(
     )
 
 
-class ChannelSlide(TiffSlide):
-    """One to three channels of a TIFF as RGB; one is gray, of two blue stays 0. Thread-safe.
+_COLOURLESS = (0, 1)  # photometric interpretations: white is zero, black is zero
+_QPTIFF_NAME = re.compile(r"<(?:Name|Biomarker)>([^<]+)</")
 
-    Memory: that of `TiffSlide`; while it is opened, 32 MiB for the percentiles.
+
+@dataclass(frozen=True, kw_only=True)
+class Plane:
+    """One channel on one level of a TIFF.
+
+    Attributes:
+        page: the page that holds it.
+        sample: which sample of a pixel it is.
+        first: its first segment, where the planes of a page lie one after the other.
     """
 
-    reader = "channels"
-
-    def __init__(
-        self,
-        path: str,
-        look: Look,
-        *,
-        slide_mpp: Mpp | None = None,
-        image: str | None = None,
-    ) -> None:
-        layout, found = channel_layout(path, slide_mpp, image)
-        super().__init__(path, layout=layout)
-        picked = [found.channels.index(name) for name in look.channels]
-        decoders = []
-        for level, planes in zip(self.levels, found.planes):
-            picked_planes = [planes[channel] for channel in picked]
-            decoders.append(_PlaneDecoder(level, picked_planes, self._source))
-        names = [found.channels.names[channel] for channel in picked]
-        self.rendering = scale_channels(decoders, names, look)
-        self._decoders = list[Decoder](decoders)
+    page: TiffPage | TiffFrame
+    sample: int = 0
+    first: int = 0
 
 
-class _PlaneDecoder(ScaledDecoder):
-    """Segments of planes of a TIFF."""
+@dataclass(frozen=True, kw_only=True)
+class TiffChannels:
+    """Channels of a TIFF, with their planes by level and channel."""
 
-    def __init__(
-        self, level: Level, planes: Sequence[Plane], source: ByteSource
-    ) -> None:
-        super().__init__(level, source.name)
-        self._planes = planes
-        self._source = source
+    channels: Channels
+    planes: tuple[tuple[Plane, ...], ...]
 
-    def _stored(self, channel: int, index: int) -> Values:
-        plane = self._planes[channel]
-        place = plane.first + index
-        num_bytes = plane.page.databytecounts[place]
-        if not num_bytes:
-            return np.zeros(self.segment[::-1], dtype=np.float32)
-        data = bytes(self._source.read_at(plane.page.dataoffsets[place], num_bytes))
-        keyframe = plane.page.keyframe
-        try:
-            decoded = keyframe.decode(data, index, jpegtables=keyframe.jpegtables)
-            return np.asarray(decoded[0][0][..., plane.sample], dtype=np.float32)
-        except (ValueError, RuntimeError, TypeError, IndexError) as error:
-            raise self._error(index, str(error)) from None
+
+def find_channels(
+    file: TiffFile, base: TiffPage, ome: OmeImage | None
+) -> TiffChannels | None:
+    """Returns the channels of a slide that is no picture of 8 bits, None of one that is.
+
+    Args:
+        file: the file.
+        base: page of the slide's level 0, the first of its channels.
+        ome: what OME-XML says of the slide.
+
+    Raises:
+        ChannelsError: its planes differ by more than the channel.
+    """
+    is_colourless = int(base.photometric) in _COLOURLESS
+    is_single = base.samplesperpixel == 1 and len(file.pages) == 1
+    # planes along z and t are pictures of their own
+    is_plane = ome is not None and ome.num_channel_planes == base.samplesperpixel == 1
+    is_picture = is_single or is_plane or not is_colourless
+    if base.bitspersample < 8 or (base.bitspersample == 8 and is_picture):
+        return None
+    series = _series_of(file, base)
+    lengths = dict(zip(series.axes, series.shape, strict=True))
+    samples = lengths.get("S", 1)
+    depth = math.prod(n for axis, n in lengths.items() if axis not in "YXS")
+    if base.bitspersample == 8 and samples == 1 and depth == 1:
+        return None  # one plane, and pictures of other sizes
+    plane_axes = {axis for axis, n in lengths.items() if n > 1} - set("YXS")
+    if len(plane_axes) > 1 or plane_axes & set("ZT"):
+        axes = ", ".join(f"{lengths[axis]} along {axis}" for axis in sorted(plane_axes))
+        raise ChannelsError(
+            f"planes must differ by channel only, got {axes}; split the file"
+        )
+    planes = tuple(_level_planes(level, depth, samples) for level in series.levels)
+    names = _names(file, base, ome, depth * samples)
+    return TiffChannels(
+        channels=Channels(names=names, dtype=series.dtype), planes=planes
+    )
+
+
+def _level_planes(level: TiffPageSeries, depth: int, samples: int) -> tuple[Plane, ...]:
+    """Returns the planes of a level in the order of the channels."""
+    pages = [page for page in level.pages if page is not None]
+    if len(pages) != depth:
+        raise ChannelsError(
+            f"each level must have {depth} planes, got {len(pages)}; "
+            "convert the file to OME-TIFF"
+        )
+    planes = []
+    for page in pages:
+        is_separate = page.keyframe.planarconfig == SEPARATE and samples > 1
+        segments_per_plane = len(page.dataoffsets) // samples
+        for sample in range(samples):
+            if is_separate:
+                planes.append(Plane(page=page, first=sample * segments_per_plane))
+            else:
+                planes.append(Plane(page=page, sample=sample))
+    return tuple(planes)
+
+
+def _series_of(file: TiffFile, base: TiffPage) -> TiffPageSeries:
+    """Returns tifffile's series that begins with a page."""
+    for series in file.series:
+        first = next((page for page in series.pages if page is not None), None)
+        if first is not None and first.offset == base.offset:
+            return series
+    return file.series[0]
+
+
+def _names(
+    file: TiffFile, base: TiffPage, ome: OmeImage | None, count: int
+) -> tuple[str, ...]:
+    """Returns the channels' names in an OME-TIFF or a QPTIFF, else numbers."""
+    if int(base.photometric) == RGB and count == MAX_SHOWN:
+        return ("red", "green", "blue")
+    if ome is not None:
+        return channel_names(ome.channel_names, count)
+    texts = [str(page.description or "") for page in file.pages[:count]]
+    matches = [_QPTIFF_NAME.search(text) for text in texts]
+    return channel_names([match[1] if match else "" for match in matches], count)

@@ -25,7 +25,7 @@ from thinsection.slide.formats.jpeg_streams import (
     read_jpeg_header,
     with_colours,
 )
-from thinsection.slide.formats.tiff_codecs import check_jpeg2000_size
+from thinsection.slide.formats.tiff_decoder import check_jpeg2000_size
 from thinsection.types import Size
 
 _BASE = IMPLICIT

@@ -13,8 +13,7 @@ from PIL import Image
 
 from thinsection.errors import ImageError, SlideOpenError
 from thinsection.files.sources import closed_error
-from thinsection.slide.base import Slide
-from thinsection.slide.formats.alpha import on_white, premultiply_again
+from thinsection.slide.base import WHITE, Slide, on_white
 from thinsection.slide.formats.tiff_inventory import page_size
 from thinsection.slide.formats.tiff_layout import (
     LibraryView,
@@ -22,7 +21,13 @@ from thinsection.slide.formats.tiff_layout import (
     library_view,
 )
 from thinsection.slide.geometry import l0_from_lv, positive_number
-from thinsection.slide.level_check import LevelClaim, judge_levels
+from thinsection.slide.level_check import (
+    LevelClaim,
+    judge_levels,
+    keep_levels,
+    known_levels,
+    slide_stamps,
+)
 from thinsection.slide.pictures import (
     Picture,
     PictureLevel,
@@ -31,7 +36,6 @@ from thinsection.slide.pictures import (
     role_of_name,
 )
 from thinsection.slide.readers import LEFT_TO_TIFF, UNKNOWN_FORMAT
-from thinsection.slide.verdicts import keep_levels, known_levels, slide_stamps
 from thinsection.types import MIB, Level, Mpp, RgbArray, Size
 
 CACHE_BYTES = 64 * MIB  # of decoded segments, per slide
@@ -342,6 +346,23 @@ def _levels_of_claims(
         shown.append(replace(own, level=level))
         reachable.append(replace(claim, level=level))
     return shown, reachable
+
+
+def premultiply_again(pixels: np.ndarray) -> np.ndarray:
+    """RGBA whose colours are multiplied by alpha, from colours that openslide-python divided.
+
+    It divides OpenSlide's colours by alpha and rounds down; for each rounded value there is one
+    whole number that it came from.
+    """
+    if pixels[..., 3].min() == WHITE:
+        return pixels
+    found = pixels.copy()
+    colour = pixels[..., :3].astype(np.uint16)
+    colour *= pixels[..., 3:]
+    colour += WHITE - 1  # so that the division rounds up
+    colour //= WHITE
+    found[..., :3] = colour
+    return found
 
 
 def _rgb(image: Image.Image) -> RgbArray:

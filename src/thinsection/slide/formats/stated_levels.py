@@ -17,8 +17,9 @@ from thinsection.slide.level_check import (
     LevelClaim,
     LevelVerdict,
     judge_levels,
+    keep_levels,
+    known_levels,
 )
-from thinsection.slide.verdicts import keep_levels, known_levels
 from thinsection.types import Level, Size
 from thinsection.weights.stamps import Stamps
 

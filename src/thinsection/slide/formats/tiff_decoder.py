@@ -1,24 +1,241 @@
-"""Segments of a TIFF's level: which bytes are read by one request, and how they become pixels."""
+"""Segments of a TIFF: which bytes one request reads, and how they become pixels in place.
 
+There is a function for each usual compression. Unusual segments (other sample counts, predictors,
+bit orders) are left to tifffile.
+"""
+
+import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 
+import imagecodecs
 import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
 from PIL import Image
-from tifffile import TiffPage
+from tifffile import FileHandle, TiffPage
 
 from thinsection.files.sources import ByteSource
-from thinsection.slide.base import WHITE
+from thinsection.slide.base import WHITE, on_white
 from thinsection.slide.formats import tiff_pages
-from thinsection.slide.formats.alpha import on_white
-from thinsection.slide.formats.segments import Decoder
-from thinsection.slide.formats.tiff_codecs import (
-    REFUSALS,
-    JpegStreams,
-    Pixels,
-    codec_of,
+from thinsection.slide.formats.jpeg_streams import (
+    Buffer,
+    Colours,
+    JpegHeader,
+    find_contradiction,
+    read_jpeg_header,
+    with_colours,
 )
-from thinsection.types import MIB, Level, RgbArray, Size
+from thinsection.slide.formats.segments import Decoder
+from thinsection.types import KIB, MIB, Level, RgbArray, Size
+
+Pixels = NDArray[np.uint8]  # (height, width, samples)
+# Decodes bytes into `out`, C-contiguous (height, width, 3), and returns the px: all of `out`, or a
+# smaller array of a JPEG that ends where the picture ends. Bytes that are no such segment raise one
+# of `REFUSALS`.
+Codec = Callable[[memoryview, RgbArray], Pixels]
+REFUSALS = (ValueError, RuntimeError, TypeError)
+
+_RGB_SAMPLES = 3
+_NO_PREDICTOR = 1
+_HORIZONTAL_PREDICTOR = (
+    2  # each px is stored as its difference from the one to its left
+)
+_USUAL_FILL_ORDER = 1
+# of a JPEG, in which its signs of colours are looked for
+_MAX_HEADER_BYTES = 4 * KIB
+_ONE_THREAD = ("jpeg2k", "jpegxl")  # codecs that would start threads of their own
+
+# Factors of Y, Cb, Cr and 1, a row for R, G and B: for every Y, Cb and Cr they give what
+# OpenSlide's tables give, which round halves away from zero (there is one: 1.772 * 125).
+_BLUE = 1.772 + 1e-6
+_GREEN_OFFSET = (0.34414 + 0.71414) * 128
+_RGB_OF_YCBCR = (
+    1, 0, 1.402, -1.402 * 128,
+    1, -0.34414, -0.71414, _GREEN_OFFSET,
+    1, _BLUE, 0, -_BLUE * 128,
+)  # fmt: skip
+_J2K_START = b"\xff\x4f\xff\x51"  # a JPEG 2000 codestream: SOC, SIZ
+_J2K_HEAD_BYTES = 512  # a codestream begins in them, also behind the boxes of a JP2
+_J2K_SIZE = struct.Struct(">4I")  # of its SIZ: right, bottom, left and top of the image
+_J2K_CHROMA_STEP = 46  # where its SIZ says how many px wide one px of Cb is
+
+# Header of a TIFF of one strip: byte order, version, place and length of the directory, ten tags,
+# no further directory, bits of the three samples.
+_TIFF_HEADER = struct.Struct("<2sHIH" + "HHII" * 10 + "I3H")
+_SHORT = 3  # types of tags
+_LONG = 4
+
+
+def codec_of(page: TiffPage, segment: Size) -> Codec | None:
+    """Returns what decodes a page's segments of (width, height); None where tifffile does."""
+    compression = int(page.compression)
+    samples = page.samplesperpixel
+    if compression in tiff_pages.JPEG and samples in (1, _RGB_SAMPLES):
+        shown = "GRAY" if samples == 1 else "RGB"
+        return partial(_decode_jpeg, JpegStreams(page), shown, segment)
+    is_usual = (
+        samples == _RGB_SAMPLES
+        and page.planarconfig != tiff_pages.SEPARATE
+        and page.fillorder == _USUAL_FILL_ORDER
+        and page.predictor in (_NO_PREDICTOR, _HORIZONTAL_PREDICTOR)
+    )
+    if not is_usual:
+        return None
+    if compression in tiff_pages.LZW:
+        return partial(_decode_lzw, segment, page.predictor)
+    if compression in tiff_pages.BYTES:
+        has_differences = page.predictor == _HORIZONTAL_PREDICTOR
+        return partial(_decode_bytes, compression, has_differences)
+    if compression in tiff_pages.APERIO_YCBCR:
+        return _decode_aperio_ycbcr
+    return partial(_unpack, tiff_pages.PICTURE_CODECS[compression])
+
+
+class JpegStreams:
+    """JPEG segments of a page, with the colours that the page states."""
+
+    def __init__(self, page: TiffPage) -> None:
+        is_ycbcr = int(page.photometric) == tiff_pages.YCBCR
+        self.colours: Colours = "YCbCr" if is_ycbcr else "RGB"
+        self.tables: JpegHeader | None = None
+        if page.jpegtables:
+            self.tables = read_jpeg_header(page.jpegtables)
+
+    def whole(self, data: Buffer) -> tuple[bytes, Size]:
+        """Returns a segment as a JPEG of its own, and its (width, height).
+
+        Raises:
+            ValueError: it is no JPEG.
+        """
+        header = read_jpeg_header(data)
+        return with_colours(header, self.colours, self.tables), header.size
+
+
+def colour_note(page: TiffPage, file: FileHandle) -> str:
+    """Returns a note where a page's JPEGs say otherwise of their colours than the page does.
+
+    The first JPEG that is stored speaks for all; '' where it agrees, or cannot be parsed.
+    """
+    if int(page.compression) not in tiff_pages.JPEG:
+        return ""
+    stored = [place for place, count in enumerate(page.databytecounts) if count]
+    if not stored:
+        return ""
+    first = stored[0]
+    num_bytes = page.databytecounts[first]
+    file.seek(page.dataoffsets[first])
+    streams = JpegStreams(page)
+    try:
+        header = read_jpeg_header(file.read(min(num_bytes, _MAX_HEADER_BYTES)))
+    except ValueError:  # its region will say so
+        return ""
+    return find_contradiction(header, streams.colours, streams.tables)
+
+
+def _decode_jpeg(
+    streams: JpegStreams, shown: str, segment: Size, data: memoryview, out: RgbArray
+) -> Pixels:
+    jpeg, (width, height) = streams.whole(data)
+    if width > segment[0] or height > segment[1]:
+        raise ValueError(f"a JPEG of {(width, height)} px, expected {segment}")
+    # a smaller `out` takes the coarser px of a smaller DCT: a half, a quarter or an eighth
+    factor = segment[0] // out.shape[1]
+    size = (-(-width // factor), -(-height // factor))
+    # at the border a segment may end where the picture ends
+    is_whole = size == (out.shape[1], out.shape[0])
+    buffer = out
+    if shown != "RGB" or not is_whole:
+        samples = 1 if shown == "GRAY" else _RGB_SAMPLES
+        buffer = np.empty((size[1], size[0], samples), dtype=np.uint8)
+    min_width = size[0] if factor > 1 else 0
+    pixels = simplejpeg.decode_jpeg(jpeg, shown, min_width=min_width, buffer=buffer)
+    if pixels.shape[:2] != size[::-1]:
+        raise ValueError(f"a JPEG of {pixels.shape[1::-1]} px, expected {size}")
+    return out if buffer is out else np.asarray(pixels)
+
+
+def _decode_bytes(
+    compression: int, has_differences: bool, data: memoryview, out: RgbArray
+) -> Pixels:
+    """Decodes a compression of bytes, perhaps of differences along the rows."""
+    flat = out.reshape(-1)
+    is_raw = compression in tiff_pages.RAW
+    if is_raw:
+        unpacked = np.frombuffer(data, np.uint8)
+    else:
+        codec = "deflate" if compression in tiff_pages.DEFLATE else "zstd"
+        unpacked = _unpack(codec, data, flat)
+    if len(unpacked) != len(flat):
+        raise ValueError(f"{len(unpacked)} bytes, expected {len(flat)}")
+    if is_raw:
+        flat[:] = unpacked
+    if has_differences:
+        imagecodecs.delta_decode(out, axis=-2, out=out)
+    return out
+
+
+def _decode_lzw(
+    segment: Size, predictor: int, data: memoryview, out: RgbArray
+) -> Pixels:
+    """Decodes by libtiff, as a TIFF of one strip: about 1.5 times as fast as imagecodecs' own."""
+    width, height = segment
+    header_bytes = _TIFF_HEADER.size
+    tags = (
+        (256, _LONG, 1, width),
+        (257, _LONG, 1, height),
+        (258, _SHORT, _RGB_SAMPLES, header_bytes - 6),  # bits stand at the header's end
+        (259, _LONG, 1, tiff_pages.LZW[0]),
+        (262, _LONG, 1, tiff_pages.RGB),
+        (273, _LONG, 1, header_bytes),  # where the strip begins
+        (277, _LONG, 1, _RGB_SAMPLES),
+        (278, _LONG, 1, height),  # rows of the strip
+        (279, _LONG, 1, len(data)),
+        (317, _LONG, 1, predictor),
+    )
+    header = _TIFF_HEADER.pack(
+        b"II", 42, 8, len(tags), *chain.from_iterable(tags), 0, 8, 8, 8
+    )
+    return np.asarray(imagecodecs.tiff_decode(header + data, out=out))
+
+
+def _decode_aperio_ycbcr(data: memoryview, out: RgbArray) -> Pixels:
+    """Decodes Y, Cb and Cr of one size to RGB as OpenSlide rounds them, others as OpenJPEG does."""
+    _unpack("jpeg2k", data, out)
+    if data[:4] == _J2K_START and data[_J2K_CHROMA_STEP] == 1:
+        out[:] = np.asarray(Image.fromarray(out).convert("RGB", _RGB_OF_YCBCR))
+    return out
+
+
+def check_jpeg2000_size(data: memoryview | bytes | bytearray, out: Pixels) -> None:
+    """Checks that a JPEG 2000 image fits into `out` (H, W, ...), as its decoder does not.
+
+    Raises ValueError: its header says that it is larger, by which gigabytes would be allocated.
+    """
+    head = bytes(data[:_J2K_HEAD_BYTES])
+    start = head.find(_J2K_START)
+    size = head[start + 8 : start + 24]
+    if start < 0 or len(size) < _J2K_SIZE.size:
+        return
+    right, bottom, left, top = _J2K_SIZE.unpack(size)
+    width, height = right - left, bottom - top
+    if width > out.shape[1] or height > out.shape[0]:
+        raise ValueError(
+            f"JPEG 2000 of {width} x {height} px, expected {out.shape[1]} x {out.shape[0]}"
+        )
+
+
+def _unpack(codec: str, data: memoryview, out: Pixels) -> Pixels:
+    """Decodes by imagecodecs, in this thread alone."""
+    decode = getattr(imagecodecs, f"{codec}_decode")
+    if codec == "jpeg2k":
+        check_jpeg2000_size(data, out)
+    if codec in _ONE_THREAD:
+        return np.asarray(decode(data, out=out, numthreads=1))
+    return np.asarray(decode(data, out=out))
+
 
 # segments that stand side by side in the file are read by one request: threads that decode meet
 # at every call of the system, because each gives the interpreter's lock away and waits for it

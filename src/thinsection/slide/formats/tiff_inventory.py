@@ -14,9 +14,14 @@ from dataclasses import dataclass, field
 
 from tifffile import TiffFile, TiffPage
 
-from thinsection.slide.formats.ome_xml import OmeImage, parse_ome_images
-from thinsection.slide.formats.tiff_metadata import aperio_mpp, aperio_words, tag_mpp
-from thinsection.slide.formats.tiff_pages import segment_size
+from thinsection.slide.formats.tiff_pages import (
+    OmeImage,
+    aperio_mpp,
+    aperio_words,
+    parse_ome_images,
+    segment_size,
+    tag_mpp,
+)
 from thinsection.slide.level_check import OTHER
 from thinsection.slide.pictures import (
     Picture,

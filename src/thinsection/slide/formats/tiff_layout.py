@@ -20,8 +20,8 @@ from thinsection.errors import (
     SlideOpenError,
     ThinsectionError,
 )
-from thinsection.slide.formats.tiff_channels import TiffChannels, find_channels
-from thinsection.slide.formats.tiff_codecs import colour_note
+from thinsection.slide.formats.channels import TiffChannels, find_channels
+from thinsection.slide.formats.tiff_decoder import colour_note
 from thinsection.slide.formats.tiff_inventory import (
     TiffPicture,
     Verdicts,
@@ -29,13 +29,14 @@ from thinsection.slide.formats.tiff_inventory import (
     page_size,
     stated_downsample,
 )
-from thinsection.slide.formats.tiff_metadata import TiffMetadata, read_metadata
 from thinsection.slide.formats.tiff_pages import (
+    TiffMetadata,
     find_unsupported,
     has_unexplained_sample,
     is_sound,
     level_of_page,
     orientation_of,
+    read_metadata,
     segment_size,
 )
 from thinsection.slide.level_check import BY_SIZE, LevelClaim

@@ -1,15 +1,23 @@
-"""One page of a TIFF: whether its sizes are sound, what it holds, how it is to be read."""
+"""One page of a TIFF: whether its sizes are sound, how it is read, and what it says of itself.
 
+The OME-XML is searched by patterns, not parsed: what some programs write is no sound XML.
+"""
+
+import html
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from tifffile import TiffPage
 
 from thinsection.errors import DamagedTiffError, ProvedDamageError
 from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES
+from thinsection.slide.geometry import positive_number, um_per_unit
 from thinsection.slide.orientation import ORIENTATION_TAG, known_orientation
-from thinsection.types import Level, Size
+from thinsection.types import Level, Mpp, Size
 
 # TIFF's compression codes of bytes
 RAW = (1,)
@@ -208,3 +216,252 @@ def has_unexplained_sample(page: TiffPage) -> bool:
     if page.samplesperpixel != _RGBA_SAMPLES:
         return False
     return _declared_alpha(page) is None
+
+
+_ROOT = re.compile(r"<(?:\w+:)?OME\b([^>]*)>")
+_IMAGE = re.compile(r"<(?:\w+:)?Image\b")
+_PIXELS = re.compile(r"<(?:\w+:)?Pixels\b([^>]*)>")
+_CHANNEL = re.compile(r"<(?:\w+:)?Channel\b([^>]*)>")
+_TIFF_DATA = re.compile(
+    r"<(?:\w+:)?TiffData\b([^>]*?)(?:/>|>(.*?)</(?:\w+:)?TiffData>)", re.DOTALL
+)
+_UUID = re.compile(r"<(?:\w+:)?UUID\b([^>]*)>([^<]*)<")
+_ATTRIBUTE = re.compile(r'([\w:]+)="([^"]*)"')
+_MAX_PLANES = 1 << 20  # that an image lists; more are a damaged file's
+
+
+@dataclass(frozen=True, kw_only=True)
+class OmeImage:
+    """One image of OME-XML.
+
+    Attributes:
+        number: its place in the XML, from 1.
+        name: its name.
+        pixels: attributes of its pixels, such as SizeX.
+        channel_names: names of its channels, where they have any.
+        planes: index of the page in the file's chain, by (z, channel plane, t).
+        num_channel_planes: pages for the channels of one z and t; 1 of RGB in one page.
+    """
+
+    number: int
+    name: str
+    pixels: Mapping[str, str]
+    channel_names: tuple[str, ...]
+    planes: Mapping[tuple[int, int, int], int]
+    num_channel_planes: int
+
+    @property
+    def mpp(self) -> Mpp | None:
+        """PhysicalSizeX and Y in µm, where both have a unit of length, by default µm."""
+        sides = []
+        for axis in "XY":
+            value = positive_number(self.pixels.get(f"PhysicalSize{axis}"))
+            unit = self.pixels.get(f"PhysicalSize{axis}Unit", "um")
+            um = um_per_unit(unit)
+            if value is None or um is None:
+                return None
+            sides.append(value * um)
+        return (sides[0], sides[1])
+
+    def fits(self, num_pages: int) -> bool:
+        """Tells whether its planes are pages of the file."""
+        indices = self.planes.values()
+        return all(0 <= index < num_pages for index in indices)
+
+    def first_channels(self) -> list[tuple[tuple[int, int], int]]:
+        """Returns ((z, t), page) of the first channel of each plane; that of z 0, t 0 is first."""
+        first = {}
+        for (z, channel, t), index in sorted(self.planes.items()):
+            if channel == 0:
+                first[z, t] = index
+        return sorted(first.items())
+
+
+def parse_ome_images(xml: str, file_name: str) -> list[OmeImage]:
+    """Returns the images whose pages lie in this file; none where the XML lists no pages."""
+    root = _ROOT.search(xml)
+    own_uuid = _attributes(root[1]).get("UUID", "") if root else ""
+    starts = [match.start() for match in _IMAGE.finditer(xml)]
+    texts = [xml[start:end] for start, end in zip(starts, [*starts[1:], len(xml)])]
+    images = []
+    for number, text in enumerate(texts, start=1):
+        image = _parse_image(number, text, own_uuid, Path(file_name).name)
+        if image is not None and image.planes:
+            images.append(image)
+    return images
+
+
+def _parse_image(
+    number: int, text: str, own_uuid: str, file_name: str
+) -> OmeImage | None:
+    """Returns one image; None where it has no pixels."""
+    pixels = _PIXELS.search(text)
+    if pixels is None:
+        return None
+    attributes = _attributes(pixels[1])
+    body = text[pixels.end() :].partition("Pixels>")[0]
+    channels = [_attributes(channel) for channel in _CHANNEL.findall(body)]
+    samples = [_count(each.get("SamplesPerPixel"), 1) for each in channels]
+    sizes = {axis: _count(attributes.get(f"Size{axis}"), 1) for axis in "ZCT"}
+    num_channel_planes = len(channels) or sizes["C"]
+    if samples and sum(samples) != sizes["C"]:
+        num_channel_planes = max(1, sizes["C"] // max(samples))
+    lengths = {"Z": sizes["Z"], "C": num_channel_planes, "T": sizes["T"]}
+    order = attributes.get("DimensionOrder", "XYCZT")[2:]
+    if sorted(order) != ["C", "T", "Z"]:
+        order = "CZT"
+    planes = _planes(body, order, lengths, own_uuid, file_name)
+    return OmeImage(
+        number=number,
+        name=_attributes(text[: text.find(">")]).get("Name", ""),
+        pixels=attributes,
+        channel_names=tuple(each.get("Name", "") for each in channels),
+        planes=planes,
+        num_channel_planes=num_channel_planes,
+    )
+
+
+def _planes(
+    body: str,
+    order: str,
+    lengths: Mapping[str, int],
+    own_uuid: str,
+    file_name: str,
+) -> dict[tuple[int, int, int], int]:
+    """Returns the page of each plane, by (z, channel plane, t), of those in this file."""
+    count = lengths["Z"] * lengths["C"] * lengths["T"]
+    if not 0 < count <= _MAX_PLANES:
+        return {}
+    planes: dict[tuple[int, int, int], int] = {}
+    for text, inner in _TIFF_DATA.findall(body):
+        data = _attributes(text)
+        uuid = _UUID.search(inner or "")
+        if uuid is not None:
+            other_name = _attributes(uuid[1]).get("FileName", file_name)
+            if uuid[2].strip() != own_uuid and other_name != file_name:
+                continue
+        place = {axis: _count(data.get(f"First{axis}"), 0) for axis in "ZCT"}
+        step = 1
+        first = 0
+        for axis in order:
+            first += min(place[axis], lengths[axis]) * step
+            step *= lengths[axis]
+        ifd = _count(data.get("IFD"), 0)
+        default = 1 if "IFD" in data else count - first
+        num_planes = min(_count(data.get("PlaneCount"), default), count - first)
+        for number in range(num_planes):
+            rest = first + number
+            where = {}
+            for axis in order:
+                rest, where[axis] = divmod(rest, lengths[axis])
+            planes[where["Z"], where["C"], where["T"]] = ifd + number
+    return planes
+
+
+def _count(text: str | None, default: int) -> int:
+    """Returns a whole number of an attribute; the default where there is none."""
+    return int(text) if text and text.isdecimal() else default
+
+
+def _attributes(text: str) -> dict[str, str]:
+    return {name: html.unescape(value) for name, value in _ATTRIBUTE.findall(text)}
+
+
+OME = "ome."  # before what the OME-XML says, in a slide's properties
+_IMAGEJ_UNIT = re.compile(r"^unit=(.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiffMetadata:
+    """Metadata of a slide, as `Slide` has them."""
+
+    slide_mpp: Mpp | None
+    mpp_source: str
+    objective_power: float | None
+    vendor: str | None
+    properties: Mapping[str, str]
+    orientation: int
+
+
+def read_metadata(
+    base: TiffPage, ome: OmeImage | None, slide_mpp: Mpp | None
+) -> TiffMetadata:
+    """Returns the metadata of a slide whose level 0 is the page `base`.
+
+    Args:
+        base: page of level 0.
+        ome: what OME-XML says of the picture.
+        slide_mpp: takes the place of what the file says.
+    """
+    aperio = aperio_words(base)
+    properties = {f"aperio.{key}": value for key, value in aperio.items()}
+    if ome is not None:
+        properties |= {f"{OME}{name}": value for name, value in ome.pixels.items()}
+        properties[f"{OME}Channels"] = ", ".join(filter(None, ome.channel_names))
+    properties["tiff.ImageDescription"] = str(base.description or "")
+    vendor = "generic-tiff" if base.is_tiled else None
+    own_mpp, mpp_source = _find_mpp(base, aperio, ome)
+    return TiffMetadata(
+        slide_mpp=slide_mpp or own_mpp,
+        mpp_source=mpp_source,
+        objective_power=positive_number(aperio.get("AppMag")),
+        vendor="aperio" if aperio else vendor,
+        properties=properties,
+        orientation=orientation_of(base),
+    )
+
+
+def _find_mpp(
+    base: TiffPage, aperio: Mapping[str, str], ome: OmeImage | None
+) -> tuple[Mpp | None, str]:
+    """Returns Aperio's resolution, else the OME-XML's, else that of the tags, and its source."""
+    own_mpp = aperio_mpp(aperio)
+    if own_mpp is not None:
+        return own_mpp, "Aperio's MPP"
+    ome_mpp = ome.mpp if ome is not None else None
+    if ome_mpp is not None or aperio:
+        return ome_mpp, "OME-XML"
+    return tag_mpp(base), "resolution tags"
+
+
+def aperio_words(page: TiffPage) -> dict[str, str]:
+    """Returns the pairs `key = value` of Aperio's description, {} of any other one."""
+    description = str(page.description or "")
+    if not description.startswith("Aperio"):
+        return {}
+    pairs: dict[str, str] = {}
+    for part in description.split("|")[1:]:
+        key, equals, value = part.partition("=")
+        if equals:
+            pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def aperio_mpp(words: Mapping[str, str]) -> Mpp | None:
+    """Returns the resolution in Aperio's words; None where they have none."""
+    mpp = positive_number(words.get("MPP"))
+    return None if mpp is None else (mpp, mpp)
+
+
+def tag_mpp(page: TiffPage) -> Mpp | None:
+    """Returns µm/px from XResolution and YResolution, where their unit is a length.
+
+    ImageJ writes the name of the unit in the description.
+    """
+    tag_of_unit = page.tags.get("ResolutionUnit")
+    unit = None if tag_of_unit is None else int(tag_of_unit.value)
+    um = um_per_unit(unit)
+    description = str(page.description or "")
+    if um is None and description.startswith("ImageJ="):
+        named = _IMAGEJ_UNIT.search(description)
+        um = um_per_unit(named[1]) if named else None
+    if um is None:
+        return None
+    sides = []
+    for name in ("XResolution", "YResolution"):
+        tag = page.tags.get(name)
+        if tag is None or not all(tag.value[:2]):
+            return None
+        pixels, units = tag.value[:2]
+        sides.append(um * units / pixels)
+    return (sides[0], sides[1])
