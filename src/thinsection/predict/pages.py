@@ -500,7 +500,7 @@ def _survival_calibration(
     draw_frequencies(axes, _band(calibration["bins"]), color=CLASS_COLORS[0])
     axes.set(xlabel="predicted survival", ylabel="observed survival (Kaplan-Meier)")
     caption = (
-        f"At {time_name} {calibration['time']:g}, in bins of equally many cases. Bars: 95 % "
+        f"At time {calibration['time']:g} ({time_name}), in bins of equally many cases. Bars: 95 % "
         f"confidence intervals over the {unit} of a bin, where they can be computed. On the dotted "
         "line predicted survival equals observed survival."
     )
