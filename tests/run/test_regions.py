@@ -12,10 +12,12 @@ import shapely
 from thinsection.errors import ConfigError
 from thinsection.exchange.qupath import export_qupath
 from thinsection.results.folder import open_results
+from thinsection.run import prepare
 from thinsection.run.ending import RunSummary
 from thinsection.run.process import RunEvent
 from thinsection.run.run import run
 from thinsection.stages.config import RunConfig
+from thinsection.store.tile_tables import RowMerger
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.testing.synthetic import write_he_slide
 
@@ -177,6 +179,28 @@ def test_tiles_that_another_grid_has_are_not_embedded_again(
     rows = [whole.coords_l0.tolist().index(place) for place in part.coords_l0.tolist()]
     assert len(rows) > 0
     assert np.array_equal(part.features, whole.features[rows])
+
+
+def test_stored_rows_are_not_read_if_another_stage_needs_all_tiles(
+    slide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "o"
+    work(slide, out)
+    read: list[Path] = []
+
+    def noted(path: Path, coords_l0: Any) -> RowMerger:
+        read.append(path)
+        return RowMerger(path, coords_l0)
+
+    monkeypatch.setattr(prepare, "RowMerger", noted)
+    file = drawn(tmp_path / "t.geojson", Tumor=LEFT)
+    # the measures have no rows elsewhere, so that every tile of the grid is read for them
+    _, measured = work(slide, out, roi=str(file), measures=True)
+    assert read == []
+    assert measured == len(grid(out, which="_roi-").coords_l0) > 0
+    other = drawn(tmp_path / "other.geojson", Tumor=RIGHT)
+    _, alone = work(slide, out, roi=str(other))
+    assert (len(read) > 0, alone) == (True, 0)
 
 
 def test_another_slide_file_under_what_was_drawn_is_refused(

@@ -25,10 +25,11 @@ from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import read_tiles
+from thinsection.stages.checks import QcStage
 from thinsection.stages.config import RunConfig
 from thinsection.stages.graph import Models, stages_of
 from thinsection.stages.leaves import PoolingStage
-from thinsection.stages.masks import QcStage, TissueStage
+from thinsection.stages.masks import TissueStage
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.testing.synthetic import PyramidKind, write_he_slide, write_pyramid
 from thinsection.tiles.grid import TilesConfig

@@ -14,6 +14,7 @@ from thinsection.qc import load_pipeline
 from thinsection.qc.pipeline import Pipeline, preset_names
 from thinsection.qc.tissue import TissueConfig
 from thinsection.slide.readers import reader_choices
+from thinsection.stages.checks import QcStage
 from thinsection.stages.facts import Source
 from thinsection.stages.features import FeaturesStage
 from thinsection.stages.labels import grid_label, join_label, slug, variant
@@ -23,7 +24,7 @@ from thinsection.stages.leaves import (
     OverviewStage,
     PoolingStage,
 )
-from thinsection.stages.masks import QcStage, TissueStage
+from thinsection.stages.masks import TissueStage
 from thinsection.stages.stage import Stage
 from thinsection.stages.tiles import TilesStage
 from thinsection.tiles.grid import TilesConfig

@@ -13,7 +13,7 @@ import pytest
 from thinsection.config import replace_flat
 from thinsection.run.models import LoadedModels
 from thinsection.run.process import SlideProcessor
-from thinsection.slide import Slide, open_slide
+from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.stages.graph import grids_of, stages_of
@@ -22,10 +22,9 @@ from thinsection.stages.stage import (
     AnyStage,
     GridTiles,
     Output,
-    SlideStage,
+    Reads,
     SlideWork,
-    StoreStage,
-    TileStage,
+    Stage,
     TileWriter,
 )
 from thinsection.stages.tiles import TilesStage
@@ -43,17 +42,18 @@ def write_values(work: SlideWork, name: str, values: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corner(SlideStage[list[int]]):
+class Corner(Stage[list[int]]):
     """`slides/ID/corner.json`: the colour of the slide's first pixel."""
 
     title: ClassVar[str] = "corner"
+    reads: ClassVar[Reads] = "slide"
 
     @property
     def address(self) -> str:
         return "slides/corner"
 
-    def run(self, work: SlideWork, slide: Slide) -> Output[list[int]]:
-        pixel = slide.read_region((0, 0), 0, (1, 1))[0, 0].tolist()
+    def make(self, work: SlideWork) -> Output[list[int]]:
+        pixel = work.opened.read_region((0, 0), 0, (1, 1))[0, 0].tolist()
         name = f"slides/{work.entry.slide_id}/corner.json"
         write_values(work, name, pixel)
         return Output(files=(name,), value=pixel)
@@ -66,10 +66,11 @@ class Corner(SlideStage[list[int]]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TileCount(SlideStage[int]):
+class TileCount(Stage[int]):
     """A stage of the slide that needs its grid."""
 
     title: ClassVar[str] = "count"
+    reads: ClassVar[Reads] = "slide"
 
     tiles: TilesStage
 
@@ -77,16 +78,17 @@ class TileCount(SlideStage[int]):
     def address(self) -> str:
         return "slides/count"
 
-    def run(self, work: SlideWork, slide: Slide) -> Output[int]:
+    def make(self, work: SlideWork) -> Output[int]:
         count = len(work.value(self.tiles))
         return Output(files=(), facts={"count": count}, value=count)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanColor(TileStage[list[list[float]]]):
+class MeanColor(Stage[list[list[float]]]):
     """`GRID/mean_color/ID.json`: the mean colour of each tile."""
 
     title: ClassVar[str] = "mean color"
+    reads: ClassVar[Reads] = "tiles"
 
     tiles: TilesStage
 
@@ -130,10 +132,11 @@ class MeanColorWriter(TileWriter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Darkest(StoreStage[None]):
+class Darkest(Stage[None]):
     """`GRID/darkest/ID.json`: the darkest tile, from the mean colours."""
 
     title: ClassVar[str] = "darkest"
+    reads: ClassVar[Reads] = "store"
 
     colors: MeanColor
 
@@ -141,7 +144,7 @@ class Darkest(StoreStage[None]):
     def address(self) -> str:
         return f"{self.colors.tiles.grid}/darkest"
 
-    def run(self, work: SlideWork) -> Output[None]:
+    def make(self, work: SlideWork) -> Output[None]:
         name = self.file(work.entry.slide_id, ".json")
         sums = [sum(color) for color in work.value(self.colors)]
         write_values(work, name, sums.index(min(sums)) if sums else None)

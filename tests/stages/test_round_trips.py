@@ -14,9 +14,10 @@ from tests.stages.make import Opened, attributes_of, later, lay_grid, open_work
 from thinsection.errors import InvalidInputError
 from thinsection.qc import QcResult, load_pipeline
 from thinsection.qc.tissue import TissueConfig, TissueMask
+from thinsection.stages.checks import QcStage
 from thinsection.stages.features import FeaturesStage, TokensStage
 from thinsection.stages.leaves import FormatStage, GraphStage, OverviewStage
-from thinsection.stages.masks import CheckedTissue, QcStage, TissueStage
+from thinsection.stages.masks import CheckedTissue, TissueStage
 from thinsection.stages.stage import GridTiles, SlideWork
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.tiles_h5 import read_tiles

@@ -17,13 +17,11 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.look import Look
 from thinsection.stages.facts import Source, ledger_facts, source_key
 from thinsection.stages.stage import (
-    EmbeddingsBeforeEdit,
     Output,
+    Reads,
     RecordedStage,
-    SlideStage,
     SlideWork,
     Stage,
-    StoreStage,
 )
 from thinsection.store.identity import file_sum, file_times, fingerprint
 from thinsection.store.ledger import (
@@ -37,10 +35,11 @@ PIXELS = Source(key="pixels")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words(StoreStage[str]):
+class Words(Stage[str]):
     """A file of text, made of other stages."""
 
     title: ClassVar[str] = "words"
+    reads: ClassVar[Reads] = "store"
 
     text: str
     name: str = "words"
@@ -54,7 +53,7 @@ class Words(StoreStage[str]):
     def settings(self) -> Mapping[str, Any]:
         return {"text": self.text}
 
-    def run(self, work: SlideWork) -> Output[str]:
+    def make(self, work: SlideWork) -> Output[str]:
         name = self.file(work.entry.slide_id, ".txt")
         work.path(name).parent.mkdir(parents=True, exist_ok=True)
         work.path(name).write_text(self.text)
@@ -80,24 +79,26 @@ class Drawn(Words):
     def annotation_setting(self) -> str:
         return "roi"
 
-    def run(self, work: SlideWork) -> Output[str]:
-        output = super().run(work)
+    def make(self, work: SlideWork) -> Output[str]:
+        output = super().make(work)
         facts = {"pixels": work.source.key}
         return Output(files=output.files, facts=facts, value=output.value)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size(SlideStage[int]):
+class Size(Stage[int]):
     """The width of the opened slide."""
 
     title: ClassVar[str] = "size"
+    reads: ClassVar[Reads] = "slide"
 
     @property
     def address(self) -> str:
         return "slides/size"
 
-    def run(self, work: SlideWork, slide: Any) -> Output[int]:
-        return Output(files=(), facts={"width": slide.size[0]}, value=slide.size[0])
+    def make(self, work: SlideWork) -> Output[int]:
+        width = work.opened.size[0]
+        return Output(files=(), facts={"width": width}, value=width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,7 +377,7 @@ def test_a_result_that_is_replaced_takes_along_what_was_made_from_it(
     assert not (tmp_path / "grid/first/a.txt").exists()
     assert not (tmp_path / "grid/third/a.txt").exists()
     assert list(load_ledger(tmp_path, "a").stages) == ["grid/beside"]
-    assert work.embeddings_before_edit == []
+    assert work.embeddings_before_edit == {}
 
 
 def test_the_same_result_removes_nothing(tmp_path: Path) -> None:
@@ -410,12 +411,12 @@ def test_an_edit_is_made_again_and_keeps_the_rows_of_before_aside(
     assert work.missing == [drawn, rows]
     work.check_stale()  # an edit is no other slide
     work.perform(drawn)
-    (kept,) = work.embeddings_before_edit
-    assert kept.settings_hash == "rows of rows"
-    assert kept.path.read_text() == "rows" and kept.path.name.startswith(".a.txt")
+    ((path, settings_hash),) = work.embeddings_before_edit.items()
+    assert settings_hash == "rows of rows"
+    assert path.read_text() == "rows" and path.name.startswith(".a.txt")
     assert not (tmp_path / "grid/rows/a.txt").exists()
     work.drop_embeddings_before_edit()
-    assert not kept.path.exists()
+    assert not path.exists()
 
 
 def test_drawings_on_other_pixels_are_no_edit(tmp_path: Path) -> None:
@@ -433,7 +434,7 @@ def test_drawings_on_other_pixels_are_no_edit(tmp_path: Path) -> None:
     with pytest.raises(StaleResultError):
         work.check_stale()
     work.remove_outdated(drawn)
-    assert work.embeddings_before_edit == []
+    assert work.embeddings_before_edit == {}
 
 
 # the slide's file
@@ -569,7 +570,7 @@ def test_files_that_are_gone_already_are_no_error(tmp_path: Path) -> None:
     other = work_in(tmp_path, changed())
     other.remove_outdated(changed())
     assert not load_ledger(tmp_path, "a").stages
-    other.embeddings_before_edit.append(EmbeddingsBeforeEdit("c", path))
+    other.embeddings_before_edit[path] = "c"
     other.drop_embeddings_before_edit()
 
 

@@ -238,6 +238,7 @@ def _write_run_tables(collected: "Collected") -> None:
     from thinsection.jobs.task import Report
     from thinsection.run.ending import finish_run
     from thinsection.run.task import RunTask
+    from thinsection.stages.graph import stages_of
 
     results = [
         collected.results[name]
@@ -251,7 +252,7 @@ def _write_run_tables(collected: "Collected") -> None:
     )
     task = collected.task
     assert isinstance(task, RunTask)
-    finish_run(task, list(collected.entries.values()), report)
+    finish_run(task, list(collected.entries.values()), report, stages_of(task.spec))
 
 
 @group.command("array-task", hidden=True)

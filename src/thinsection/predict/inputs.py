@@ -15,7 +15,7 @@ from thinsection.files.trust import check_model_settings
 from thinsection.results.records import read_records
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import RunConfig
-from thinsection.stages.graph import grid_names
+from thinsection.stages.graph import grid_names, stages_of
 from thinsection.stages.spec import resolve
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
@@ -177,9 +177,8 @@ def _run_settings(path: Path, inputs: Inputs) -> dict[str, Json]:
 
 def _is_of_grid(config: RunConfig, grid: str) -> bool:
     """True for the settings of a run whose one grid has this name."""
-    return grid_names(resolve(config, {"until": "tiles", "patients": "none"})) == (
-        grid,
-    )
+    spec = resolve(config, {"until": "tiles", "patients": "none"})
+    return grid_names(stages_of(spec)) == (grid,)
 
 
 def is_grid_of(inputs: Inputs, grid: str) -> bool:

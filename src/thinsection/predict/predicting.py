@@ -62,9 +62,10 @@ from thinsection.report.verdict import GOOD, load_rules, verdict
 from thinsection.results.folder import Results, open_results
 from thinsection.results.records import recording
 from thinsection.results.tables import grid_rows, known_slides
-from thinsection.run.own_tables import qc_rows, qc_stage
+from thinsection.run.own_tables import qc_rows
 from thinsection.run.process import OnEvent
 from thinsection.run.run import run
+from thinsection.stages.graph import qc_stage
 from thinsection.stages.spec import resolve
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES

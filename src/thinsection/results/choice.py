@@ -16,7 +16,7 @@ from thinsection.results.records import Record
 from thinsection.stages.config import TILED, RunConfig
 from thinsection.stages.facts import grid_of
 from thinsection.stages.features import features_label
-from thinsection.stages.graph import grid_names
+from thinsection.stages.graph import grid_names, stages_of
 from thinsection.stages.labels import slug
 from thinsection.stages.spec import resolve
 from thinsection.types import Document, PlainValues
@@ -179,7 +179,7 @@ def recorded_grids(record: Record) -> tuple[str, ...] | None:
     if config.get("output", {}).get("until", "slide-embeddings") not in TILED:
         return ()
     try:
-        return grid_names(resolve(settings_of(config), {"until": "tiles"}))
+        return grid_names(stages_of(resolve(settings_of(config), {"until": "tiles"})))
     except (ThinsectionError, OSError):
         return None
 

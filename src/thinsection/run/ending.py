@@ -16,13 +16,11 @@ from thinsection.results.folder import open_results
 from thinsection.results.outcome import SlideResult, Status
 from thinsection.results.records import Record, end_record, log, write_efficiency
 from thinsection.results.tables import KnownSlide, known_slides, write_tables
-from thinsection.run.own_tables import write_measures, write_qc_tables
 from thinsection.run.task import ENDS, RunTask, ended_slides
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import TILED
-from thinsection.stages.graph import mask_stage, measures_stages
-from thinsection.stages.masks import QcStage
 from thinsection.stages.spec import RunSpec
+from thinsection.stages.stage import AnyStage
+from thinsection.stages.tiles import MeasuresStage
 from thinsection.store.ledger import SlideLedger
 from thinsection.types import counted
 
@@ -80,12 +78,13 @@ def finish_run(
     task: RunTask,
     entries: Sequence[SlideEntry],
     report: Report[SlideResult],
+    stages: Sequence[AnyStage],
     ledgers: Mapping[str, SlideLedger] | None = None,
 ) -> RunSummary:
     """Writes the tables, the record, its efficiency page, and the QC page if there was QC.
 
-    The report merges all chunks; for a batch job, some entries may not be in it yet. `ledgers` of
-    finished slides, by slide id, are not read again.
+    The report merges all chunks; for a batch job, some entries may not be in it yet. `stages` are
+    those that need no model. `ledgers` of finished slides, by slide id, are not read again.
     """
     record = Record.read(task.record)
     begun = datetime.fromisoformat(record.document["started"])
@@ -93,7 +92,7 @@ def finish_run(
     slides = known_slides(task.out, ledgers)
     waiting = _not_ended(entries, report.results)
     equal_slides = write_tables(task.out, slides, waiting)
-    unusable = write_run_tables(task.out, slides, task.spec)
+    unusable = write_run_tables(task.out, slides, task.spec, stages)
     of_this_run = {result.slide_id for result in report.results}
     summary = RunSummary(
         out=task.out,
@@ -123,19 +122,29 @@ def finish_run(
 
 
 def write_run_tables(
-    out: Path, slides: Sequence[KnownSlide], spec: RunSpec
+    out: Path,
+    slides: Sequence[KnownSlide],
+    spec: RunSpec,
+    stages: Sequence[AnyStage],
 ) -> dict[str, str]:
     """Writes the tables of measures and of quality control that a run's settings ask for.
 
     Returns:
         The slides that quality control finds unusable, and why, as `write_qc_tables` does.
     """
-    if spec.output.measures and spec.output.until in TILED:
-        for stage in measures_stages(spec):
+    if not spec.output.measures and spec.qc.qc == "off":
+        return {}
+    # imports the pages of quality control, which other runs do not need
+    from thinsection.run.own_tables import write_measures, write_qc_tables
+    from thinsection.stages.checks import QcStage
+
+    for stage in stages:
+        if isinstance(stage, MeasuresStage):
             write_measures(out, slides, stage, spec.output.measures_reference)
-    mask = mask_stage(spec)
-    if isinstance(mask, QcStage):
-        return write_qc_tables(out, slides, mask, spec.qc)
+    # after the measures, which become columns of it
+    for stage in stages:
+        if isinstance(stage, QcStage):
+            return write_qc_tables(out, slides, stage, spec.qc)
     return {}
 
 

@@ -47,6 +47,7 @@ from thinsection.run.run import check_folder
 from thinsection.run.task import ended_slides, write_ended
 from thinsection.slide.ids import SlideFile
 from thinsection.stages.config import RunConfig
+from thinsection.stages.graph import stages_of
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.store.claims import add_claims
 from thinsection.store.identity import file_sum
@@ -346,7 +347,7 @@ def _write_tables(out: Path, specs: Sequence[RunSpec], on_message: OnMessage) ->
         )
     for spec in specs:
         try:
-            write_run_tables(out, slides, spec)
+            write_run_tables(out, slides, spec, stages_of(spec))
         except ThinsectionError as error:
             on_message(f"note: a run's own tables are not made again: {error}")
     write_index(out)

@@ -26,9 +26,9 @@ from thinsection.report.qc_sheet import (
 )
 from thinsection.report.verdict import load_rules
 from thinsection.results.tables import KnownSlide
+from thinsection.stages.checks import QcStage
 from thinsection.stages.config import QcConfig
-from thinsection.stages.graph import mask_stage, measures_stages
-from thinsection.stages.masks import QcStage
+from thinsection.stages.graph import stages_of
 from thinsection.stages.spec import RunSpec
 from thinsection.stages.tiles import STAIN_COLUMNS, MeasuresStage
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
@@ -85,16 +85,13 @@ def write_measures(
     write_table(measures_table(out, stage.tiles.grid), lines, columns)
 
 
-def check_reference(spec: RunSpec) -> None:
-    """Raises an error if a reference has no measures for this run's grid.
+def check_reference(folder: Path, spec: RunSpec) -> None:
+    """Raises an error if a folder for comparison has no measures for this run's grid.
 
     Raises:
         ConfigError: it has none, or the run computes no measures.
         StoreError: it is not a results folder.
     """
-    folder = spec.output.measures_reference
-    if folder is None:
-        return
     if not spec.output.measures:
         raise ConfigError(
             "measures_reference must be combined with measures, got it alone; pass --measures"
@@ -104,8 +101,8 @@ def check_reference(spec: RunSpec) -> None:
             f"measures_reference must be a results folder that contains {SLIDES}/, got "
             f"{str(folder)!r}"
         )
-    for stage in measures_stages(spec):
-        if measured_slides(folder, stage):
+    for stage in stages_of(spec):
+        if not isinstance(stage, MeasuresStage) or measured_slides(folder, stage):
             continue
         raise ConfigError(
             f"measures_reference must contain {stage.address}, got none in {str(folder)!r}; run "
@@ -168,13 +165,6 @@ def _distance(
 
 
 QcRow = dict[str, Score]
-
-
-def qc_stage(spec: RunSpec) -> QcStage:
-    """Stage of a run's quality control; the run must ask for it."""
-    stage = mask_stage(spec)
-    assert isinstance(stage, QcStage)
-    return stage
 
 
 def qc_table_name(stage: QcStage) -> str:

@@ -23,13 +23,18 @@ from thinsection.results.tables import known_slides
 from thinsection.run.own_tables import (
     failing_rules,
     qc_rows,
-    qc_stage,
     qc_table_name,
 )
 from thinsection.run.process import OnEvent
 from thinsection.run.run import run
-from thinsection.segment.segmenter import SegmentConfig
-from thinsection.stages.config import OutputConfig, QcConfig, RunConfig, SlidesConfig
+from thinsection.stages.config import (
+    OutputConfig,
+    QcConfig,
+    RunConfig,
+    SegmentConfig,
+    SlidesConfig,
+)
+from thinsection.stages.graph import qc_stage
 from thinsection.stages.labels import short_hash
 from thinsection.stages.request import Slides
 from thinsection.stages.spec import resolve

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import thinsection
-from thinsection.config import replace_flat
 from thinsection.errors import (
     ConfigError,
     DiskSpaceError,
@@ -37,15 +36,15 @@ from thinsection.run.models import (
     recorded_models,
     settings_name,
 )
-from thinsection.run.own_tables import check_reference
-from thinsection.run.prepare import finished_work, skipped_result
+from thinsection.run.prepare import finished_work
 from thinsection.run.process import OnEvent, RunEvent
 from thinsection.run.task import OwnEncoderTask, RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import LastResult, PoolingConfig, RunConfig
-from thinsection.stages.graph import Models, grid_names, stages_of
+from thinsection.stages.graph import grid_names, stages_of
 from thinsection.stages.request import Slides, check_run, cohort_of
 from thinsection.stages.spec import RunSpec, resolve
+from thinsection.stages.stage import AnyStage
 from thinsection.store.claims import claim_ids
 from thinsection.store.ledger import SLIDES, SlideLedger
 from thinsection.types import MIB, PlainValues, counted, format_bytes
@@ -130,7 +129,7 @@ def run(
     _check_tissue_form(settings.get("tissue"))
     own_encoder = None
     if isinstance(encoder, str):
-        config = replace_flat(config, {"encoders": (encoder,)})
+        settings = {**settings, "encoders": (encoder,)}
     elif encoder is not None:
         own_encoder = current_encoder(encoder)
     own_name = None if own_encoder is None else settings_name(own_encoder)
@@ -146,7 +145,11 @@ def run(
     )
     entries = cohort_of(slides, spec.slides, spec.regions, listeners.on_message)
     check_run(spec)
-    check_reference(spec)
+    if spec.output.measures_reference is not None:
+        # imports pages that other runs do not need
+        from thinsection.run.own_tables import check_reference
+
+        check_reference(spec.output.measures_reference, spec)
     if is_url(str(out)):
         if spec.encoding.patients != "none":
             raise ConfigError(
@@ -230,7 +233,11 @@ def _run_in_folder(
     """Runs with checked settings in an existing folder."""
     if own_encoder is not None and spec.encoding.encoders:
         check_own_encoder(out, own_encoder)
+    # without models, to name the grids and to write tables
+    stages = stages_of(spec)
     task = make_task(out, spec, own_encoder)
+    record = Record.read(task.record)
+    records.end_record(record, {"grids": list(grid_names(stages))})
     listeners = listeners.logged(task.record)
     reports: list[Report[SlideResult]] = []
     begun = False
@@ -240,7 +247,7 @@ def _run_in_folder(
             ledgers: dict[str, SlideLedger] = {}
             if own_encoder is None:
                 finished, ledgers = finished_report(
-                    task.out, Record.read(task.record), entries, spec
+                    task.out, record, entries, spec, stages
                 )
             finished_ids = {result.slide_id for result in finished.results}
             unfinished = [
@@ -270,7 +277,7 @@ def _run_in_folder(
             ended = {r.slide_id: listeners.settle(r) for r in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)
             report = replace(report, results=results)
-            summary = finish_run(task, entries, report, ledgers)
+            summary = finish_run(task, entries, report, stages, ledgers)
             summary = replace(summary, patients=patients)
             for line in _equal_lines(summary.equal_slides):
                 listeners.on_message(line)
@@ -346,42 +353,37 @@ def _write_patients(task: RunTask, on_message: OnMessage) -> tuple[SlideResult, 
 
 
 def finished_report(
-    out: Path, record: Record, entries: Sequence[SlideEntry], spec: RunSpec
+    out: Path,
+    record: Record,
+    entries: Sequence[SlideEntry],
+    spec: RunSpec,
+    stages: tuple[AnyStage, ...],
 ) -> tuple[Report[SlideResult], dict[str, SlideLedger]]:
     """Report of the slides that need no work, and their ledgers; empty if that cannot be known.
 
     It makes the check of a worker, but without locks and encoders: whether each stage has its
-    result, by keys from recorded identities.
+    result, by keys from recorded identities. `stages` are those that need no model.
 
     Memory: some kB per slide.
     """
     if spec.output.overwrite or not spec.output.resume:
         return Report(results=()), {}
-    if not spec.encoding.encoders:
-        return _skipped_report(out, entries, spec, Models(), {})
-    for earlier in records.same_settings(out, record):
-        document = earlier.document.get("models", {})
-        models = recorded_models(document, spec.encoding)
-        if models is not None:
-            return _skipped_report(out, entries, spec, models, document)
-    return Report(results=()), {}
-
-
-def _skipped_report(
-    out: Path,
-    entries: Sequence[SlideEntry],
-    spec: RunSpec,
-    models: Models,
-    facts: PlainValues,
-) -> tuple[Report[SlideResult], dict[str, SlideLedger]]:
-    """Report of the slides whose stages are all done, and their ledgers by slide id."""
-    stages = stages_of(spec, models)
+    facts: PlainValues = {}
+    if spec.encoding.encoders:
+        for earlier in records.same_settings(out, record):
+            facts = earlier.document.get("models", {})
+            models = recorded_models(facts, spec.encoding)
+            if models is not None:
+                stages = stages_of(spec, models)
+                break
+        else:
+            return Report(results=()), {}
     results = []
     ledgers = {}
     for entry in entries:
         work = finished_work(entry, stages, out=out, spec=spec)
         if work is not None:
-            results.append(skipped_result(work))
+            results.append(SlideResult.of(entry, "skipped", work.facts()))
             ledgers[entry.slide_id] = work.ledger
     return Report(results=tuple(results), facts=facts if results else {}), ledgers
 
@@ -409,7 +411,6 @@ def make_task(
     folder = out.resolve()
     command = _command_words(spec.output.until)
     record = records.begin_record(folder, command, spec.settings)
-    records.end_record(record, {"grids": list(grid_names(spec))})
     log(
         record.folder, f"thinsection {thinsection.__version__}: {command} into {folder}"
     )

@@ -25,11 +25,11 @@ from thinsection.run.models import (
     models_document,
     models_with,
 )
-from thinsection.run.prepare import finished_work, skipped_result
+from thinsection.run.prepare import finished_work
 from thinsection.run.process import RunEvent, SlideProcessor
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import GPU_BATCH
-from thinsection.stages.graph import Models, stages_of
+from thinsection.stages.graph import stages_of
 from thinsection.stages.spec import RunSpec
 from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.tiles import StageClock
@@ -187,9 +187,11 @@ class RunTask(Task[SlideEntry, SlideResult]):
         if done is not None:
             return done
         if not self.spec.encoding.encoders:
-            stages = stages_of(self.spec, Models())
+            stages = stages_of(self.spec)
             work = finished_work(entry, stages, out=self.out, spec=self.spec)
-            return None if work is None else skipped_result(work)
+            if work is None:
+                return None
+            return SlideResult.of(entry, "skipped", work.facts())
         if self.spec.slides.fingerprint == "full":
             return None
         for record in self.kept:

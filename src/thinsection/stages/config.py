@@ -8,10 +8,9 @@ from typing import Literal
 
 from thinsection.config import option, section
 from thinsection.encode.registry import our_name, our_slide_encoder
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
-from thinsection.segment.segmenter import SegmentConfig
 from thinsection.slide.annotations import RegionsConfig
 from thinsection.slide.cohort_table import path_columns
 from thinsection.slide.look import Look
@@ -239,6 +238,59 @@ class QcConfig:
         "Also write PNG files: the mask of each check, the pictures of HistoQC's checks, "
         "and the small picture that the checks read. A finished slide is checked again.",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentConfig:
+    """Settings of the networks that segment slides."""
+
+    segmenters: tuple[str, ...] = option(
+        (),
+        "Network that classifies every pixel: lavlab-shell, hest-tissue, grandqc-tissue, "
+        "grandqc-artefacts or a .toml file; repeat the option for several.",
+        daily=True,
+        flag="--segmenter",
+    )
+    segment_weights: str | None = option(
+        None,
+        "Local weights of the segmenter (.onnx, .pth, ...), in place of a download.",
+    )
+    trust_code: tuple[str, ...] = option(
+        (),
+        "Python file of yours that may run, if the .toml file of the segmenter names a class in "
+        "it, such as my_net:Net for my_net.py. Repeat the option for several.",
+    )
+    segment_mpp: float = option(
+        4.0, "Resolution in µm/px at which outlines and class shares are computed."
+    )
+    segment_memory: str = option(
+        "512MiB", "Memory for the part of the slide that is segmented at a time."
+    )
+    tissue_segmenter: bool = option(
+        False,
+        "Use the classes of the segmenter as the tissue mask, in place of the detector.",
+    )
+
+    def __post_init__(self) -> None:
+        files = tuple(str(Path(file).resolve()) for file in self.trust_code)
+        object.__setattr__(
+            self, "trust_code", files
+        )  # a worker may have another folder
+        count = len(self.segmenters)
+        if self.segment_weights and count != 1:
+            raise ConfigError(
+                "segment.segment_weights must be combined with exactly one segmenter, got "
+                f"{count}"
+            )
+        if self.tissue_segmenter and count != 1:
+            raise ConfigError(
+                "segment.tissue_segmenter must be combined with exactly one segmenter, got "
+                f"{count}"
+            )
+        if self.segment_mpp <= 0:
+            raise InvalidInputError(
+                f"segment.segment_mpp must be > 0, got {self.segment_mpp}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

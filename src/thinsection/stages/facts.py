@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from thinsection.slide import Slide
+from thinsection.slide.annotations import ROLES, RegionsConfig
 from thinsection.slide.cohort import SlideEntry
+from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, stage_key
 from thinsection.types import Document
 
@@ -16,6 +18,15 @@ class Source:
     key: str
     # hash of the annotation of each setting: 'tissue', 'roi'
     annotation_hashes: Mapping[str, str] = field(default_factory=dict)
+
+
+def annotation_sums(config: RegionsConfig, entry: SlideEntry) -> dict[str, str]:
+    """Hash of the annotation file of a slide, by role. Raises InvalidInputError: there is none."""
+    return {
+        role: file_sum(config.files(role, entry)[0])
+        for role in ROLES
+        if getattr(config, role)
+    }
 
 
 def source_key(

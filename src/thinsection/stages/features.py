@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -18,18 +19,13 @@ from thinsection.stages.stage import (
     Encoding,
     GridTiles,
     Output,
+    Reads,
     SlideWork,
-    TileStage,
+    Stage,
     TileWriter,
 )
 from thinsection.stages.tiles import TilesStage
-from thinsection.store.tile_tables import (
-    Block,
-    EmbeddingRows,
-    KnownRows,
-    RowMerger,
-    read_known_rows,
-)
+from thinsection.store.tile_tables import Block, EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
 from thinsection.tiles import TileTable
 from thinsection.tiles.stream import EmbeddedBatch
@@ -49,13 +45,14 @@ def features_label(encoder: str, *, dtype: str, stain: StainConfig | None) -> st
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeaturesStage(TileStage[TilesFile]):
+class FeaturesStage(Stage[TilesFile]):
     """`GRID/features_ENCODER/ID.h5`: `features` (N, D) and `coords` (N, 2).
 
     Embeddings depend on pixels, tile grid and encoder, and on nothing else.
     """
 
     title: ClassVar[str] = "embed"
+    reads: ClassVar[Reads] = "tiles"
 
     tiles: TilesStage
     encoder: str  # label of the encoder, part of the folder's name
@@ -115,7 +112,7 @@ class FeaturesStage(TileStage[TilesFile]):
         mask = self.tiles.mask
         parts = [
             work.source.key,
-            mask.reader,
+            mask.settings["reader"],
             None if self.target is None else mask.key(work.source),
             asdict(table.plan),
             self.settings,
@@ -140,26 +137,22 @@ class FeaturesStage(TileStage[TilesFile]):
             return Output(files=(name,), facts=record.facts)
         return None
 
-    def known_rows(self, work: SlideWork, table: TileTable) -> KnownRows | None:
-        """Embeddings of some of these tiles from the file that shares most tiles with the table.
-
-        Memory: 200 bytes per tile of the table and of each file.
-        """
+    def row_files(self, work: SlideWork, table: TileTable) -> list[Path]:
+        """Files with embeddings that depend on the same as this stage's, except on the tiles."""
         content = self.row_content(work, table)
         paths = [
-            rows.path
-            for rows in work.embeddings_before_edit
-            if rows.settings_hash == content
+            path
+            for path, settings_hash in work.embeddings_before_edit.items()
+            if settings_hash == content
         ]
         for record in work.ledger.stages.values():
             if record.facts.get("rows") == content and work.ledger.complete(record):
                 paths += [work.path(name) for name in record.files]
-        candidates = [read_known_rows(path, table.coords_l0) for path in paths]
-        return min(candidates, key=lambda known: known.lacking.sum(), default=None)
+        return paths
 
     @property
     def encoding(self) -> Encoding:
-        return Encoding(self.encoder, "embeddings")
+        return self.encoder, "embeddings"
 
     def open(self, tiles: GridTiles) -> "EmbeddingsWriter":
         return EmbeddingsWriter(self, self, tiles)
@@ -183,10 +176,11 @@ def deciding(identity: PlainValues) -> PlainValues:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokensStage(TileStage[None]):
+class TokensStage(Stage[None]):
     """`GRID/tokens_ENCODER/ID.h5`: `tokens` (N, T, C) in float16 and `coords` (N, 2)."""
 
     title: ClassVar[str] = "tokens"
+    reads: ClassVar[Reads] = "tiles"
 
     features: FeaturesStage  # features of the same encoder, from the same forward pass
 
@@ -204,7 +198,7 @@ class TokensStage(TileStage[None]):
 
     @property
     def encoding(self) -> Encoding:
-        return Encoding(self.features.encoder, "tokens")
+        return self.features.encoder, "tokens"
 
     def open(self, tiles: GridTiles) -> "EmbeddingsWriter":
         return EmbeddingsWriter(self, self.features, tiles)
@@ -231,8 +225,7 @@ class EmbeddingsWriter(TileWriter):
         self._features = features
         self._tiles = tiles
         self._notes = list(tiles.notes)
-        known = tiles.known.get(stage.address)
-        self._merger = None if known is None else RowMerger(known)
+        self._merger = tiles.known.get(stage.address)
         self._name = stage.file(tiles.work.entry.slide_id)
         self._stack = ExitStack()
         self._writer: TilesWriter | None = None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thinsection.encode.identity import EncoderIdentity
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.pool.encoder import SlideEncoderIdentity, check_fit
-from thinsection.segment import Segmenter, load_segmenter
-from thinsection.stages.config import TILED
+from thinsection.stages.config import OutputConfig
 from thinsection.stages.features import FeaturesStage, TokensStage
 from thinsection.stages.formats import PLAIN
 from thinsection.stages.leaves import (
@@ -19,25 +18,15 @@ from thinsection.stages.leaves import (
     OverviewStage,
     PoolingStage,
 )
-from thinsection.stages.masks import (
-    QcOverlayStage,
-    QcPicturesStage,
-    QcStage,
-    TissueStage,
-)
-from thinsection.stages.regions import (
-    AnnotatedTissueStage,
-    RegionsStage,
-    SegmentedTissueStage,
-    SegmentStage,
-)
+from thinsection.stages.masks import MaskStage, TissueStage
 from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import AnyStage
 from thinsection.stages.tiles import MeasuresStage, TilesStage
 from thinsection.tiles.transforms import StainLook
 
 if TYPE_CHECKING:
-    from thinsection.qc import Pipeline
+    from thinsection.stages.checks import QcStage
+    from thinsection.stages.regions import SegmentStage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,29 +39,32 @@ class Models:
     stain_target: StainLook | None = None
 
 
-def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
+def stages_of(spec: RunSpec, models: Models | None = None) -> tuple[AnyStage, ...]:
     """Every stage of a run up to its last result; each stage follows those that it needs.
 
-    All tile grids share the tissue and the segmentations.
+    All tile grids share the tissue and the segmentations. Without models these are the stages that
+    embed nothing.
 
     Raises InvalidInputError: a slide encoder accepts none of the encoders' embeddings.
+    Raises ConfigError, WeightsError: as `mask_stage` and `segment_stages`.
     """
+    models = models or Models()
     mask = mask_stage(spec)
     stages = _with_needs(mask)
-    if isinstance(mask, QcStage) and spec.qc.qc_pictures:
-        stages.append(QcPicturesStage(qc=mask))
     ends_early = spec.output.until in ("tissue", "qc")
-    if isinstance(mask, QcStage) and (ends_early or not spec.output.overview):
-        stages.append(QcOverlayStage(qc=mask))
+    if spec.qc.qc != "off":
+        stages += _check_stages(spec, mask, has_overview=not ends_early)
     if ends_early:
         return tuple(stages)
-    segments: tuple[SegmentStage, ...] = ()
-    if not isinstance(mask, SegmentedTissueStage):
+    segments: tuple[AnyStage, ...] = ()
+    if not spec.segment.tissue_segmenter:
         segments = segment_stages(spec, mask)
     if spec.output.until == "segments":
         return tuple(_appended(stages, segments))
     roi = None
     if spec.regions.roi:
+        from thinsection.stages.regions import RegionsStage
+
         roi = RegionsStage(config=spec.regions, role="roi")
         stages.append(roi)
     stages = _appended(stages, segments)
@@ -82,7 +74,7 @@ def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
         features = _features_stages(spec, tiles, models)
         stages += [tiles, *features]
         stages += _token_stages(spec, features, models)
-        stages += _leaves(spec, tiles, features)
+        stages += _leaves(spec.output, tiles, features)
         embeddings += features
     stages += _pooling_stages(embeddings, models)
     return tuple(stages)
@@ -91,6 +83,11 @@ def stages_of(spec: RunSpec, models: Models) -> tuple[AnyStage, ...]:
 def grids_of(stages: Sequence[AnyStage]) -> tuple[TilesStage, ...]:
     """The tile grids among a run's stages."""
     return tuple(stage for stage in stages if isinstance(stage, TilesStage))
+
+
+def grid_names(stages: Sequence[AnyStage]) -> tuple[str, ...]:
+    """Names of the tile grids among a run's stages."""
+    return tuple(stage.grid for stage in grids_of(stages))
 
 
 def _with_needs(stage: AnyStage) -> list[AnyStage]:
@@ -106,7 +103,7 @@ def _appended(stages: Sequence[AnyStage], others: Sequence[AnyStage]) -> list[An
     return [*stages, *(stage for stage in others if stage not in stages)]
 
 
-def mask_stage(spec: RunSpec) -> TissueStage | QcStage:
+def mask_stage(spec: RunSpec) -> MaskStage:
     """Stage that detects the tissue.
 
     Quality control uses its preset, or the current content of its file.
@@ -114,53 +111,83 @@ def mask_stage(spec: RunSpec) -> TissueStage | QcStage:
     Raises ConfigError: no such pipeline, or its segmenter is unknown or lacks a class.
     Raises WeightsError: the weights of that segmenter are missing.
     """
+    # what a run does not ask for is not imported
     reader = spec.slides.reader
     if spec.regions.tissue:
+        from thinsection.stages.regions import AnnotatedTissueStage, RegionsStage
+
         annotations = RegionsStage(config=spec.regions, role="tissue")
         return AnnotatedTissueStage(
             config=spec.tissue, reader=reader, regions=annotations
         )
     if spec.segment.tissue_segmenter:
+        from thinsection.stages.regions import SegmentedTissueStage
+
         (segments,) = segment_stages(spec, None)
         return SegmentedTissueStage(
             config=spec.tissue, reader=reader, segments=segments
         )
     if spec.qc.qc == "off":
         return TissueStage(config=spec.tissue, reader=reader)
-    # imports the checks, which a run without quality control does not need
+    return qc_stage(spec)
+
+
+def qc_stage(spec: RunSpec) -> QcStage:
+    """Stage of a run's quality control; the run must ask for it. Raises as `mask_stage`."""
     from thinsection.qc import load_pipeline
+    from thinsection.stages.checks import QcStage
 
     pipeline = load_pipeline(spec.qc.qc)
+    segments = None
+    source = pipeline.segmenter
+    if source is not None:
+        # the classes that the pipeline takes, inside the default tissue mask
+        segments = _segment_stage(
+            spec,
+            source.name,
+            source.weights,
+            TissueStage(config=spec.tissue, reader=spec.slides.reader),
+        )
+        source.refuse_unknown(segments.segmenter.spec.classes)
     return QcStage(
         pipeline=pipeline,
         source=spec.qc.qc,
-        reader=reader,
+        reader=spec.slides.reader,
         strict=spec.qc.qc_strict,
         rules=spec.qc.qc_fail,
         device=spec.qc.qc_device,
-        segments=_qc_segments(spec, pipeline),
+        segments=segments,
     )
 
 
-def _qc_segments(spec: RunSpec, pipeline: Pipeline) -> SegmentStage | None:
-    """Classes that a pipeline takes, inside the default tissue mask; None if it takes none."""
-    source = pipeline.segmenter
-    if source is None:
-        return None
-    segmenter = load_segmenter(
-        source.name,
-        weights=source.weights,
-        device=spec.encoding.device,
-        trust_code=spec.segment.trust_code,
-    )
-    source.refuse_unknown(segmenter.spec.classes)
-    tissue = TissueStage(config=spec.tissue, reader=spec.slides.reader)
-    return _segment_stage(spec, segmenter, tissue)
+def _check_stages(
+    spec: RunSpec, mask: MaskStage, *, has_overview: bool
+) -> list[AnyStage]:
+    """Stages of the pictures of quality control, which made the mask."""
+    from thinsection.stages.checks import QcOverlayStage, QcPicturesStage, QcStage
+
+    assert isinstance(mask, QcStage)
+    stages: list[AnyStage] = []
+    if spec.qc.qc_pictures:
+        stages.append(QcPicturesStage(qc=mask))
+    if not (has_overview and spec.output.overview):
+        stages.append(QcOverlayStage(qc=mask))
+    return stages
 
 
 def _segment_stage(
-    spec: RunSpec, segmenter: Segmenter, mask: TissueStage | QcStage | None
+    spec: RunSpec, name: str, weights: str | None, mask: MaskStage | None
 ) -> SegmentStage:
+    """Stage of one segmenter, inside `mask`; None segments the whole slide."""
+    from thinsection.segment import load_segmenter
+    from thinsection.stages.regions import SegmentStage
+
+    segmenter = load_segmenter(
+        name,
+        weights=weights,
+        device=spec.encoding.device,
+        trust_code=spec.segment.trust_code,
+    )
     return SegmentStage(
         segmenter=segmenter,
         config=spec.segment,
@@ -170,9 +197,7 @@ def _segment_stage(
     )
 
 
-def segment_stages(
-    spec: RunSpec, mask: TissueStage | QcStage | None
-) -> tuple[SegmentStage, ...]:
+def segment_stages(spec: RunSpec, mask: MaskStage | None) -> tuple[SegmentStage, ...]:
     """One stage per segmenter, inside `mask`; None segments the whole slide.
 
     A segmenter whose classes quality control has taken already is not run a second time.
@@ -182,52 +207,20 @@ def segment_stages(
     """
     stages = []
     class_names: list[str] = []
+    taken = () if mask is None else mask.needs
     for name in spec.segment.segmenters:
-        segmenter = load_segmenter(
-            name,
-            weights=spec.segment.segment_weights,
-            device=spec.encoding.device,
-            trust_code=spec.segment.trust_code,
-        )
-        class_names += segmenter.spec.classes
-        stages.append(
-            _stage_of_qc(mask, segmenter) or _segment_stage(spec, segmenter, mask)
-        )
+        stage = _segment_stage(spec, name, spec.segment.segment_weights, mask)
+        class_names += stage.segmenter.spec.classes
+        for other in taken:
+            if isinstance(other, type(stage)) and other.is_same_network(stage):
+                stage = other
+        stages.append(stage)
     if len(set(class_names)) < len(class_names):
         raise ConfigError(
             "classes of a run's segmenters must have different names, got "
             f"{', '.join(class_names)}"
         )
     return tuple(stages)
-
-
-def _stage_of_qc(
-    mask: TissueStage | QcStage | None, segmenter: Segmenter
-) -> SegmentStage | None:
-    """The stage that gives a segmenter's classes to quality control, if there is one."""
-    stage = mask.segments if isinstance(mask, QcStage) else None
-    if not isinstance(stage, SegmentStage):
-        return None
-    return stage if stage.segmenter.identity == segmenter.identity else None
-
-
-def measures_stages(spec: RunSpec) -> list[MeasuresStage]:
-    """Stage of the tile measures of each grid; the run must ask for them."""
-    until_tiles = replace(spec, output=replace(spec.output, until="tiles"))
-    graph = stages_of(until_tiles, Models())
-    return [stage for stage in graph if isinstance(stage, MeasuresStage)]
-
-
-def grid_names(spec: RunSpec) -> tuple[str, ...]:
-    """Names of the tile grids of a run; none if it ends before tiles.
-
-    Raises ConfigError, WeightsError: a file that its settings name is gone.
-    """
-    if spec.output.until not in TILED:
-        return ()
-    until_tiles = replace(spec, output=replace(spec.output, until="tiles"))
-    graph = stages_of(until_tiles, Models())
-    return tuple(stage.grid for stage in grids_of(graph))
 
 
 def _features_stages(
@@ -261,10 +254,9 @@ def _token_stages(
 
 
 def _leaves(
-    spec: RunSpec, tiles: TilesStage, features: Sequence[FeaturesStage]
+    output: OutputConfig, tiles: TilesStage, features: Sequence[FeaturesStage]
 ) -> list[AnyStage]:
     """Stages for measures, picture, graph and further formats, if the run asks for them."""
-    output = spec.output
     stages: list[AnyStage] = []
     measures = None
     if output.measures:

@@ -17,7 +17,7 @@ from thinsection.stages.features import FeaturesStage, deciding
 from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import join_label, slug
 from thinsection.stages.masks import CheckedTissue
-from thinsection.stages.stage import AnyStage, Output, SlideWork, StoreStage
+from thinsection.stages.stage import AnyStage, Output, Reads, SlideWork, Stage
 from thinsection.stages.tiles import MeasuresStage, TilesStage
 from thinsection.store import hdf5, tiles_h5
 from thinsection.store.tile_tables import MEASURED
@@ -109,10 +109,11 @@ def fit_warnings(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolingStage(StoreStage[None]):
+class PoolingStage(Stage[None]):
     """`GRID/slide_features_NAME/ID.h5`: `features` (D,), pooled from stored tile embeddings."""
 
     title: ClassVar[str] = "aggregate"
+    reads: ClassVar[Reads] = "store"
 
     features: AnyStage  # stage of the tile embeddings
     slide_encoder: SlideEncoderIdentity
@@ -127,7 +128,7 @@ class PoolingStage(StoreStage[None]):
     def settings(self) -> PlainValues:
         return {"slide_encoder": deciding(self.slide_encoder.identity)}
 
-    def run(self, work: SlideWork) -> Output[None]:
+    def make(self, work: SlideWork) -> Output[None]:
         """Pools the tiles; a slide without tiles gets no embedding and no file.
 
         Memory: 4 N D bytes and the slide encoder's own limit.
@@ -151,10 +152,11 @@ class PoolingStage(StoreStage[None]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverviewStage(StoreStage[None]):
+class OverviewStage(Stage[None]):
     """`GRID/overviews/ID.jpg`: the slide's picture, tissue outline, marks of checks, tiles."""
 
     title: ClassVar[str] = "overview"
+    reads: ClassVar[Reads] = "store"
 
     tiles: TilesStage
 
@@ -166,7 +168,7 @@ class OverviewStage(StoreStage[None]):
     def needs(self) -> tuple[AnyStage, ...]:
         return (self.tiles, self.tiles.mask)
 
-    def run(self, work: SlideWork) -> Output[None]:
+    def make(self, work: SlideWork) -> Output[None]:
         """Draws from stored files only, so that the picture is the same whenever it is made."""
         name = self.file(work.entry.slide_id, ".jpg")
         table = work.value(self.tiles)
@@ -209,10 +211,11 @@ def parse_graph_spec(text: str) -> GraphRule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphStage(StoreStage[None]):
+class GraphStage(Stage[None]):
     """`GRID/graph_SPEC/ID.h5`: `edge_index` (2, E) int64 over the rows of the grid, `distances`."""
 
     title: ClassVar[str] = "graph"
+    reads: ClassVar[Reads] = "store"
 
     tiles: TilesStage
     spec: str  # 'knn:8' or 'radius:100'
@@ -225,7 +228,7 @@ class GraphStage(StoreStage[None]):
     def settings(self) -> PlainValues:
         return {"graph": self.spec}
 
-    def run(self, work: SlideWork) -> Output[None]:
+    def make(self, work: SlideWork) -> Output[None]:
         """Builds the graph. Memory: as `tile_graph`."""
         from thinsection.tiles.graph import tile_graph
 
@@ -244,10 +247,11 @@ class GraphStage(StoreStage[None]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FormatStage(StoreStage[None]):
+class FormatStage(Stage[None]):
     """`GRID/FORMAT_ENCODER/ID.SUFFIX`: the embeddings of a slide in another format."""
 
     title: ClassVar[str] = "export"
+    reads: ClassVar[Reads] = "store"
     cohort_columns: ClassVar[tuple[str, ...]] = ("patient_id", "label")
 
     features: FeaturesStage
@@ -272,7 +276,7 @@ class FormatStage(StoreStage[None]):
             return (self.features, self.features.tiles)
         return (self.features, self.features.tiles, self.measures)
 
-    def run(self, work: SlideWork) -> Output[None]:
+    def make(self, work: SlideWork) -> Output[None]:
         """Writes the file. Memory: the slide's embeddings, 4 N D bytes."""
         slide_id = work.entry.slide_id
         name = self.file(slide_id, FORMATS.entry(self.format).suffixes[0])

@@ -1,62 +1,43 @@
-"""Tissue of a slide: from the default detector, or from quality control.
-
-`qc.NAME` imports the checks at its first use, which a run without quality control does not need.
-"""
+"""Tissue of a slide from the default detector, and what masks of other origins share with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from PIL import Image
 
-from thinsection import qc
-from thinsection.errors import QcExclusion
 from thinsection.files.atomic import atomic_path
-from thinsection.qc.rules import parse_rule, qc_fail
-from thinsection.qc.segmenter_classes import ClassMap
 from thinsection.qc.tissue import TissueConfig, TissueMask, tissue_mask
-from thinsection.report.draw import write_drawing
-from thinsection.report.layers import overlay_layers
-from thinsection.report.picture import (
-    PICTURE,
-    PICTURE_NAME,
-    save_picture,
-    slide_picture,
-)
-from thinsection.report.qc_files import QC_FILE
-from thinsection.report.stored import open_picture, read_mask
+from thinsection.report.picture import PICTURE, save_picture, slide_picture
+from thinsection.report.stored import read_mask
 from thinsection.slide import Slide
-from thinsection.slide.geometry import mean_mpp
 from thinsection.slide.readers import AUTO
-from thinsection.stages.labels import join_label, short_hash, slug, variant
+from thinsection.stages.labels import join_label, variant
 from thinsection.stages.stage import (
     Output,
-    SlideStage,
+    Reads,
     SlideWork,
     Stage,
-    StoreStage,
 )
 from thinsection.store.ledger import SLIDES
-from thinsection.tiles import TileTable
-from thinsection.tiles.table import Column
 from thinsection.types import MaskFrame, PlainValues
 
 if TYPE_CHECKING:
-    from thinsection.qc import Pipeline, QcResult
+    from thinsection.qc import QcResult
 
-Columns = Mapping[str, Column]  # name -> (N,), a value per tile
+# stage that gives the tissue: the detector, annotations, a network or quality control
+MaskStage = Stage[TissueMask]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TissueStage(SlideStage[TissueMask]):
+class TissueStage(Stage[TissueMask]):
     """`slides/ID/tissue.png` and `picture.jpg`; value: a `TissueMask`."""
 
     title: ClassVar[str] = "tissue"
+    reads: ClassVar[Reads] = "slide"
 
     config: TissueConfig
     reader: str = AUTO  # requested reader
@@ -64,7 +45,7 @@ class TissueStage(SlideStage[TissueMask]):
     @property
     def label(self) -> str:
         """Part of a grid's name for the tissue settings; '' at the defaults."""
-        return join_label(variant(self.config), _reader_label(self.reader))
+        return join_label(variant(self.config), reader_label(self.reader))
 
     @cached_property
     def address(self) -> str:
@@ -74,8 +55,9 @@ class TissueStage(SlideStage[TissueMask]):
     def settings(self) -> PlainValues:
         return {"tissue": asdict(self.config), "reader": self.reader}
 
-    def run(self, work: SlideWork, slide: Slide) -> Output[TissueMask]:
+    def make(self, work: SlideWork) -> Output[TissueMask]:
         """Detects the tissue on one thumbnail. Memory: as `tissue_mask`."""
+        slide = work.opened
         tissue = self.find(work, slide)
         slide_id = work.entry.slide_id
         mask_name = self._name(slide_id, "tissue", "png")
@@ -117,10 +99,6 @@ class TissueStage(SlideStage[TissueMask]):
             pen_fraction=facts["pen_fraction"],
         )
 
-    def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
-        """Further columns of the tile table; the detector adds none."""
-        return {}
-
     def _name(self, slide_id: str, stem: str, suffix: str) -> str:
         return f"{SLIDES}/{slide_id}/{join_label(stem, self.label)}.{suffix}"
 
@@ -132,162 +110,6 @@ class CheckedTissue(TissueMask):
     qc: QcResult  # masks of the checks, scores and warnings
 
 
-@dataclass(frozen=True, kw_only=True)
-class QcStage(SlideStage[CheckedTissue]):
-    """`qc.zip` and `picture.jpg` in `slides/ID/qc_NAME/`; value: a `CheckedTissue`."""
-
-    title: ClassVar[str] = "qc"
-
-    pipeline: Pipeline
-    source: str  # name of the preset, or its TOML file
-    # True applies every check, even one that removes most of the tissue
-    strict: bool = False
-    # a slide is left out if one of them applies; they do not change the result
-    rules: tuple[str, ...] = ()
-    reader: str = AUTO  # requested reader
-    device: str = "cpu"  # device that computes the checks
-    # classes that the pipeline takes; None if it takes none
-    segments: Stage[ClassMap] | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the preset, or of its file with a hash of the content."""
-        name = self.source
-        if name not in qc.preset_names():
-            content = qc.pipeline_identity(self.pipeline)["pipeline"]
-            if self.segments is not None:
-                content = [content, self.segments.address]
-            name = f"{slug(Path(self.source).stem)}-{short_hash(content)}"
-        return join_label(name, "strict" if self.strict else "")
-
-    @property
-    def label(self) -> str:
-        """Part of a grid's name for the checks that made its mask: 'qc-auto'."""
-        return join_label(f"qc-{self.name}", _reader_label(self.reader))
-
-    @cached_property
-    def address(self) -> str:
-        return join_label(f"{SLIDES}/qc_{self.name}", _reader_label(self.reader))
-
-    @cached_property
-    def settings(self) -> PlainValues:
-        settings = {"qc": qc.pipeline_identity(self.pipeline), "reader": self.reader}
-        return settings | {"strict": True} if self.strict else settings
-
-    def run(self, work: SlideWork, slide: Slide) -> Output[CheckedTissue]:
-        """Runs the checks. Memory: as `run_qc`."""
-        from thinsection.report.qc_files import write_qc
-
-        result = self.check(work, slide)
-        folder = self.folder(work.entry.slide_id)
-        picture = slide_picture(slide, result.rgb)
-        write_qc(result, work.path(folder), key=work.result_key(self), picture=picture)
-        facts = {
-            "tissue_fraction": round(float(result.tissue.mask.mean()), 6),
-            "pixels_to_use": result.scores["pixels_to_use"],
-            "stain": result.scores.get("stain", ""),
-            "warnings": "; ".join(result.warnings),
-        }
-        return Output(
-            files=(f"{folder}/{PICTURE_NAME}", f"{folder}/{QC_FILE}"),
-            facts=facts,
-            value=_checked_tissue(result),
-        )
-
-    def check(self, work: SlideWork, slide: Slide) -> QcResult:
-        """Runs the checks on the opened slide, and stores nothing."""
-        segmentation = None
-        if self.segments is not None:
-            segmentation = work.value(self.segments)
-        return qc.run_qc(
-            slide,
-            self.pipeline,
-            slide_mpp=mean_mpp(work.entry.slide_mpp),
-            device=self.device,
-            strict=self.strict,
-            segmentation=segmentation,
-        )
-
-    def load(self, work: SlideWork) -> CheckedTissue:
-        """Reads the tissue from the files; it equals the result of the checks."""
-        from thinsection.report.qc_files import load_qc
-
-        folder = self.folder(work.entry.slide_id)
-        return _checked_tissue(load_qc(work.path(folder)))
-
-    def judge(self, work: SlideWork) -> None:
-        """Raises QcExclusion, with rule and value, if a rule excludes the slide.
-
-        An excluded slide gets no overview, so the marks of the checks are drawn here.
-        """
-        if not self.rules:
-            return
-        work.stage_title = self.title
-        row = work.value(self).qc.row
-        for rule in self.rules:
-            if not qc_fail(row, rule):
-                continue
-            overlay = QcOverlayStage(qc=self)
-            if not work.is_done(overlay):
-                work.perform(overlay)
-            work.stage_title = self.title
-            column = parse_rule(rule).column
-            raise QcExclusion(f"excluded by {rule!r}: {column} is {row[column]}")
-
-    def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
-        """Share of each tile that each check removed."""
-        result = work.value(self).qc
-        shares = qc.tile_qc_columns(result, table.coords_l0, table.plan.size_l0[0])
-        return {f"qc_{name}": share for name, share in shares.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class QcPicturesStage(SlideStage[None]):
-    """`slides/ID/qc_NAME/*.png`: pictures of the checks' masks and tables, on request."""
-
-    title: ClassVar[str] = "qc pictures"
-
-    qc: QcStage
-
-    @cached_property
-    def address(self) -> str:
-        return f"{self.qc.address}_pictures"
-
-    def run(self, work: SlideWork, slide: Slide) -> Output[None]:
-        """Writes the pictures; runs the checks again if their result was read back."""
-        from thinsection.report.qc_pictures import write_qc_pictures
-
-        result = work.value(self.qc).qc
-        if result.is_stored:
-            result = self.qc.check(work, slide)
-        folder = self.qc.folder(work.entry.slide_id)
-        names = write_qc_pictures(result, work.path(folder))
-        return Output(files=tuple(f"{folder}/{name}" for name in names))
-
-
-@dataclass(frozen=True, kw_only=True)
-class QcOverlayStage(StoreStage[None]):
-    """`slides/ID/qc_NAME/overlay.jpg`: the marks of the checks, for a run that lays no tiles."""
-
-    title: ClassVar[str] = "overview"
-
-    qc: QcStage
-
-    @cached_property
-    def address(self) -> str:
-        return f"{self.qc.address}_overlay"
-
-    def run(self, work: SlideWork) -> Output[None]:
-        """Draws from stored files only."""
-        name = f"{self.qc.folder(work.entry.slide_id)}/overlay.jpg"
-        layers = overlay_layers(work.value(self.qc).qc)
-        write_drawing(work.path(name), open_picture(work.ledger), layers)
-        return Output(files=(name,))
-
-
-def _checked_tissue(result: QcResult) -> CheckedTissue:
-    return CheckedTissue(**vars(result.tissue), qc=result)
-
-
-def _reader_label(reader: str) -> str:
+def reader_label(reader: str) -> str:
+    """Part of a name for a reader that was asked for; '' for any."""
     return "" if reader == AUTO else reader

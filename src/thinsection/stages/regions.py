@@ -20,7 +20,6 @@ from thinsection.report.draw import write_drawing
 from thinsection.report.layers import Tint
 from thinsection.report.picture import Picture, slide_picture
 from thinsection.segment import Segmentation, Segmenter, segment
-from thinsection.segment.segmenter import SegmentConfig
 from thinsection.slide import Slide
 from thinsection.slide.annotation_formats import is_halo
 from thinsection.slide.annotations import (
@@ -31,43 +30,34 @@ from thinsection.slide.annotations import (
     named_classes,
     read_regions,
 )
-from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.readers import AUTO
+from thinsection.stages.config import SegmentConfig
 from thinsection.stages.labels import join_label, short_hash, slug, variant
-from thinsection.stages.masks import Columns, QcStage, TissueStage
-from thinsection.stages.stage import Output, SlideStage, SlideWork
+from thinsection.stages.masks import MaskStage, TissueStage
+from thinsection.stages.stage import Output, Reads, SlideWork, Stage
+from thinsection.stages.tiles import ROI_SHARE
 from thinsection.store.geojson import annotation, write_features, write_masks_geojson
-from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import StreamConfig, TileTable
+from thinsection.tiles.table import Columns
 from thinsection.types import MaskFrame, PlainValues
 
 if TYPE_CHECKING:
     from shapely import Geometry
 
 
-# name of the column with the share of a tile that the annotations cover
-ROI_SHARE = "roi_fraction"
 _COLORS = (TISSUE_COLOR, (200, 0, 0), (150, 200, 150), (0, 110, 220), (240, 160, 0))
 
 
-def annotation_sums(config: RegionsConfig, entry: SlideEntry) -> dict[str, str]:
-    """Hash of the annotation file of a slide, by role. Raises InvalidInputError: there is none."""
-    return {
-        role: file_sum(config.files(role, entry)[0])
-        for role in ROLES
-        if getattr(config, role)
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
-class RegionsStage(SlideStage[Regions]):
+class RegionsStage(Stage[Regions]):
     """`slides/ID/ROLE_NAME.geojson`; value: the `Regions`.
 
     The key depends on the file's bytes. The folder's name depends on its path and on the classes.
     """
 
     title: ClassVar[str] = "regions"
+    reads: ClassVar[Reads] = "slide"
 
     config: RegionsConfig
     role: str  # 'tissue' or 'roi'
@@ -94,7 +84,7 @@ class RegionsStage(SlideStage[Regions]):
     def address(self) -> str:
         return f"{SLIDES}/{self.label}"
 
-    def run(self, work: SlideWork, slide: Slide) -> Output[Regions]:
+    def make(self, work: SlideWork) -> Output[Regions]:
         """Reads the annotations of the slide."""
         name = f"{SLIDES}/{work.entry.slide_id}/{self.label}.geojson"
         path, *others = self.config.files(self.role, work.entry)
@@ -222,15 +212,16 @@ _NOT_RESULTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentStage(SlideStage[Segmentation]):
+class SegmentStage(Stage[Segmentation]):
     """`slides/ID/segment_NAME/`: labels.tif, overlay.png, a PNG per class; a `Segmentation`."""
 
     title: ClassVar[str] = "segment"
+    reads: ClassVar[Reads] = "slide"
 
     segmenter: Segmenter
     config: SegmentConfig
     # windows inside this mask are computed; None computes all
-    mask: TissueStage | QcStage | None
+    mask: MaskStage | None
     reader: str = AUTO  # requested reader
     stream: StreamConfig = field(default_factory=StreamConfig)
 
@@ -257,8 +248,13 @@ class SegmentStage(SlideStage[Segmentation]):
             "reader": self.reader,
         }
 
-    def run(self, work: SlideWork, slide: Slide) -> Output[Segmentation]:
+    def is_same_network(self, other: "SegmentStage") -> bool:
+        """True if the other stage has the same network with the same weights."""
+        return self.segmenter.identity == other.segmenter.identity
+
+    def make(self, work: SlideWork) -> Output[Segmentation]:
         """Runs the network. Memory: as `segment`."""
+        slide = work.opened
         labels_name = f"{self.folder(work.entry.slide_id)}/labels.tif"
         with atomic_path(work.path(labels_name)) as tmp:
             segmentation = segment(

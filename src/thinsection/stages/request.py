@@ -10,15 +10,13 @@ from thinsection.jobs.executor import ALL_GPUS
 from thinsection.machine import visible_gpus
 from thinsection.pool.encoder import check_declared_fit
 from thinsection.qc.rules import parse_rule
-from thinsection.report.verdict import load_rules
 from thinsection.slide.annotations import RegionsConfig
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.slide.cohort_table import parse_mpp
 from thinsection.stages.config import ENCODED, RunConfig, SlidesConfig
 from thinsection.stages.formats import FORMATS
-from thinsection.stages.graph import mask_stage, segment_stages
+from thinsection.stages.graph import qc_stage, segment_stages
 from thinsection.stages.leaves import parse_graph_spec
-from thinsection.stages.masks import QcStage
 from thinsection.stages.spec import RunSpec
 from thinsection.tiles import load_filters
 
@@ -112,15 +110,17 @@ def _check_slide_encoders(spec: RunSpec) -> None:
 
 def _check_quality_control(spec: RunSpec) -> None:
     """Reads rules, pipeline and segmenter, and trains the pixel models that the checks need."""
-    load_rules(spec.qc.qc_rules)
+    # imports the checks and their page, which a run without quality control does not need
+    if spec.qc.qc_rules is not None:
+        from thinsection.report.verdict import load_rules
+
+        load_rules(spec.qc.qc_rules)
     for rule in spec.qc.qc_fail:
         parse_rule(rule)
-    mask = mask_stage(spec)
-    if isinstance(mask, QcStage):
-        # imports the checks, which a run without quality control does not need
+    if spec.qc.qc != "off":
         from thinsection.qc import prepare_models
 
-        prepare_models(mask.pipeline)
+        prepare_models(qc_stage(spec).pipeline)
     elif spec.qc.qc_fail or spec.output.until == "qc":
         raise ConfigError(
             "qc_fail must be combined with --qc, got --qc off; pass --qc auto"

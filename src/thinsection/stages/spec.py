@@ -13,7 +13,6 @@ from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pool.encoder import check_slide_encoder
 from thinsection.qc.tissue import TissueConfig
-from thinsection.segment.segmenter import SegmentConfig
 from thinsection.slide.annotations import RegionsConfig
 from thinsection.stages.config import (
     CPU_BATCH,
@@ -24,6 +23,7 @@ from thinsection.stages.config import (
     Patients,
     QcConfig,
     RunConfig,
+    SegmentConfig,
     SlidesConfig,
 )
 from thinsection.tiles.budget import MAX_SCRATCH, StreamBudget, StreamConfig

@@ -1,14 +1,14 @@
 """Stages: the steps of a run, each a value that says where its result lies and how it is made.
 
 A stage also lists the stages that it needs, and the settings that change its result. A run is the
-graph of the stages that its last result needs. Three kinds differ in what they read:
+graph of the stages that its last result needs. The run asks a stage what it `reads`, and never for
+its class:
 
-    SlideStage   the opened slide: tissue, quality control, segmentations, the tile grid
-    TileStage    decoded tiles, all such stages of a slide in one pass: embeddings, token grids
-    StoreStage   results of other stages on disk: pooling, pictures, graphs, exports
+    'slide'   the opened slide: tissue, quality control, segmentations, the tile grid
+    'tiles'   decoded tiles, all such stages of a slide in one pass: embeddings, token grids
+    'store'   results of other stages on disk: pooling, pictures, graphs, exports
 
-The run asks a stage only what it `reads`. It then calls `make`, or `open` for what the stream
-feeds, and never asks for its class.
+It then calls `make`, or `open` for a stage that the stream of decoded tiles feeds.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,6 @@ from typing import (
     ClassVar,
     Generic,
     Literal,
-    NamedTuple,
     TypeVar,
     cast,
 )
@@ -41,9 +40,10 @@ from thinsection.store.identity import (
     fingerprint_reads,
 )
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, stage_key
-from thinsection.store.tile_tables import KnownRows
+from thinsection.store.tile_tables import RowMerger
 from thinsection.tiles import TileTable
 from thinsection.tiles.stream import EmbeddedBatch, SlideTiles
+from thinsection.tiles.table import Columns
 from thinsection.types import Document, PlainValues, TileArray
 
 if TYPE_CHECKING:
@@ -56,12 +56,8 @@ T_co = TypeVar("T_co", covariant=True)
 Reads = Literal["slide", "tiles", "store"]
 
 
-class Encoding(NamedTuple):
-    """What a stage takes from a tile encoder."""
-
-    encoder: str  # label of the encoder
-    # tokens come with the embeddings of the same pass
-    result: Literal["embeddings", "tokens"]
+# label of a tile encoder, and what is taken from it; tokens come with the embeddings of the pass
+Encoding = tuple[str, Literal["embeddings", "tokens"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +74,9 @@ class Output(Generic[T_co]):
 class Stage(ABC, Generic[T_co]):
     """One step of the work on a slide; `load` reads its result back as a `T_co`.
 
-    Subclasses are frozen dataclasses of one of the three kinds. Their fields are the settings of
-    the step. Class attributes hold for all stages of a subclass.
+    Subclasses are frozen dataclasses. Their fields are the settings of the step. Class attributes
+    hold for all stages of a subclass. What reads the slide may need the tile grid, but nothing of
+    the stream.
     """
 
     # name of the step in messages: tissue, qc, tile, embed, ...
@@ -116,8 +113,13 @@ class Stage(ABC, Generic[T_co]):
     def reads(self) -> Reads:
         """What the result is made from."""
 
+    @property
+    def label(self) -> str:
+        """Name of the result; part of the name of a tile grid that is laid in it."""
+        return ""
+
     def make(self, work: "SlideWork") -> Output[T_co]:
-        """Makes the result from the opened slide or from stored results."""
+        """Makes the result from the opened slide, `work.opened`, or from stored results."""
         raise TypeError(f"stage {self.address} reads tiles, so `open` makes its writer")
 
     def open(self, tiles: "GridTiles") -> "TileWriter":
@@ -135,9 +137,13 @@ class Stage(ABC, Generic[T_co]):
         """Takes the same result of these tiles from another address; None if there is none."""
         return None
 
-    def known_rows(self, work: "SlideWork", table: TileTable) -> KnownRows | None:
-        """Stored rows of some of these tiles, which the stream need not read; None without any."""
-        return None
+    def row_files(self, work: "SlideWork", table: TileTable) -> list[Path]:
+        """Files that may have rows of some of these tiles, which the stream then need not read."""
+        return []
+
+    def tile_columns(self, work: "SlideWork", table: TileTable) -> Columns:
+        """Columns of the tile table for a grid that needs this stage."""
+        return {}
 
     def judge(self, work: "SlideWork") -> None:
         """Looks at the finished result before any tile is read.
@@ -182,51 +188,6 @@ class Stage(ABC, Generic[T_co]):
         Relative to the results folder.
         """
         return f"{self.address}/{slide_id}{suffix}"
-
-
-class SlideStage(Stage[T_co]):
-    """A stage that reads the opened slide. It may need the tile grid, but nothing of the stream."""
-
-    @property
-    def reads(self) -> Reads:
-        return "slide"
-
-    def make(self, work: "SlideWork") -> Output[T_co]:
-        assert work.slide is not None
-        return self.run(work, work.slide)
-
-    @abstractmethod
-    def run(self, work: "SlideWork", slide: Slide) -> Output[T_co]:
-        """Makes the result."""
-
-
-class TileStage(Stage[T_co]):
-    """A stage that reads the stream of decoded tiles, through the writer of `open`.
-
-    Tiles are decoded once for all such stages of a slide.
-    """
-
-    @property
-    def reads(self) -> Reads:
-        return "tiles"
-
-    @abstractmethod
-    def open(self, tiles: "GridTiles") -> "TileWriter": ...
-
-
-class StoreStage(Stage[T_co]):
-    """A stage that reads results of other stages on disk."""
-
-    @property
-    def reads(self) -> Reads:
-        return "store"
-
-    def make(self, work: "SlideWork") -> Output[T_co]:
-        return self.run(work)
-
-    @abstractmethod
-    def run(self, work: "SlideWork") -> Output[T_co]:
-        """Makes the result."""
 
 
 class TileWriter(ABC):
@@ -277,7 +238,7 @@ class GridTiles(SlideTiles):
     stages: tuple["AnyStage", ...] = ()
     writers: tuple[TileWriter, ...] = ()
     # stored rows of tiles that are not read, by the address of a stage
-    known: Mapping[str, KnownRows] = field(default_factory=dict)
+    known: Mapping[str, RowMerger] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # on how its tiles were changed, for the slide's record
     is_first: bool = True  # nothing of the slide comes before
     is_last: bool = True  # nothing of the slide follows
@@ -292,16 +253,14 @@ class RecordedStage(Stage[None]):
 
     title: ClassVar[str] = "recorded"
 
+    reads: ClassVar[Reads] = "store"
+
     recorded_address: str
     recorded_key: str
 
     @property
     def address(self) -> str:
         return self.recorded_address
-
-    @property
-    def reads(self) -> Reads:
-        return "store"
 
     def key_from(self, input_keys: Sequence[str], source: Source) -> str:
         """The key that the ledger has."""
@@ -310,16 +269,6 @@ class RecordedStage(Stage[None]):
 
 # a stage, whatever its value is
 AnyStage = Stage[object]
-
-
-@dataclass(frozen=True)
-class EmbeddingsBeforeEdit:
-    """Embeddings of a slide's tiles from before its annotation was edited."""
-
-    # hash of everything that an embedding depends on, except the tile itself
-    settings_hash: str
-    # hidden file, because the embeddings are no result any more
-    path: Path
 
 
 class SlideWork:
@@ -375,7 +324,9 @@ class SlideWork:
         self.missing: list[AnyStage] = []
         # title of the stage at work, for the record of a failure
         self.stage_title = "open"
-        self.embeddings_before_edit: list[EmbeddingsBeforeEdit] = []
+        # hidden files with embeddings from before an annotation was edited, which are no results
+        # any more, and the hash of all that a row depends on, except its tile
+        self.embeddings_before_edit: dict[Path, str] = {}
         # `Stage.key` of each stage by its address
         self._keys: dict[str, str] = {}
         # value of each stage by its address
@@ -418,6 +369,12 @@ class SlideWork:
     def path(self, name: str) -> Path:
         """Path of a file in the results folder."""
         return self.out / name
+
+    @property
+    def opened(self) -> Slide:
+        """The opened slide, for a stage that reads it."""
+        assert self.slide is not None
+        return self.slide
 
     def value(self, stage: Stage[T]) -> T:
         """Value of a stage: from this run if the run made it, else read from its files."""
@@ -522,9 +479,14 @@ class SlideWork:
             # the ledger names this hash "rows"; only results with embeddings have it
             settings_hash = record.facts.get("rows")
             for name in record.files:
+                path = self.path(name)
                 if was_edited and settings_hash:
-                    self._keep_embeddings(settings_hash, self.path(name))
-                self.path(name).unlink(missing_ok=True)
+                    # a hidden name, for tiles that have not changed; by the mark in it the file is
+                    # removed later if this process is killed
+                    hidden_path = path.with_name(f".{path.name}{TMP_MARK}kept")
+                    link_or_copy(path, hidden_path)
+                    self.embeddings_before_edit[hidden_path] = settings_hash
+                path.unlink(missing_ok=True)
         self.ledger = self.ledger.without(addresses)
         self.ledger.save()
 
@@ -591,17 +553,8 @@ class SlideWork:
 
     def drop_embeddings_before_edit(self) -> None:
         """Removes the embeddings that were kept from before an annotation was edited."""
-        for embeddings in self.embeddings_before_edit:
-            embeddings.path.unlink(missing_ok=True)
-
-    def _keep_embeddings(self, settings_hash: str, path: Path) -> None:
-        """Keeps a file of embeddings under a hidden name, to reuse it for unchanged tiles."""
-        # with this mark in its name, the file is removed later if this process is killed
-        hidden_path = path.with_name(f".{path.name}{TMP_MARK}kept")
-        link_or_copy(path, hidden_path)
-        self.embeddings_before_edit.append(
-            EmbeddingsBeforeEdit(settings_hash, hidden_path)
-        )
+        for path in self.embeddings_before_edit:
+            path.unlink(missing_ok=True)
 
     def _was_edited(self, stage: AnyStage) -> bool:
         """True if the result depends on an annotation that was edited, and the slide is the same.

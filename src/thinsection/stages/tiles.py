@@ -14,16 +14,14 @@ from thinsection.files.atomic import atomic_path, write_table
 from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan
 from thinsection.stages.labels import grid_label, join_label
-from thinsection.stages.masks import Columns, QcStage, TissueStage
-from thinsection.stages.regions import ROI_SHARE, RegionsStage, SegmentStage
+from thinsection.stages.masks import MaskStage
 from thinsection.stages.stage import (
     AnyStage,
     GridTiles,
     Output,
     Reads,
-    SlideStage,
     SlideWork,
-    TileStage,
+    Stage,
     TileWriter,
 )
 from thinsection.store import tiles_h5
@@ -39,17 +37,19 @@ from thinsection.tiles.filters import (
 )
 from thinsection.tiles.grid import TilesConfig, region_means
 from thinsection.tiles.stream import EmbeddedBatch
-from thinsection.tiles.table import Column
+from thinsection.tiles.table import Column, Columns
 from thinsection.tiles.transforms import StainVectors
 from thinsection.types import CoordsL0, PlainValues, TileArray, format_bytes
 
+# name of the column with the share of a tile that the annotations of `roi` cover
+ROI_SHARE = "roi_fraction"
 # share of a tile inside an annotation; with 0, a tile outside all of them would count as inside,
 # and with less the rounding of areas would
 _LEAST_SHARE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class TilesStage(SlideStage[TileTable]):
+class TilesStage(Stage[TileTable]):
     """`GRID/tiles/ID.h5`; value: the `TileTable`.
 
     `candidates` come from the opened slide. If pixel filters are on, the stream reads their tiles,
@@ -59,12 +59,12 @@ class TilesStage(SlideStage[TileTable]):
     title: ClassVar[str] = "tile"
 
     config: TilesConfig
-    mask: TissueStage | QcStage  # gives the tissue
-    segments: tuple[SegmentStage, ...] = ()  # their class shares become columns
-    roi: RegionsStage | None = None  # tiles must lie in these annotations
+    mask: MaskStage  # gives the tissue
+    segments: tuple[AnyStage, ...] = ()  # their class shares become columns
+    roi: AnyStage | None = None  # tiles must lie in these annotations
 
     @property
-    def needs(self) -> tuple[TissueStage | QcStage | SegmentStage | RegionsStage, ...]:
+    def needs(self) -> tuple[AnyStage, ...]:
         if self.roi is None:
             return (self.mask, *self.segments)
         return (self.mask, *self.segments, self.roi)
@@ -126,8 +126,9 @@ class TilesStage(SlideStage[TileTable]):
             )
         return table
 
-    def run(self, work: SlideWork, slide: Slide) -> Output[TileTable]:
+    def make(self, work: SlideWork) -> Output[TileTable]:
         """Lays the grid and writes it, where no pixel filter is on."""
+        slide = work.opened
         table = self.candidates(work, slide)
         return self.write(work, table, self.attributes(work, slide, table))
 
@@ -292,13 +293,14 @@ class TileMeasures(TileWriter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuresStage(TileStage[Columns]):
+class MeasuresStage(Stage[Columns]):
     """`GRID/measures/ID.h5` and `.tsv`: a row per tile; facts: medians and stains of the slide.
 
     The stream feeds it, in the pass that encoders need or in a pass of its own.
     """
 
     title: ClassVar[str] = "measures"
+    reads: ClassVar[Reads] = "tiles"
 
     tiles: TilesStage
 

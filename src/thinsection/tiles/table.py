@@ -18,6 +18,7 @@ from thinsection.slide.geometry import ReadPlan
 from thinsection.types import CoordsL0, RgbArray, Size, counted, format_mpp
 
 Column = npt.NDArray[Any]  # (N,), numbers of any type
+Columns = Mapping[str, Column]  # name -> (N,), a value per tile
 
 
 @dataclass(frozen=True, kw_only=True)
