@@ -13,8 +13,8 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -28,7 +28,6 @@ from thinsection.report.layers import Outline, paint
 from thinsection.report.picture import Picture
 from thinsection.report.sheets import (
     CELL,
-    Place,
     drop_files,
     drop_sheets,
     stable_groups,
@@ -93,7 +92,11 @@ def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
         for path in out.glob(pattern):
             tables[path.name] = _read_rows(path, columns)
             if path.name.startswith("qc_"):
-                _add_overlays(out, tables[path.name])
+                for row in tables[path.name]:
+                    folder = row.get("folder")
+                    overlay = overlay_file(out / folder) if folder else None
+                    if overlay is not None:
+                        row["overlay"] = f"{folder}/{overlay.name}"
     pictures = {}
     slide_ids = [row["slide_id"] for row in tables.get("summary.csv", [])]
     for slide_id in dict.fromkeys(slide_ids):
@@ -107,17 +110,20 @@ def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
         _outlined_thumbnail,
         draw=draw_thumbnails,
     )
-    slides = SlideData(
-        tables=tables,
-        thumbnails=thumbnails,
-        heatmaps=_heatmaps(out),
-        old_overviews=_old_overviews(out),
-    )
-    parts = write_parts(out / THUMBNAILS, slides)
+    old_overviews: dict[str, list[str]] = {}
+    for path in sorted(out.glob("*/overviews/*.png")):
+        if not path.with_suffix(".jpg").is_file():
+            old_overviews.setdefault(path.stem, []).append(path.parts[-3])
+    beside = {
+        "thumbs": thumbnails,
+        "heatmaps": _heatmaps(out),
+        "old_overviews": old_overviews,
+    }
+    parts = _write_parts(out / THUMBNAILS, tables, beside)
     data = {
         "tables": sorted(tables),
-        "experiments": _experiments(out),
-        "validations": _validations(out),
+        "experiments": _headlines(out, "experiments/*/experiment.json", _EXPERIMENT),
+        "validations": _headlines(out, "validation_*/validation.json", _VALIDATION),
         "probes": _probes(out),
         "pages": sorted(path.name for path in out.glob("qc_*.html")),
         "numbers": _NUMBERS,
@@ -158,14 +164,6 @@ def _read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     return rows
 
 
-def _add_overlays(out: Path, rows: Sequence[dict[str, str]]) -> None:
-    """Adds the path of each slide's overlay to the rows of quality control."""
-    for row in rows:
-        overlay = overlay_file(out / row["folder"]) if row.get("folder") else None
-        if overlay is not None:
-            row["overlay"] = f"{row['folder']}/{overlay.name}"
-
-
 def _heatmaps(out: Path) -> dict[str, list[Document]]:
     """Pictures `GRID/heatmap_NAME/ID.COLUMN.png` of each slide.
 
@@ -190,35 +188,14 @@ def _heatmaps(out: Path) -> dict[str, list[Document]]:
     return heatmaps
 
 
-def _old_overviews(out: Path) -> dict[str, list[str]]:
-    """Tile grids whose overview of a slide is a PNG of an older version, by slide id."""
-    grids: dict[str, list[str]] = {}
-    for path in sorted(out.glob("*/overviews/*.png")):
-        if not path.with_suffix(".jpg").is_file():
-            grids.setdefault(path.stem, []).append(path.parts[-3])
-    return grids
-
-
-def _experiments(out: Path) -> list[Document]:
-    """Headline of each experiment, with the name of its folder."""
-    experiments = []
-    for path in sorted((out / "experiments").glob("*/experiment.json")):
+def _headlines(out: Path, pattern: str, names: Sequence[str]) -> list[Document]:
+    """Values of experiments or of tests of a model, each with the name of its folder."""
+    rows = []
+    for path in sorted(out.glob(pattern)):
         document = _read_document(path)
         row: Document = {"dir": path.parent.name}
-        row |= {name: document.get(name) for name in _EXPERIMENT}
-        experiments.append(row)
-    return experiments
-
-
-def _validations(out: Path) -> list[Document]:
-    """Headline of each test of a model on labels, with the name of its folder."""
-    validations = []
-    for path in sorted(out.glob("validation_*/validation.json")):
-        document = _read_document(path)
-        row: Document = {"dir": path.parent.name}
-        row |= {name: document.get(name) for name in _VALIDATION}
-        validations.append(row)
-    return validations
+        rows.append(row | {name: document.get(name) for name in names})
+    return rows
 
 
 def _probes(out: Path) -> list[Document]:
@@ -272,40 +249,42 @@ def _outlined_thumbnail(picture: Path, mask: Path | None = None) -> Image.Image:
     return Image.fromarray(paint(small, [Outline(read_tissue(mask), width=1.2)]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlideData:
-    """Content of the page for all slides."""
-
-    # rows of each table that name a slide, by the table's file
-    tables: Mapping[str, Sequence[TableRow]]
-    thumbnails: Mapping[str, Place]  # by slide id
-    heatmaps: Mapping[str, Sequence[Document]]  # pictures by slide id
-    # tile grids whose overview is a PNG of an older version, by slide id
-    old_overviews: Mapping[str, Sequence[str]]
-
-
-def write_parts(folder: Path, data: SlideData) -> list[str]:
+def _write_parts(
+    folder: Path,
+    tables: Mapping[str, Sequence[TableRow]],
+    beside: Mapping[str, Mapping[str, object]],
+) -> list[str]:
     """Writes the parts that are not there yet; returns the names of all, in their order.
+
+    Args:
+        folder: folder of the parts.
+        tables: rows that name a slide, by the file of their table.
+        beside: what else the page shows of slides, by kind and slide id.
 
     Memory:
         The rows of all tables, and the text of one part.
     """
     rows_by_slide: dict[str, dict[str, list[TableRow]]] = {}
-    for table, rows in data.tables.items():
+    for table, rows in tables.items():
         for row in rows:
-            tables = rows_by_slide.setdefault(row["slide_id"], {})
-            tables.setdefault(table, []).append(row)
+            tables_of_slide = rows_by_slide.setdefault(row["slide_id"], {})
+            tables_of_slide.setdefault(table, []).append(row)
     names = []
     groups = stable_groups(
         sorted(rows_by_slide), usual=_USUAL_SLIDES, most=_MOST_SLIDES
     )
     for slide_ids in groups:
-        part = {
-            "tables": _part_tables([rows_by_slide[name] for name in slide_ids]),
-            "thumbs": _those_of(slide_ids, data.thumbnails),
-            "heatmaps": _those_of(slide_ids, data.heatmaps),
-            "old_overviews": _those_of(slide_ids, data.old_overviews),
-        }
+        rows_by_table: dict[str, list[TableRow]] = {}
+        for slide_id in slide_ids:
+            for table, rows in rows_by_slide[slide_id].items():
+                rows_by_table.setdefault(table, []).extend(rows)
+        part: Document = {"tables": {}}
+        for table, rows in rows_by_table.items():
+            columns = list(dict.fromkeys(chain.from_iterable(rows)))
+            cells = [[row.get(name, "") for name in columns] for row in rows]
+            part["tables"][table] = {"columns": columns, "rows": cells}
+        for kind, values in beside.items():
+            part[kind] = {name: values[name] for name in slide_ids if name in values}
         text = f"parts.push({json.dumps(part)});\n"
         digest = sha256(text.encode()).hexdigest()[:16]
         path = folder / _PART_FILES.replace("*", digest)
@@ -313,26 +292,6 @@ def write_parts(folder: Path, data: SlideData) -> list[str]:
             write_text(path, text)
         names.append(path.name)
     return names
-
-
-def _part_tables(slides: Sequence[Mapping[str, Sequence[TableRow]]]) -> object:
-    """Rows by table: the names of the columns once, and the cells of each row in their order."""
-    rows_by_table: dict[str, list[TableRow]] = {}
-    for tables in slides:
-        for table, rows in tables.items():
-            rows_by_table.setdefault(table, []).extend(rows)
-    part = {}
-    for table, rows in rows_by_table.items():
-        columns: dict[str, None] = {}
-        for row in rows:
-            columns |= dict.fromkeys(row)
-        cells = [[row.get(name, "") for name in columns] for row in rows]
-        part[table] = {"columns": list(columns), "rows": cells}
-    return part
-
-
-def _those_of(slide_ids: Sequence[str], values: Mapping[str, object]) -> object:
-    return {name: values[name] for name in slide_ids if name in values}
 
 
 def is_results_folder(folder: Path) -> bool:

@@ -25,7 +25,7 @@ from thinsection.report.picture import OVERLAYS, PICTURE_NAME
 from thinsection.report.sheets import Place, drop_sheets, write_sheets
 from thinsection.report.stored import file_names
 from thinsection.report.verdict import VerdictRule, column_words, load_rules
-from thinsection.types import PlainValues
+from thinsection.types import Document, PlainValues
 
 # scores of one slide, by column name
 Row = Mapping[str, Score]
@@ -173,7 +173,11 @@ def write_qc_sheet(
     rules = rules or load_rules(None)
     ordered = sorted(rows, key=lambda row: verdicts.natural_key(str(row["slide_id"])))
     pictures = _pictures(path.parent, ordered, overviews or {})
-    thumbnails = _write_thumbnails(path, pictures)
+    sources = {}
+    for slide_id, files in pictures.items():
+        if files:
+            sources[slide_id] = (path.parent / next(iter(files.values())),)
+    thumbnails = write_sheets(path.parent / THUMBNAILS, path.stem, sources, Image.open)
     stamp = _stamp([title, rules, ordered, thumbnails, pictures])
     if _has_stamp(path, stamp):
         return
@@ -185,6 +189,14 @@ def write_qc_sheet(
         thumbnail = thumbnails.get(slide_id)
         lines.append(_page_line(row, usual, pictures[slide_id], thumbnail))
     groups = groupby(usual, key=verdicts.group_of)
+    deciding = set()
+    rule_words = []
+    for rule in rules:
+        parsed = parse_rule(rule.rule)
+        deciding.add(parsed.column)
+        condition = f"{column_words(parsed.column)} {parsed.symbol} {parsed.limit:g}"
+        words = f"{rule.verdict}: {rule.words} ({condition})"
+        rule_words.append((rule.rule, words))
     page = render_page(
         "thinsection.report",
         "qc_sheet.html",
@@ -193,13 +205,11 @@ def write_qc_sheet(
         columns=[(name, column_words(name)) for name in usual],
         lines=lines,
         groups=[(group, len(list(columns))) for group, columns in groups],
-        deciding=sorted(
-            {parse_rule(rule.rule).column for rule in rules} & usual.keys()
-        ),
-        rules=[(rule.rule, _rule_words(rule)) for rule in rules],
-        counts=Counter(line.verdict for line in lines),
+        deciding=sorted(deciding & usual.keys()),
+        rules=rule_words,
+        counts=Counter(row["verdict"] for row in judged),
         points=[_plot_point(row) for row in judged if row["status"] != "failed"],
-        num_outliers=sum(line.num_outliers > 0 for line in lines),
+        num_outliers=sum(line["num_outliers"] > 0 for line in lines),
     )
     write_text(path, f"{page.rstrip()}\n{stamp}")
     drop_sheets(path.parent / THUMBNAILS, path.stem, thumbnails.values())
@@ -221,13 +231,6 @@ def _has_stamp(path: Path, stamp: str) -> bool:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - len(stamp)))
         return file.read() == stamp.encode()
-
-
-def _rule_words(rule: VerdictRule) -> str:
-    """A verdict rule for a reader: 'look: folds (folds: fraction > 0.1)'."""
-    parsed = parse_rule(rule.rule)
-    condition = f"{column_words(parsed.column)} {parsed.symbol} {parsed.limit:g}"
-    return f"{rule.verdict}: {rule.words} ({condition})"
 
 
 def _pictures(
@@ -256,17 +259,6 @@ def _pictures(
     return pictures
 
 
-def _write_thumbnails(
-    path: Path, pictures: Mapping[str, Mapping[str, str]]
-) -> dict[str, Place]:
-    """Draws a thumbnail of each slide into sheets; returns the place of each by slide."""
-    sources = {}
-    for slide_id, files in pictures.items():
-        if files:
-            sources[slide_id] = (path.parent / next(iter(files.values())),)
-    return write_sheets(path.parent / THUMBNAILS, path.stem, sources, Image.open)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Cell:
     """Value in a row of the page."""
@@ -276,51 +268,38 @@ class _Cell:
     outlier: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class _PageLine:
-    """Row of the page: one slide."""
-
-    verdict: str
-    why: str
-    slide_id: str
-    place: str  # in the viewer
-    failed: bool
-    warnings: list[str]
-    thumb: Place | None
-    pictures: list[tuple[str, str]]  # name and URL
-    cells: list[_Cell]
-    num_outliers: int
-    outliers: str  # their columns in words
-
-
 def _page_line(
     row: Row,
     usual: Mapping[str, Usual],
     pictures: Mapping[str, str],
     thumbnail: Place | None,
-) -> _PageLine:
-    """Values of a slide for the page's template."""
+) -> Document:
+    """Row of the page, one slide, for the page's template.
+
+    `place` is in the viewer, `pictures` are names and URLs, `outliers` are columns in words.
+    """
+    slide_id = str(row["slide_id"])
     cells = [_cell(row, name, usual[name]) for name in usual]
     home = Path(picture_folder(row)).name
     if thumbnail is not None:
         sheet, x, y = thumbnail
         # the page displays thumbnails at half their size
         thumbnail = (quote(sheet), x // 2, y // 2)
-    return _PageLine(
-        verdict=str(row["verdict"]),
-        why=str(row["why"]),
-        slide_id=str(row["slide_id"]),
-        place=viewer_place(str(row["slide_id"]), layers=[f"{home}/"]),
-        failed=row["status"] == "failed",
-        warnings=[text for text in str(row.get("warnings", "")).split("|") if text],
-        thumb=thumbnail,
-        pictures=[(name, quote(address)) for name, address in pictures.items()],
-        cells=cells,
-        num_outliers=sum(cell.outlier for cell in cells),
-        outliers="; ".join(
+    return {
+        "verdict": row["verdict"],
+        "why": row["why"],
+        "slide_id": slide_id,
+        "place": viewer_place(slide_id, layers=[f"{home}/"]),
+        "failed": row["status"] == "failed",
+        "warnings": [text for text in str(row.get("warnings", "")).split("|") if text],
+        "thumb": thumbnail,
+        "pictures": [(name, quote(address)) for name, address in pictures.items()],
+        "cells": cells,
+        "num_outliers": sum(cell.outlier for cell in cells),
+        "outliers": "; ".join(
             column_words(name) for name, cell in zip(usual, cells) if cell.outlier
         ),
-    )
+    }
 
 
 def _cell(row: Row, name: str, usual: Usual) -> _Cell:

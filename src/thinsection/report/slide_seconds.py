@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from thinsection.config import coerce
@@ -38,11 +37,18 @@ def slide_seconds(out: Path) -> dict[str, float]:
         if sizes[name] > start:
             notes, ends[name] = _new_notes(path, start)
             found.setdefault(path.parts[-3], {}).update(notes)
-    newest = _newest(found)
+    # names of records begin with their time, so the last one is the newest
+    record_of: dict[str, str] = {}
+    newest: dict[str, float] = {}
+    for record in sorted(found):
+        newest |= found[record]
+        record_of |= dict.fromkeys(found[record], record)
     if ends != read_until:
-        document = {"logs": ends, "seconds": _by_record(newest)}
-        write_text(out / SECONDS, json.dumps(document))
-    return {slide_id: seconds for slide_id, (_, seconds) in newest.items()}
+        seconds: SecondsByRecord = {}
+        for slide_id, record in record_of.items():
+            seconds.setdefault(record, {})[slide_id] = newest[slide_id]
+        write_text(out / SECONDS, json.dumps({"logs": ends, "seconds": seconds}))
+    return newest
 
 
 def _read_known(path: Path) -> tuple[dict[str, int], SecondsByRecord]:
@@ -70,19 +76,3 @@ def _new_notes(path: Path, start: int) -> tuple[dict[str, float], int]:
                 if result.get("seconds"):
                     seconds[result["slide_id"]] = result["seconds"]
     return seconds, start
-
-
-def _newest(found: SecondsByRecord) -> dict[str, tuple[str, float]]:
-    """Newest record of each slide, and its seconds; names of records begin with their time."""
-    newest: dict[str, tuple[str, float]] = {}
-    for record in sorted(found):
-        for slide_id, seconds in found[record].items():
-            newest[slide_id] = (record, seconds)
-    return newest
-
-
-def _by_record(newest: Mapping[str, tuple[str, float]]) -> SecondsByRecord:
-    seconds_by_record: SecondsByRecord = {}
-    for slide_id, (record, seconds) in newest.items():
-        seconds_by_record.setdefault(record, {})[slide_id] = seconds
-    return seconds_by_record

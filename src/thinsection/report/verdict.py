@@ -7,6 +7,8 @@ columns. Fractions are parts of 1. Pixels are those of the work image.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -14,109 +16,17 @@ from thinsection.config import from_mapping, read_toml
 from thinsection.errors import ConfigError, naming_file
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
 from thinsection.qc.rules import parse_rule
+from thinsection.types import Document
 
 GOOD = "good"
 # from best to worst
 _VERDICTS = (GOOD, "look", "exclude")
-# columns whose outliers mean an unusual stain -> text for that
-STAIN = {
-    "chan1_brightness": "red",
-    "chan2_brightness": "green",
-    "chan3_brightness": "blue",
-    "deconv_c0_mean": "hematoxylin",
-    "deconv_c1_mean": "eosin",
-}
-# group of columns -> prefixes of their names, the most informative first
-GROUPS: dict[str, tuple[str, ...]] = {
-    "usable": ("pixels_to_use", "usable_mm2", "tissue_pieces"),
-    "artefacts": (
-        "pen",
-        "ink",
-        "folds",
-        "focus",
-        "blurry",
-        "bubble",
-        "coverslip",
-        "dust",
-        "dirt",
-        "edge",
-    ),
-    "light and stain": ("bright", "dark", "glass", "grayscale", "chan", "deconv"),
-    "measures of tiles": ("measures", "px_", "macenko"),
-    "contrast": ("tenenGrad", "michelson", "rms"),
-    "file": ("base_mag", "levels", "height", "width", "mpp"),
-}
-OTHER = "other"
-_EXACT = {
-    "base_mag": "objective power",
-    "type": "vendor",
-    "levels": "pyramid levels",
-    "height": "height, pixels",
-    "width": "width, pixels",
-    "mpp_x": "resolution along x, µm/px",
-    "mpp_y": "resolution along y, µm/px",
-    "stain": "stain",
-    "tissue_fraction": "tissue fraction",
-    "fails": "failed rules",
-    "pixels_to_use": "usable tissue, pixels",
-    "usable_mm2": "usable tissue, mm²",
-    "glass": "glass, fraction",
-    "focus_median_ratio": "median sharpness of the tissue, relative",
-    "spur_pixels": "removed thin lines, fraction",
-    "pen_markings": "pen, fraction",
-    "nonwhite": "not white, fraction",
-    "brightestPixels": "brightest pixels, fraction",
-    "areaThresh": "removed small areas, fraction",
-    "rms_contrast": "contrast (root mean square)",
-    "tenenGrad_contrast": "contrast (Tenengrad)",
-    "michelson_contrast": "contrast (Michelson)",
-    "grayscale_brightness": "brightness",
-    "measures_distance": "distance from the usual measures",
-    "measures_stain_distance": "distance from the usual stains",
-    "px_focus": "sharpness",
-    "px_dab": "DAB",
-}
-_STEMS = {
-    "focus_removed": "out of focus",
-    "blurry_removed": "blurry",
-    "folds_removed": "folds (experimental)",
-    "unsure": "artefact network unsure",
-    "small_tissue_removed": "small pieces removed",
-    "small_tissue_filled": "small holes filled",
-    "fatlike_tissue_removed": "fat-like tissue removed",
-}
-# check -> what a tile's column `qc_CHECK` gives the fraction of
-_CHECKS = {
-    "focus": "out of focus",
-    "folds": "folds (experimental)",
-    "spur": "thin lines removed",
-    "small_removed": "small pieces removed",
-}
-_STATISTICS = {
-    "num_regions": "number of areas",
-    "mean_area": "mean area, mm²",
-    "max_area": "largest area, mm²",
-    "percent": "fraction",
-}
-_STAINS = {"c0": "hematoxylin", "c1": "eosin", "c2": "residual"}
-_RGB = {"1": "red", "2": "green", "3": "blue"}
-_YUV = {"1": "luma (Y)", "2": "chroma (U)", "3": "chroma (V)"}
-_TEXTURE = ("contrast", "dissimilarity", "homogeneity", "ASM", "energy", "correlation")
-_SHARES = (
-    "bubbles",
-    "coverslip_edge",
-    "dust",
-    "slide_edge",
-    "dark",
-    "bright",
-    "flat_areas",
-)
-_TILE_STATISTICS = {
-    "mean": "mean",
-    "std": "standard deviation",
-    "min": "lowest",
-    "max": "highest",
-}
+
+
+@cache
+def _columns() -> Document:
+    """Words of columns, and their groups; the file says what each table is."""
+    return read_toml(Path(__file__).with_name("columns.toml"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,10 +74,11 @@ def verdict(
         if rule.holds(row):
             verdicts.append(rule.verdict)
             words.append(rule.words)
-    if any(row.get(name) == EMPTY_SCORE for name in STAIN):
+    stain = _columns()["stain"]
+    if any(row.get(name) == EMPTY_SCORE for name in stain):
         verdicts.append("look")
         words.append("nothing was measured, because no tissue is left")
-    unusual = [STAIN[name] for name in outliers if name in STAIN]
+    unusual = [stain[name] for name in outliers if name in stain]
     if unusual:
         verdicts.append("look")
         words.append(f"unusual stain ({', '.join(unusual)})")
@@ -177,17 +88,15 @@ def verdict(
 
 def group_of(column: str) -> str:
     """Group of a column."""
-    for group, prefixes in GROUPS.items():
-        if column.startswith(prefixes):
-            return group
-    return OTHER
+    for group, prefixes in _columns()["groups"].items():
+        if column.startswith(tuple(prefixes)):
+            return str(group)
+    return "other"
 
 
 def column_order(columns: Sequence[str]) -> list[str]:
     """Columns by group, the most informative first; within a prefix the order stays."""
-    prefixes: list[str] = []
-    for group_prefixes in GROUPS.values():
-        prefixes += group_prefixes
+    prefixes = [*chain.from_iterable(_columns()["groups"].values())]
 
     def rank(column: str) -> list[bool]:
         return [not column.startswith(prefix) for prefix in prefixes]
@@ -206,65 +115,32 @@ def natural_key(text: str) -> list[tuple[bool, int, str]]:
 
 def column_words(column: str) -> str:
     """Returns the head of a column for a page, such as 'folds: fraction'."""
-    if column in _EXACT:
-        return _EXACT[column]
+    tables = _columns()
+    if column in tables["exact"]:
+        return str(tables["exact"][column])
     if column.startswith("qc_"):
         check = column.removeprefix("qc_")
-        words = _CHECKS.get(check) or column_words(check).removesuffix(", fraction")
+        words = tables["checks"].get(check)
+        words = words or column_words(check).removesuffix(", fraction")
         return f"{words}, fraction"
-    if column in _SHARES:
-        return f"{_spaced(column)}, fraction"
-    deviation, without_deviation = _without_deviation(column)
-    if deviation:
-        return f"{column_words(without_deviation)}, standard deviation"
+    deviation = re.fullmatch(r"(.+)_std(_YUV)?", column)
+    if deviation and not column.startswith("px_"):
+        measure = deviation[1] + (deviation[2] or "")
+        return f"{column_words(measure)}, standard deviation"
     for prefix, words in (("background_", "background"), ("final_", "tissue")):
         if column.startswith(prefix):
             inner = column.removeprefix(prefix)
-            is_texture = inner in _TEXTURE
+            is_texture = inner in tables["texture"]
             return f"{words}: {'texture ' * is_texture}{column_words(inner)}"
-    for suffix, words in _STATISTICS.items():
+    for suffix, words in tables["statistics"].items():
         if column.endswith(f"_{suffix}"):
             stem = column.removesuffix(f"_{suffix}")
-            return f"{_STEMS.get(stem, _spaced(stem))}: {words}"
-    return _by_pattern(column)
-
-
-def _by_pattern(column: str) -> str:
-    """Head of a column whose name follows a pattern; other names lose their underscores."""
-    pen = re.fullmatch(r"pen_(\w+)", column)
-    if pen:
-        return f"{pen[1]} pen, fraction"
-    channel = re.fullmatch(r"chan([123])_brightness(_YUV)?", column)
-    if channel:
-        names = _YUV if channel[2] else _RGB
-        return f"brightness, {names[channel[1]]}"
-    stain = re.fullmatch(r"deconv_(c[012])_mean", column)
-    if stain:
-        return _STAINS[stain[1]]
-    template = re.fullmatch(r"(.+)_MSE_hist", column)
-    if template:
-        return f"difference from the colours of {template[1]}"
-    tiles = re.fullmatch(r"px_(mean|std|min|max)_(\w+)", column)
-    if tiles:
-        return f"{tiles[2]}, {_TILE_STATISTICS[tiles[1]]}"
-    stain_of_tiles = re.fullmatch(r"px_(hematoxylin|eosin)", column)
-    if stain_of_tiles:
-        return stain_of_tiles[1]
-    macenko = re.fullmatch(r"macenko_(hematoxylin|eosin)_(\w+)", column)
-    if macenko:
-        return f"{macenko[1]} vector, {macenko[2]}"
+            return f"{tables['stems'].get(stem, _spaced(stem))}: {words}"
+    for pattern, words in tables["patterns"]:
+        match = re.fullmatch(pattern, column)
+        if match:
+            return match.expand(words)
     return _spaced(column)
-
-
-def _without_deviation(column: str) -> tuple[bool, str]:
-    """True and the column of the mean, if a column is a standard deviation."""
-    stain = re.fullmatch(r"(deconv_c[012])_std", column)
-    if stain:
-        return True, f"{stain[1]}_mean"
-    other = re.fullmatch(r"(.+)_std(_YUV)?", column)
-    if other and not column.startswith("px_"):
-        return True, other[1] + (other[2] or "")
-    return False, column
 
 
 def _spaced(column: str) -> str:
