@@ -9,13 +9,14 @@ from typing import ClassVar
 import pytest
 
 from thinsection.errors import ClusterError, ConfigError
+from thinsection.jobs import backend
 from thinsection.jobs import execute as execute_module
-from thinsection.jobs.backend import Backend, Ended, Job
+from thinsection.jobs.backend import Attempt, Backend
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import AnyTask, OnEvent, Report, Task
 
-End = Callable[[Job], Ended]
+End = Callable[[Attempt], Attempt]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,25 +38,23 @@ class Doubling(Task[int, str]):
         return None if "was done" in result else f"ended: {result}"
 
 
-def done(job: Job) -> Ended:
+def done(job: Attempt) -> Attempt:
     results = tuple(str(2 * entry) for entry in job.entries)
     report = Report(results=results, stage_seconds={"busy": len(results)})
-    return Ended(job=job, kind="reported", report=report)
+    return job.ended("reported", report=report)
 
 
-def died(job: Job) -> Ended:
-    return Ended(job=job, kind="died", reason="its worker died")
+def died(job: Attempt) -> Attempt:
+    return job.ended("died", reason="its worker died")
 
 
-def failed(job: Job) -> Ended:
-    return Ended(
-        job=job, kind="failed", reason="no network", error=ClusterError("lost")
-    )
+def failed(job: Attempt) -> Attempt:
+    return job.ended("failed", reason="no network", error=ClusterError("lost"))
 
 
-def refused(job: Job) -> Ended:
+def refused(job: Attempt) -> Attempt:
     error = ConfigError("tiles.x must be 1, got 2")
-    return Ended(job=job, kind="failed", reason="ConfigError", error=error)
+    return job.ended("failed", reason="ConfigError", error=error)
 
 
 @dataclass
@@ -107,18 +106,18 @@ class Simulation:
                 self.workers = 2
                 self.threads = 3
                 record.opened.append(self)
-                self.queue: deque[Job] = deque()
+                self.queue: deque[Attempt] = deque()
 
             def room(self) -> int:
                 return self.workers - len(self.queue)
 
-            def send(self, jobs: Sequence[Job]) -> None:
+            def send(self, jobs: Sequence[Attempt]) -> None:
                 assert 0 < len(jobs) <= self.room()
                 record.sent += [job.entries for job in jobs]
                 assert all(job.task.threads == 3 for job in jobs)
                 self.queue.extend(jobs)
 
-            def poll(self, *, waiting: int) -> Sequence[Ended]:
+            def poll(self, *, waiting: int) -> Sequence[Attempt]:
                 assert self.queue, "a driver that polls an idle backend never ends"
                 record.waiting.append(waiting)
                 job = self.queue.popleft()
@@ -219,9 +218,9 @@ def test_an_empty_report_is_not_handed_on(simulation: Simulation) -> None:
 
 
 def test_seconds_without_results_are_handed_on(simulation: Simulation) -> None:
-    def died_late(job: Job) -> Ended:
+    def died_late(job: Attempt) -> Attempt:
         report: Report[str] = Report(results=(), stage_seconds={"busy": 1.0})
-        return Ended(job=job, kind="died", report=report)
+        return job.ended("died", report=report)
 
     simulation.ends = {(0, 1): [died_late]}
     record = simulation.run(2)
@@ -262,3 +261,11 @@ def test_events_of_results_are_sent_where_the_backend_carries_none(
     simulation.carries_events = False
     record = simulation.run(3, Doubling(in_files=(1,)))
     assert record.events == ["ended: 0", "ended: 4"]  # "was done" has no event
+
+
+def test_the_former_form_of_an_end_still_works_and_names_the_new_one() -> None:
+    job = Attempt(entries=(1, 2), task=Doubling())
+    report = Report(results=("2", "4"))
+    with pytest.warns(DeprecationWarning, match=r"now job\.ended"):
+        ended = backend.Ended(job=job, kind="reported", report=report)
+    assert ended == job.ended("reported", report=report)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.check  # processes with another package
 TOY_EXECUTOR = '''
 from concurrent.futures import ThreadPoolExecutor
 
-from thinsection.jobs.backend import Backend, Ended
+from thinsection.jobs.backend import Backend
 
 
 class ThreadBackend(Backend):
@@ -36,7 +36,7 @@ class ThreadBackend(Backend):
         ended = [(self._running.pop(work), work.result()) for work in done]
         if ended:
             self.context.on_message(f"toy: {len(ended)} ended")
-        return [Ended(job=job, kind="reported", report=report) for job, report in ended]
+        return [job.ended("reported", report=report) for job, report in ended]
 '''
 
 

@@ -6,10 +6,10 @@ from typing import Any, Self
 
 import pytest
 
-from thinsection.jobs.backend import Attempt, Ended, EndKind, Job
-from thinsection.jobs.execute import Outcome, RetryPolicy, close_job, merge_attempts
+from thinsection.jobs.backend import NO_REPORT, Attempt, End
+from thinsection.jobs.execute import close_attempt, merge_attempts
 from thinsection.jobs.executor import ExecutorConfig, Resource, Rung
-from thinsection.jobs.task import OnEvent, Report, Task
+from thinsection.jobs.task import AnyReport, OnEvent, Report, Task
 from thinsection.types import GIB
 from thinsection.usage.analysis import Request
 
@@ -50,15 +50,15 @@ class Plan(Task[str, Row]):
 
 
 def ended(
-    kind: EndKind,
+    kind: End,
     *,
     entries: str = "abc",
     reported: Sequence[Row] = (),
     lacking: Resource | None = None,
-) -> Ended:
-    return Ended(
-        job=Job(entries=tuple(entries), task=Plan()),
-        kind=kind,
+) -> Attempt:
+    job = Attempt(entries=tuple(entries), task=Plan())
+    return job.ended(
+        kind,
         report=Report(results=tuple(reported), stage_seconds={"busy": 1.5}),
         reason=DIED,
         lacking=lacking,
@@ -66,8 +66,18 @@ def ended(
     )
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the entries of a job."""
+
+    entries: tuple[object, ...]
+    report: AnyReport
+    num_from_worker: int
+    next_attempts: list[Attempt]
+
+
 def close(
-    end: Ended,
+    end: Attempt,
     *,
     number: int = 1,
     rung: Rung = FIRST,
@@ -77,16 +87,15 @@ def close(
     **task: Any,
 ) -> tuple[Outcome, list[str]]:
     """The outcome of a job and the messages about it."""
-    attempt = Attempt(
-        entries=end.job.entries, task=Plan(**task), number=number, rung=rung
-    )
     messages: list[str] = []
-    outcome = close_job(
-        end,
-        RetryPolicy(attempt, config, growable_resources),
+    closed, num_from_worker, next_attempts = close_attempt(
+        replace(end, task=Plan(**task), number=number, rung=rung),
+        config,
+        growable_resources,
         on_message=messages.append,
         is_superseded=lambda entry: str(entry) in superseded,
     )
+    outcome = Outcome(closed.entries, closed.report, num_from_worker, next_attempts)
     return outcome, messages
 
 
@@ -97,7 +106,7 @@ def test_a_whole_report_is_final() -> None:
     assert outcome.report.results == tuple(rows)
     assert outcome.report.stage_seconds == {"busy": 1.5}
     assert outcome.num_from_worker == 3
-    assert outcome.next_attempts == ()
+    assert outcome.next_attempts == []
     assert messages == []
 
 
@@ -145,7 +154,7 @@ def test_an_entry_that_dies_alone_climbs_to_the_last_size_and_is_lost_there() ->
     assert isinstance(retry.task, Plan)
     assert retry.task.num_smaller == 0  # it is small already
     outcome, messages = close(death, number=3, rung=retry.rung)
-    assert outcome.next_attempts == ()
+    assert outcome.next_attempts == []
     assert outcome.report.results == (
         Row("a", f"lost: {DIED}, 3 times, the last time with this entry alone"),
     )
@@ -155,21 +164,21 @@ def test_an_entry_that_dies_alone_climbs_to_the_last_size_and_is_lost_there() ->
 
 def test_an_entry_that_dies_alone_for_no_want_is_lost_at_the_second_time() -> None:
     outcome, _ = close(ended("died", entries="a"), number=2)
-    assert outcome.next_attempts == ()
+    assert outcome.next_attempts == []
     assert outcome.report.results == (
         Row("a", f"lost: {DIED}, twice, the second time with this entry alone"),
     )
 
 
 @pytest.mark.parametrize("kind", ["failed", "over"])
-def test_what_another_time_would_not_mend_is_lost_at_once(kind: EndKind) -> None:
+def test_what_another_time_would_not_mend_is_lost_at_once(kind: End) -> None:
     outcome, messages = close(ended(kind, reported=[Row("a")], lacking="memory"))
     assert outcome.entries == ("a", "b", "c")
     assert outcome.report.results[1:] == (
         Row("b", f"lost: {DIED}"),
         Row("c", f"lost: {DIED}"),
     )
-    assert outcome.next_attempts == ()
+    assert outcome.next_attempts == []
     assert messages == []
 
 
@@ -200,7 +209,7 @@ def test_an_entry_that_failed_for_want_of_memory_on_the_last_size_is_final() -> 
         ended("reported", entries="a", reported=[row]), rung=Rung(memory=1)
     )
     assert outcome.report.results == (row,)
-    assert outcome.next_attempts == ()
+    assert outcome.next_attempts == []
 
 
 def test_what_files_tell_of_is_done_without_a_report() -> None:
@@ -217,7 +226,7 @@ def test_what_files_tell_of_is_done_without_a_report() -> None:
 def test_a_death_after_the_last_entry_costs_nothing() -> None:
     outcome, messages = close(ended("died"), in_files=("a", "b", "c"))
     assert outcome.entries == ("a", "b", "c")
-    assert (outcome.next_attempts, messages) == ((), [])
+    assert (outcome.next_attempts, messages) == ([], [])
 
 
 def test_an_entry_of_a_newer_job_is_neither_retried_nor_lost() -> None:
@@ -235,7 +244,7 @@ def test_an_entry_of_a_newer_job_is_neither_retried_nor_lost() -> None:
 
 
 def test_a_job_without_any_report_has_an_empty_one() -> None:
-    outcome, _ = close(replace(ended("over", entries="a"), report=None))
+    outcome, _ = close(replace(ended("over", entries="a"), report=NO_REPORT))
     assert outcome.report.results == (Row("a", f"lost: {DIED}"),)
     assert outcome.report.stage_seconds == {}
 

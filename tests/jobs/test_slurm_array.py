@@ -29,7 +29,7 @@ from thinsection.jobs.slurm_array import (
     array_folders,
     load_array,
 )
-from thinsection.jobs.task import JobRequest, Report
+from thinsection.jobs.task import Report
 from thinsection.registry import Entry, Registry
 from thinsection.testing.executor_contract import (
     KnowsFinished,
@@ -372,7 +372,7 @@ def test_an_entry_that_ran_out_of_time_alone_is_not_tried_again(
     array = written(tmp_path)
     array.submit()
     slurm.states[0] = {1: PENDING, 2: TaskState(state="TIMEOUT")}
-    assert array.ended()[2].kind == "over"
+    assert array.ended()[2].end == "over"
 
 
 def test_an_array_that_squeue_has_forgotten_is_looked_up_in_the_accounting(
@@ -384,7 +384,7 @@ def test_an_array_that_squeue_has_forgotten_is_looked_up_in_the_accounting(
     slurm.states[0] = {}
     slurm.accounted = {1: CANCELLED, 2: TaskState(state="OUT_OF_MEMORY")}
     ended = array.ended()
-    assert (ended[1].kind, ended[2].kind, ended[2].lacking) == (
+    assert (ended[1].end, ended[2].end, ended[2].lacking) == (
         "over",
         "died",
         "memory",
@@ -422,10 +422,16 @@ class PlannedTask(SquareTask):
 
     def request(
         self, chunks: Sequence[Sequence[Number]], config: ExecutorConfig
-    ) -> JobRequest:
+    ) -> Request:
         most = max(len(chunk) for chunk in chunks)
-        request = Request(cpus=2, memory_bytes=GIB, gpus=0, walltime_s=600 * most)
-        return JobRequest(request=request, origins=("plan",), warning=self.warning)
+        return Request(
+            cpus=2,
+            memory_bytes=GIB,
+            gpus=0,
+            walltime_s=600 * most,
+            origins=("plan",),
+            warning=self.warning,
+        )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from thinsection.jobs.executor import ExecutorConfig
-from thinsection.jobs.task import JobRequest
 from thinsection.run.cost import TRAINING_S, QcSize
 from thinsection.run.job import run_request
 from thinsection.slide.cohort import SlideEntry
@@ -16,11 +15,12 @@ from thinsection.stages.spec import resolve
 from thinsection.testing import run_and_measure
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB, MIB
+from thinsection.usage.analysis import Request
 
 SIZE = (3000, 2400)
 
 
-def asked(chunks: list[list[SlideEntry]], **flags: str) -> JobRequest:
+def asked(chunks: list[list[SlideEntry]], **flags: str) -> Request:
     config = RunConfig(
         executor=ExecutorConfig(**flags), qc=QcConfig(qc="histoqc-default")
     )
@@ -40,11 +40,11 @@ def test_array_tasks_ask_for_what_the_largest_slide_may_take(
     Path(bad.slide_path).write_bytes(b"no slide")
     found = asked([[entry, bad]])
     bound = QcSize(num_px_l0=math.prod(SIZE), slide_mpp=0.5).peak_bytes
-    assert found.request.cpus == 1
-    assert bound * 1.2 <= found.request.memory_bytes < bound * 1.2 + 256 * MIB
-    assert found.request.walltime_s == 300  # the least
+    assert found.cpus == 1
+    assert bound * 1.2 <= found.memory_bytes < bound * 1.2 + 256 * MIB
+    assert found.walltime_s == 300  # the least
     many = asked([[entry] * 500])
-    assert many.request.walltime_s > 1.5 * (TRAINING_S + 500)
+    assert many.walltime_s > 1.5 * (TRAINING_S + 500)
     assert any("the largest of 1 opened slide, +20%" in line for line in found.origins)
 
 
@@ -53,7 +53,7 @@ def test_a_slide_given_as_finer_is_larger_and_so_is_a_finer_work_image(
 ) -> None:
     huge = replace(entry, slide_mpp=(50.0, 50.0))
     plain, more = (asked([[e]]) for e in (entry, huge))
-    assert more.request.memory_bytes > 10 * plain.request.memory_bytes
+    assert more.memory_bytes > 10 * plain.memory_bytes
     two, four = (
         QcSize(num_px_l0=10**9, slide_mpp=0.25, work_mpp=mpp) for mpp in (2.0, 4.0)
     )
@@ -64,10 +64,10 @@ def test_flags_win_and_without_a_slide_that_opens_defaults_are_asked_for(
     entry: SlideEntry, tmp_path: Path
 ) -> None:
     found = asked([[entry]], job_memory="3GiB", walltime="02:00:00")
-    assert (found.request.memory_bytes, found.request.walltime_s) == (3 * GIB, 7200)
+    assert (found.memory_bytes, found.walltime_s) == (3 * GIB, 7200)
     gone = SlideEntry(slide_id="gone", slide_path=str(tmp_path / "gone.svs"))
     lost = asked([[gone]])
-    assert lost.request.memory_bytes == 8 * GIB
+    assert lost.memory_bytes == 8 * GIB
     assert "no slide is a local file" in lost.warning
 
 

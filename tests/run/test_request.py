@@ -11,7 +11,6 @@ from thinsection.errors import ConfigError
 from thinsection.jobs.backend import make_chunks
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.request import fit_to_nodes, fitting_nodes
-from thinsection.jobs.task import JobRequest
 from thinsection.run import job as module
 from thinsection.run.calibration import (
     Calibration,
@@ -83,11 +82,11 @@ def test_every_task_can_take_the_largest_slides_and_says_by_which_margin(
     found = run_request(chunks, settings(chunk_slides=3))
     tiles = 8000 + 7000 + 6000  # three slides a task: the three largest
     seconds = 5 + (3 * 0.51 + tiles * 65536 / 1e8 + tiles / 25) / 4
-    assert found.request.walltime_s == math.ceil(seconds * 1.5 / 60) * 60 == 360
-    assert found.request.cpus == 4
-    assert found.request.gpus == 0
-    assert found.request.memory_bytes % (256 * MIB) == 0
-    assert 1 * GIB < found.request.memory_bytes < 3 * GIB
+    assert found.walltime_s == math.ceil(seconds * 1.5 / 60) * 60 == 360
+    assert found.cpus == 4
+    assert found.gpus == 0
+    assert found.memory_bytes % (256 * MIB) == 0
+    assert 1 * GIB < found.memory_bytes < 3 * GIB
     assert found.warning == ""
     cpus, memory, time = found.origins
     assert cpus == "4 CPUs: default"
@@ -100,11 +99,11 @@ def test_a_flag_always_wins_and_the_others_stay_predicted(
     tmp_path: Path, known: list[SlideEntry]
 ) -> None:
     chunks = [tuple(entries(2, tmp_path))]
-    plain = run_request(chunks, settings()).request
+    plain = run_request(chunks, settings())
     found = run_request(chunks, settings(job_memory="7GiB", job_cpus=2))
-    assert found.request.memory_bytes == 7 * GIB
-    assert found.request.cpus == 2
-    assert found.request.walltime_s >= plain.walltime_s
+    assert found.memory_bytes == 7 * GIB
+    assert found.cpus == 2
+    assert found.walltime_s >= plain.walltime_s
     assert found.origins[:2] == ("2 CPUs: --job-cpus", "7.0 GiB: --job-memory")
 
 
@@ -118,7 +117,7 @@ def test_of_lists_the_first_is_planned_and_asked_for(
     assert listed == run_request(
         chunks, settings(gpu="a40", job_memory="3GiB", gres="gpu:2")
     )
-    assert listed.request.memory_bytes == 3 * GIB
+    assert listed.memory_bytes == 3 * GIB
     assert "on the a40" in listed.origins[0]
 
 
@@ -128,8 +127,8 @@ def test_where_all_flags_are_given_nothing_is_opened(
     config = settings(job_memory="1GiB", job_cpus=1, walltime="2-00", device="cuda")
     found = run_request([tuple(entries(2, tmp_path))], config)
     assert not known
-    assert found.request.walltime_s == 2 * 86400
-    assert found.request.gpus == 1
+    assert found.walltime_s == 2 * 86400
+    assert found.gpus == 1
 
 
 def test_a_gpu_gets_as_many_cpus_as_feed_it(
@@ -137,14 +136,14 @@ def test_a_gpu_gets_as_many_cpus_as_feed_it(
 ) -> None:
     chunks = [tuple(entries(3, tmp_path))]
     fast = run_request(chunks, settings(gpu="h100"))
-    assert fast.request.gpus == 1
+    assert fast.gpus == 1
     host_s = 3 * 0.51 + 6000 * 65536 / 1e8
     assert host_s / (6000 * 8e9 / (989e12 * 0.35)) > 16
-    assert fast.request.cpus == 16
+    assert fast.cpus == 16
     assert "on the h100" in fast.origins[0]
     slow = run_request(chunks, settings(device="cuda"))
-    assert slow.request.cpus == math.ceil(host_s / (6000 * 8e9 / (65e12 * 0.35))) + 1
-    assert 2 < slow.request.cpus < 16
+    assert slow.cpus == math.ceil(host_s / (6000 * 8e9 / (65e12 * 0.35))) + 1
+    assert 2 < slow.cpus < 16
     assert "on the t4" in slow.origins[2]
 
 
@@ -162,13 +161,13 @@ def test_slides_by_url_or_broken_ones_fall_back_to_defaults_and_say_why(
 ) -> None:
     url = SlideEntry(slide_id="a", slide_path="s3://bucket/a.svs")
     found = run_request([(url,)], settings(walltime="01:00:00"))
-    assert found.request.memory_bytes == 8 * GIB
-    assert found.request.walltime_s == 3600
+    assert found.memory_bytes == 8 * GIB
+    assert found.walltime_s == 3600
     assert "the job requests the defaults: no slide is a local file" in found.warning
-    assert found.lines()[0].startswith("warning: no prediction")
+    assert found.lines[0].startswith("warning: no prediction")
     (tmp_path / "s0.tiff").write_bytes(b"no slide")
     broken = run_request([tuple(entries(1, tmp_path))], settings())
-    assert broken.request.cpus == 4
+    assert broken.cpus == 4
     assert "no slide can be opened, got no reader opens 's0.tiff'" in broken.warning
 
 
@@ -261,8 +260,8 @@ def test_a_few_slides_ask_for_less_time_than_the_whole_cohort(
     config = settings().executor
     whole = run_request(make_chunks(cohort, config), settings())
     few = run_request(make_chunks(cohort[:3], config), settings())
-    assert few.request.walltime_s < whole.request.walltime_s / 10
-    assert few.request.memory_bytes <= whole.request.memory_bytes
+    assert few.walltime_s < whole.walltime_s / 10
+    assert few.memory_bytes <= whole.memory_bytes
 
 
 def test_without_a_prediction_a_request_follows_from_what_earlier_jobs_used(
@@ -276,8 +275,8 @@ def test_without_a_prediction_a_request_follows_from_what_earlier_jobs_used(
     measured = module.Measured(peak_bytes=3 * GIB, slide_s=61.0, num_slides=20)
     found = run_request([tuple(urls[:3]), tuple(urls[3:])], settings(), measured)
     assert found.warning == ""
-    assert found.request.walltime_s == 60 * math.ceil(3 * 61 * 1.5 / 60) == 300
-    assert found.request.memory_bytes == 15 * 256 * MIB  # 3.6 GiB, rounded up
+    assert found.walltime_s == 60 * math.ceil(3 * 61 * 1.5 / 60) == 300
+    assert found.memory_bytes == 15 * 256 * MIB  # 3.6 GiB, rounded up
     cpus, memory, time = found.origins
     assert cpus == "4 CPUs: default"
     assert "earlier jobs used 3.0 GiB, +20%" in memory
@@ -303,7 +302,7 @@ def test_a_task_measures_earlier_invocations_with_the_same_settings(
     (result,) = ended_slides(first.record).values()
     assert result.seconds > 0
     assert found.warning == ""
-    assert found.request.walltime_s == 300  # the least
+    assert found.walltime_s == 300  # the least
     assert "the slowest of 1 slide before" in found.origins[2]
     other = make_task(out, resolve(config, {"until": "tiles", "tile_px": 128}))
     assert other.request([(url,)], spec.executor).warning.startswith("no prediction")
@@ -313,9 +312,9 @@ def fitted(
     request: Request, listed: str = SINFO_TEXT, **settings: object
 ) -> tuple[Request, list[str]]:
     """The request as nodes allow it, and the lines that say so."""
-    job = JobRequest(request=request, origins=("cpus", "memory", "time"))
+    job = replace(request, origins=("cpus", "memory", "time"))
     found = fit_to_nodes(job, listed, ExecutorConfig(**settings))  # type: ignore[arg-type]
-    return found.request, list(found.origins)
+    return found, list(found.origins)
 
 
 def test_a_job_asks_for_what_some_node_has() -> None:

@@ -375,7 +375,7 @@ def test_the_tasks_of_an_array_have_the_ids_of_the_whole_cohort(
         request=Request(cpus=1, memory_bytes=2**30, gpus=0, walltime_s=60),
         config=ExecutorConfig(executor="slurm"),
     )
-    array.save([])
+    array.save()
     chunks: list[tuple[Any, ...]] = load_array(array.folder, TASKS).chunks
     assert [len(chunk) for chunk in chunks] == [5, 5, 2]
     assert tuple(entry for chunk in chunks for entry in chunk) == whole

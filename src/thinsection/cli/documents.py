@@ -9,16 +9,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from thinsection.types import Document
+from thinsection.types import Document, Mpp, Size
 
 if TYPE_CHECKING:
     from typing import Self  # not in Python 3.10
 
     from _typeshed import DataclassInstance
 
-    from thinsection.encode import EncoderSpec
     from thinsection.encode.check import Check
     from thinsection.evaluation.audit import Audit
     from thinsection.evaluation.label_report import LabelReport
@@ -27,10 +26,23 @@ if TYPE_CHECKING:
     from thinsection.results.records import Record
     from thinsection.results.verify import Damage
     from thinsection.run.ending import RunSummary
-    from thinsection.run.merge import MergedSlide, MergeSummary
+    from thinsection.run.merge import MergeSummary
     from thinsection.run.plan import RunPlan
     from thinsection.slide import Picture, Slide
-    from thinsection.usage.analysis import Efficiency, Request
+    from thinsection.usage.analysis import Efficiency
+
+
+Row = TypeVar("Row")
+
+
+def copied(cls: type[Row], source: object, **others: object) -> Row:
+    """Part of a document: its fields are the attributes of an object, or are in `others`."""
+    values = dict(others)
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        has_default = field.default is not dataclasses.MISSING
+        if field.name not in others and not has_default:
+            values[field.name] = getattr(source, field.name)
+    return cls(**values)
 
 
 def print_document(document: "DataclassInstance") -> None:
@@ -65,16 +77,9 @@ class ResultsRow:
     @classmethod
     def of(cls, row: "FolderRow") -> "Self":
         """Row for a folder of results."""
-        facts: Document = dict(row.facts)
-        return cls(
-            address=row.address,
-            num_slides=row.num_slides,
-            num_bytes=row.num_bytes,
-            encoder=facts.get("encoder"),
-            dim=facts.get("dim"),
-            slide_encoder=facts.get("slide_encoder"),
-            slide_dim=facts.get("slide_dim"),
-        )
+        names = ("encoder", "dim", "slide_encoder", "slide_dim")
+        facts: Document = {name: row.facts.get(name) for name in names}
+        return copied(cls, row, **facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +95,9 @@ class Invocation:
     @classmethod
     def of(cls, record: "Record") -> "Self":
         """Invocation from its record."""
-        document = record.document
-        return cls(
-            record=record.folder.name,
-            command=document.get("command"),
-            started=document.get("started"),
-            seconds=document.get("seconds"),
-            counts=document.get("counts"),
-        )
+        names = ("command", "started", "seconds", "counts")
+        facts: Document = {name: record.document.get(name) for name in names}
+        return cls(record=record.folder.name, **facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,24 +175,19 @@ class PlanDocument:
     @classmethod
     def of(cls, plan: "RunPlan", job: JobPlan | None) -> "Self":
         """Document of a plan."""
-        slides = tuple(
-            PlannedSlide(slide_id=slide.slide_id, num_tiles=slide.num_tiles)
-            for slide in plan.slides
-        )
-        return cls(
-            num_slides=len(slides),
-            num_tiles=sum(slide.num_tiles for slide in slides),
-            host_bytes=plan.memory.host_bytes,
-            host_parts=plan.memory.host,
+        memory = plan.memory
+        return copied(
+            cls,
+            plan.time,
+            num_slides=len(plan.slides),
+            num_tiles=sum(slide.num_tiles for slide in plan.slides),
+            host_bytes=memory.host_bytes,
+            host_parts=memory.host,
             gpu=None if plan.gpu is None else plan.gpu.name,
-            gpu_bytes=plan.memory.gpu_bytes,
-            gpu_parts=plan.memory.gpu,
+            gpu_bytes=memory.gpu_bytes,
+            gpu_parts=memory.gpu,
             seconds=plan.time.wall_s,
-            start_s=plan.time.start_s,
-            prepare_s=plan.time.prepare_s,
-            decode_s=plan.time.decode_s,
-            encode_s=plan.time.encode_s,
-            slides=slides,
+            slides=tuple(copied(PlannedSlide, slide) for slide in plan.slides),
             unreadable=_failures(plan.unreadable),
             warnings=plan.warnings,
             advice=plan.advice,
@@ -200,7 +195,7 @@ class PlanDocument:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """Something that works on this machine, or is missing."""
 
@@ -241,27 +236,6 @@ class EncoderRow:
     gated: bool
     needs: tuple[str, ...]
 
-    @classmethod
-    def of(cls, spec: "EncoderSpec") -> "Self":
-        """Row for a declared encoder."""
-        return cls(
-            name=spec.name,
-            dim=spec.dim,
-            tile_px=spec.tile_px,
-            tile_mpp=spec.tile_mpp,
-            input_px=spec.input_px,
-            pooling=spec.pooling,
-            supports_tokens=spec.supports_tokens,
-            num_params=spec.num_params,
-            licence=spec.licence,
-            source=spec.source,
-            repo=spec.repo,
-            revision=spec.revision,
-            weights_files=spec.weights_files,
-            gated=spec.gated,
-            needs=tuple(spec.needs),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsDocument:
@@ -296,12 +270,8 @@ class ModelsCheckDocument:
     @classmethod
     def of(cls, name: str, checks: Sequence["Check"]) -> "Self":
         """Document of the checks of an encoder."""
-        rows = [
-            CheckRow(name=check.name, ok=check.ok, detail=check.detail)
-            for check in checks
-        ]
-        loads = all(row.ok for row in rows)
-        return cls(name=name, loads=loads, checks=tuple(rows))
+        rows = tuple(copied(CheckRow, check) for check in checks)
+        return cls(name=name, loads=all(row.ok for row in rows), checks=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,19 +294,6 @@ class NextRequest:
     walltime_s: int
     sbatch: tuple[str, ...]
 
-    @classmethod
-    def of(cls, request: "Request | None") -> "Self | None":
-        """The request of an analysis; None if it has none."""
-        if request is None:
-            return None
-        return cls(
-            cpus=request.cpus,
-            memory_bytes=request.memory_bytes,
-            gpus=request.gpus,
-            walltime_s=request.walltime_s,
-            sbatch=request.sbatch_lines(),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class EfficiencyDocument:
@@ -356,24 +313,19 @@ class EfficiencyDocument:
     @classmethod
     def of(cls, analysis: "Efficiency", page: Path) -> "Self":
         """Document of an analysis."""
-        shares = [
-            ShareRow(
-                name=share.name,
-                requested=share.requested,
-                used=share.used,
-                fraction=share.fraction,
-            )
-            for share in analysis.shares
-        ]
-        return cls(
+        request = analysis.next_request
+        next_request = None
+        if request is not None:
+            next_request = copied(NextRequest, request, sbatch=request.sbatch_lines())
+        return copied(
+            cls,
+            analysis,
             record=page.parent.name,
             page=str(page),
-            shares=tuple(shares),
-            bottleneck=analysis.bottleneck,
-            warnings=analysis.warnings,
+            shares=tuple(copied(ShareRow, share) for share in analysis.shares),
             seconds=analysis.wall_s,
             stage_seconds=dict(analysis.stage_seconds),
-            next_request=NextRequest.of(analysis.next_request),
+            next_request=next_request,
         )
 
 
@@ -398,7 +350,7 @@ class VerifyDocument:
     @classmethod
     def of(cls, folder: Path, checked: int, damaged: Sequence["Damage"]) -> "Self":
         """Document of a comparison."""
-        rows = tuple(DamageRow(file=row.file, problem=row.problem) for row in damaged)
+        rows = tuple(copied(DamageRow, row) for row in damaged)
         return cls(folder=str(folder), num_checksums=checked, damaged=rows)
 
 
@@ -418,15 +370,12 @@ class SlideRow:
     @classmethod
     def of(cls, result: "SlideResult") -> "Self":
         """Row for a result."""
-        return cls(
-            slide_id=result.slide_id,
-            slide_path=result.slide_path,
-            status=result.status,
-            stage=result.stage,
-            error=result.error,
-            num_tiles=result.facts.get("num_tiles"),
-            warnings=result.facts.get("warnings") or "",
-            seconds=result.seconds,
+        facts = result.facts
+        return copied(
+            cls,
+            result,
+            num_tiles=facts.get("num_tiles"),
+            warnings=facts.get("warnings") or "",
         )
 
 
@@ -449,16 +398,13 @@ class RunDocument:
     @classmethod
     def of(cls, summary: "RunSummary") -> "Self":
         """Document of a finished run."""
-        return cls(
+        return copied(
+            cls,
+            summary,
             out=str(summary.out),
             record=summary.record.name,
-            exit_code=summary.exit_code,
-            seconds=summary.seconds,
-            counts=summary.counts,
             slides=tuple(SlideRow.of(result) for result in summary.results),
-            equal_slides=summary.equal_slides,
             unusable=dict(summary.unusable),
-            stage_seconds=summary.stage_seconds,
         )
 
 
@@ -470,16 +416,6 @@ class MergedSlideRow:
     status: Literal["taken", "kept", "left-out"]
     source: str
     reason: str
-
-    @classmethod
-    def of(cls, slide: "MergedSlide") -> "Self":
-        """Row for a slide."""
-        return cls(
-            slide_id=slide.slide_id,
-            status=slide.status,
-            source=slide.source,
-            reason=slide.reason,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -497,13 +433,14 @@ class MergeDocument:
     @classmethod
     def of(cls, summary: "MergeSummary") -> "Self":
         """Document of a finished merge."""
-        return cls(
-            out=str(summary.out),
-            counts=summary.counts,
-            slides=tuple(MergedSlideRow.of(slide) for slide in summary.slides),
-            num_files=summary.num_files,
-            num_bytes=summary.num_bytes,
-        )
+        slides = tuple(copied(MergedSlideRow, slide) for slide in summary.slides)
+        return copied(cls, summary, out=str(summary.out), slides=slides)
+
+
+def _extent(size: Size, mpp: Mpp | None) -> dict[str, float | None]:
+    """Width, height and resolution of a picture, as its fields."""
+    mpp_x, mpp_y = mpp or (None, None)
+    return {"width": size[0], "height": size[1], "mpp_x": mpp_x, "mpp_y": mpp_y}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -533,16 +470,10 @@ class PictureInfo:
     @classmethod
     def of(cls, picture: "Picture", shown: "Picture | None") -> "Self":
         """Picture of an inventory."""
-        mpp_x, mpp_y = picture.mpp or (None, None)
-        return cls(
-            number=picture.number,
-            name=picture.name,
-            role=picture.role,
-            rule=picture.rule,
-            width=picture.size[0],
-            height=picture.size[1],
-            mpp_x=mpp_x,
-            mpp_y=mpp_y,
+        return copied(
+            cls,
+            picture,
+            **_extent(picture.size, picture.mpp),
             num_levels=max(1, len(picture.levels)),
             is_shown=picture == shown,
         )
@@ -569,30 +500,20 @@ class SlideInfo:
     @classmethod
     def of(cls, slide: "Slide", slide_path: str) -> "Self":
         """Information on an opened slide."""
-        mpp_x, mpp_y = slide.slide_mpp or (None, None)
-        return cls(
+        levels = []
+        for level in slide.levels:
+            width, height = level.size
+            levels.append(copied(LevelInfo, level, width=width, height=height))
+        pictures = [
+            PictureInfo.of(picture, slide.picture) for picture in slide.pictures
+        ]
+        return copied(
+            cls,
+            slide,
             slide_path=slide_path,
-            reader=slide.reader,
-            choice=slide.choice,
-            width=slide.size[0],
-            height=slide.size[1],
-            mpp_x=mpp_x,
-            mpp_y=mpp_y,
-            mpp_source=slide.mpp_source,
-            objective_power=slide.objective_power,
-            vendor=slide.vendor,
-            levels=tuple(
-                LevelInfo(
-                    width=level.size[0],
-                    height=level.size[1],
-                    downsample=level.downsample,
-                )
-                for level in slide.levels
-            ),
-            pictures=tuple(
-                PictureInfo.of(picture, slide.picture) for picture in slide.pictures
-            ),
-            notes=slide.notes,
+            **_extent(slide.size, slide.slide_mpp),
+            levels=tuple(levels),
+            pictures=tuple(pictures),
         )
 
 
@@ -651,26 +572,16 @@ class AuditDocument:
     @classmethod
     def of(cls, audit: "Audit") -> "Self":
         """Document of an audit."""
+        copies = []
+        for names, copy in zip(audit.copied_slides, audit.copies, strict=True):
+            row = CopiedSlides(slides=names, share_of_tiles=copy.tiles, by=copy.by)
+            copies.append(row)
         sites = audit.sites
-        pairs = zip(audit.copied_slides, audit.copies, strict=True)
-        return cls(
-            warnings=audit.warnings,
-            notes=audit.notes,
-            unknown=audit.unknown,
-            copies=tuple(
-                CopiedSlides(slides=names, share_of_tiles=one.tiles, by=one.by)
-                for names, one in pairs
-            ),
-            sites=None
-            if sites is None
-            else SitesByClass(
-                sites=sites.sites,
-                classes=sites.classes,
-                counts=sites.counts,
-                p_value=sites.p_value,
-                test=sites.test,
-                cramers_v=sites.cramers_v,
-            ),
+        return copied(
+            cls,
+            audit,
+            copies=tuple(copies),
+            sites=None if sites is None else copied(SitesByClass, sites),
             left_out=dict(audit.left_out),
         )
 
@@ -706,42 +617,41 @@ class LabelsDocument:
     @classmethod
     def of(cls, report: "LabelReport") -> "Self":
         """Document of a report."""
+        table = report.table
         values = report.values
+        readings = [
+            copied(LabelReading, reading, rows=reading.count)
+            for reading in values.readings
+        ]
         return cls(
-            file=str(report.table.path),
-            key=report.table.key_column,
+            file=str(table.path),
+            key=table.key_column,
             num_rows=len(report.rows),
             task=values.kind,
             num_used=len(values.rows),
             summary=report.summary,
-            notes=(*report.table.notes, *values.notes),
+            notes=(*table.notes, *values.notes),
             warnings=values.warnings,
-            readings=tuple(
-                LabelReading(
-                    column=one.column,
-                    value=one.value,
-                    rows=one.count,
-                    reading=one.reading,
-                    becomes=one.becomes,
-                )
-                for one in values.readings
-            ),
+            readings=tuple(readings),
             problems=(*values.problems, *values.questions),
         )
 
 
 # kind -> its class; the page "JSON for scripts" and the tests go through this table
 DOCUMENTS: Mapping[str, "type[DataclassInstance]"] = {
-    "run": RunDocument,
-    "plan": PlanDocument,
-    "ls": LsDocument,
-    "merge": MergeDocument,
-    "verify": VerifyDocument,
-    "efficiency": EfficiencyDocument,
-    "info": InfoDocument,
-    "doctor": DoctorDocument,
-    "models": ModelsDocument,
-    "models-check": ModelsCheckDocument,
-    "audit": AuditDocument,
-    "labels": LabelsDocument,
+    document.kind: document
+    for document in (
+        RunDocument,
+        PlanDocument,
+        LsDocument,
+        MergeDocument,
+        VerifyDocument,
+        EfficiencyDocument,
+        InfoDocument,
+        DoctorDocument,
+        ModelsDocument,
+        ModelsCheckDocument,
+        AuditDocument,
+        LabelsDocument,
+    )
 }

@@ -19,8 +19,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from thinsection.cli import documents
-from thinsection.cli.documents import print_document
+from thinsection import __version__
+from thinsection.cli.documents import (
+    DoctorDocument,
+    EncoderRow,
+    Finding,
+    ModelsCheckDocument,
+    ModelsDocument,
+    copied,
+    print_document,
+)
 from thinsection.cli.flags import AsJson
 from thinsection.errors import MissingDependencyError
 from thinsection.extras import check_slides, slides_problem
@@ -41,8 +49,6 @@ REGISTRIES = (
     "thinsection.jobs.executor:EXECUTORS",
     "thinsection.probe.registry:PROBES",
 )
-# area, name, usable, version or remedy
-Finding = tuple[str, str, bool, str]
 
 EXIT_WOULD_NOT_LOAD = 1
 # device files of the drivers for NVIDIA, WSL and AMD
@@ -78,29 +84,19 @@ def doctor(
     """
     findings = [*_devices(), *_slides(), *_entries(), *_places(out or Path())]
     if as_json:
-        print_document(_doctor_document(findings))
+        document = DoctorDocument(
+            thinsection_version=__version__,
+            python_version=platform.python_version(),
+            findings=tuple(findings),
+        )
+        print_document(document)
         return
     table = Table("", "area", "name", "detail")
-    for area, name, usable, detail in findings:
-        mark = Text("ok", "green") if usable else Text("--", "yellow")
+    for finding in findings:
+        mark = Text("ok", "green") if finding.usable else Text("--", "yellow")
         # "thinsection[export]" is plain text, but rich would read the brackets as markup
-        table.add_row(mark, area, Text(name), Text(detail))
+        table.add_row(mark, finding.area, Text(finding.name), Text(finding.detail))
     Console().print(table)
-
-
-def _doctor_document(findings: list[Finding]) -> documents.DoctorDocument:
-    """Findings as a document."""
-    from thinsection import __version__
-
-    rows = [
-        documents.Finding(area=area, name=name, usable=usable, detail=detail)
-        for area, name, usable, detail in findings
-    ]
-    return documents.DoctorDocument(
-        thinsection_version=__version__,
-        python_version=platform.python_version(),
-        findings=tuple(rows),
-    )
 
 
 def _slides() -> Iterator[Finding]:
@@ -108,9 +104,9 @@ def _slides() -> Iterator[Finding]:
     try:
         check_slides()
     except MissingDependencyError as error:
-        yield "packages", "slides", False, str(error)
+        yield Finding("packages", "slides", False, str(error))
     else:
-        yield "packages", "slides", True, "every package that reads slides"
+        yield Finding("packages", "slides", True, "every package that reads slides")
 
 
 def _entries() -> Iterator[Finding]:
@@ -127,7 +123,7 @@ def _entries() -> Iterator[Finding]:
             state = (not entry.missing, _detail(entry))
             names_by_state.setdefault(state, []).append(entry.name)
         for (usable, detail), names in names_by_state.items():
-            yield registry.kind, ", ".join(names), usable, detail
+            yield Finding(registry.kind, ", ".join(names), usable, detail)
 
 
 def _detail(entry: Entry) -> str:
@@ -162,7 +158,7 @@ def _devices() -> Iterator[Finding]:
     if cpu_count() < affinity_count():
         cpus += f" of {affinity_count()} by a cgroup's quota"
     free = format_bytes(psutil.virtual_memory().available)
-    yield "device", "cpu", True, f"{cpus}, {free} free"
+    yield Finding("device", "cpu", True, f"{cpus}, {free} free")
     spec = find_spec("torch")
     torch_file = Path(str(spec and spec.origin))
     build_facts = runpy.run_path(str(torch_file.with_name("version.py")))
@@ -170,10 +166,12 @@ def _devices() -> Iterator[Finding]:
     is_cpu_build = build_facts["cuda"] is None and build_facts["hip"] is None
     is_linux = sys.platform == "linux"
     if is_linux and is_cpu_build:
-        yield "device", "cuda", False, f"{build} is a CPU build; install a CUDA build"
+        yield Finding(
+            "device", "cuda", False, f"{build} is a CPU build; install a CUDA build"
+        )
         return
     if is_linux and not any(Path(driver).exists() for driver in _DRIVERS):
-        yield "device", "cuda", False, f"{build} sees no GPU; check the driver"
+        yield Finding("device", "cuda", False, f"{build} sees no GPU; check the driver")
         return
     import torch
 
@@ -181,16 +179,16 @@ def _devices() -> Iterator[Finding]:
         free_bytes, total_bytes = torch.cuda.mem_get_info(index)
         memory = f"{format_bytes(free_bytes)} of {format_bytes(total_bytes)} free"
         detail = f"{torch.cuda.get_device_name(index)}, {memory}, {build}"
-        yield "device", f"cuda:{index}", True, detail
+        yield Finding("device", f"cuda:{index}", True, detail)
     if not torch.cuda.is_available():
-        yield "device", "cuda", False, f"{build} sees no GPU; check the driver"
+        yield Finding("device", "cuda", False, f"{build} sees no GPU; check the driver")
     if torch.backends.mps.is_available():
-        yield "device", "mps", True, build
+        yield Finding("device", "mps", True, build)
     engine = _version("openvino")
     remedy = (
         "not installed, so torch computes on CPUs; pip install 'thinsection[openvino]'"
     )
-    yield "engine", "openvino", bool(engine), engine or remedy
+    yield Finding("engine", "openvino", bool(engine), engine or remedy)
 
 
 def _places(out: Path) -> Iterator[Finding]:
@@ -199,13 +197,13 @@ def _places(out: Path) -> Iterator[Finding]:
     # Path.expanduser raises an error for a user without a home folder
     hub = Path(os.path.expanduser(named))  # noqa: PTH111
     token = bool(os.environ.get("HF_TOKEN")) or (hub / "token").is_file()
-    yield "cache", "HF_HOME", hub.is_dir(), str(hub)
+    yield Finding("cache", "HF_HOME", hub.is_dir(), str(hub))
     detail = (
         "found" if token else "none; gated encoders need HF_TOKEN or `hf auth login`"
     )
-    yield "cache", "hub token", token, detail
+    yield Finding("cache", "hub token", token, detail)
     free = shutil.disk_usage(out).free
-    yield "disk", str(out.resolve()), free > 0, f"{format_bytes(free)} free"
+    yield Finding("disk", str(out.resolve()), free > 0, f"{format_bytes(free)} free")
 
 
 @models.callback(invoke_without_command=True)
@@ -225,11 +223,12 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
         plugins[name] = ENCODERS.entry(name).help
     slide_encoders = {entry.name: entry.help for entry in SLIDE_ENCODERS}
     if as_json:
-        encoders = tuple(documents.EncoderRow.of(spec) for spec in specs.values())
-        document = documents.ModelsDocument(
-            encoders=encoders, plugins=plugins, slide_encoders=slide_encoders
+        models_document = ModelsDocument(
+            encoders=tuple(copied(EncoderRow, spec) for spec in specs.values()),
+            plugins=plugins,
+            slide_encoders=slide_encoders,
         )
-        print_document(document)
+        print_document(models_document)
         return
     rows = [_row(spec) for spec in specs.values()]
     if sys.stdout.isatty():
@@ -307,7 +306,7 @@ def check_loading(
     checks = check_encoder(name, device=device)
     loads = all(check.ok for check in checks)
     if as_json:
-        print_document(documents.ModelsCheckDocument.of(name, checks))
+        print_document(ModelsCheckDocument.of(name, checks))
     else:
         console = Console()
         for check in checks:

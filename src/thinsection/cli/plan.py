@@ -126,7 +126,7 @@ def _plan_job(entries: Sequence[SlideEntry], spec: RunSpec, gpu_bytes: int) -> J
 
     chunks = make_chunks(entries, spec.executor)
     listed = node_list()
-    job = fit_to_nodes(run_request(chunks, spec), listed, spec.executor)
+    request = fit_to_nodes(run_request(chunks, spec), listed, spec.executor)
     first = spec.executor.at_rung(Rung())
     gres_parts = (first.gres or "").split(":")[1:]
     wanted_cards = [part for part in gres_parts if not part.isdigit()]
@@ -139,15 +139,12 @@ def _plan_job(entries: Sequence[SlideEntry], spec: RunSpec, gpu_bytes: int) -> J
 
     nodes = None
     if listed:
-        nodes = tuple(fitting_nodes(listed, job.request, suits=suits))
+        nodes = tuple(fitting_nodes(listed, request, suits=suits))
     return JobPlan(
         num_tasks=len(chunks),
-        cpus=job.request.cpus,
-        memory_bytes=job.request.memory_bytes,
-        gpus=job.request.gpus,
-        walltime_s=job.request.walltime_s,
-        directives=tuple(resource_directives(job.request, first)),
-        origins=job.lines(),
+        **request.numbers,
+        directives=tuple(resource_directives(request, first)),
+        origins=request.lines,
         nodes=nodes,
     )
 

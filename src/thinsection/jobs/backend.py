@@ -1,32 +1,40 @@
 """Backend: an executor that runs jobs and reports how each of them ended.
 
-Another package adds an executor by a subclass of `Backend` and an entry point of the group
-`thinsection.executors` for that class. `--executor NAME` then works for every command. The test
-suite `thinsection.testing.executor_contract.WorkerContract` checks such a class.
+One job is three values: a `Task` (the work), an `Attempt` (entries that are tried, and how that
+ended) and a `Report` (their results). Each scheduler has one file with a subclass of `Backend`.
+
+Another package adds an executor by such a subclass and an entry point of the group
+`thinsection.executors` for it. `--executor NAME` then works for every command. The test suite
+`thinsection.testing.executor_contract.WorkerContract` checks such a class.
 """
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from thinsection.errors import (
-    ClusterError,
-    ConfigError,
-    ThinsectionError,
-    named_error_words,
-    rewording,
-)
+from thinsection.errors import ClusterError, ConfigError, named_error_words, rewording
 from thinsection.jobs.executor import EXECUTORS, ExecutorConfig, Resource, Rung
-from thinsection.jobs.task import AnyReport, AnyTask, OnEvent
+from thinsection.jobs.task import AnyReport, AnyTask, OnEvent, Report
 from thinsection.usage.analysis import Request
 
-EndKind = Literal["reported", "died", "failed", "over"]
+Item = TypeVar("Item")
+End = Literal["reported", "died", "failed", "over"]
 OnMessage = Callable[[str], None]
 
+NO_REPORT: AnyReport = Report(results=())
+# largest number of entries that one lost job can cost
+MAX_CHUNK_ENTRIES = 16
+# Slurm's default MaxArraySize is 1001, the first index that Slurm refuses
+MAX_ARRAY = 1000
+# jobs at the same time in a batch system, if --workers is not set
+ARRAY_WORKERS = 8
+# several chunks per worker, so that one slow chunk does not leave the others idle at the end
+_CHUNKS_PER_WORKER = 4
 # resource that ran out, by the class name of the task's error
 _RESOURCE_BY_ERROR: dict[str, Resource] = {
     "MemoryError": "memory",
@@ -44,32 +52,102 @@ def ignore_message(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """Entries that are tried in the same way."""
+    """Entries that are tried in the same way and, once that has ended, how it ended.
 
-    entries: tuple[object, ...]
+    The driver makes one attempt of all entries. A job is the part of it that a backend sends to
+    one worker; it is an attempt too, with a task that is adapted to the worker.
+
+    Attributes:
+        entries: the entries.
+        task: the work.
+        number: 1 for the first attempt.
+        rung: memory size and GPU.
+        before: resources of the batch job that worked on these entries last and died.
+        failures: errors of the cluster so far.
+        end: None: not ended. 'reported': all entries have a result. 'died': the process was killed
+            from outside, or ran out of memory. 'failed': an error of the worker or the cluster,
+            which a retry may fix. 'over': an end that a retry would repeat.
+        report: results of the first entries; of all if it ended well.
+        reason: why the report is incomplete, as text for the user.
+        error: error of this package (settings, weights), which ends the whole execution.
+        lacking: resource that ran out, if that is known or likely.
+    """
+
+    entries: tuple[Any, ...]
     task: AnyTask
     number: int = 1
-    # memory size and GPU
     rung: Rung = Rung()
-    # resources of the batch job that died while it worked on these entries
     before: Request | None = None
+    failures: int = 0
+    end: End | None = None
+    report: AnyReport = NO_REPORT
+    reason: str = ""
+    error: BaseException | None = None
+    lacking: Resource | None = None
 
     @property
     def alone(self) -> bool:
         """True if each entry is a separate job, because an earlier job with it died."""
         return self.number > 1
 
-    def retry(
-        self, entries: Sequence[object], rung: Rung, before: Request | None
-    ) -> "Attempt":
+    def retry(self, entries: Sequence[object], rung: Rung) -> "Attempt":
         """Next attempt of some entries, each alone and with smaller batches than in the first."""
         return Attempt(
             entries=tuple(entries),
             task=self.task if self.alone else self.task.smaller(),
             number=self.number + 1,
             rung=rung,
-            before=before,
+            before=self.before,
         )
+
+    def ended(
+        self,
+        end: End,
+        *,
+        report: AnyReport = NO_REPORT,
+        reason: str = "",
+        error: BaseException | None = None,
+        lacking: Resource | None = None,
+        granted: Request | None = None,
+    ) -> "Attempt":
+        """This job with its end; `granted` are the resources that a batch job had."""
+        return replace(
+            self,
+            end=end,
+            report=report,
+            reason=reason,
+            error=error,
+            lacking=lacking,
+            before=granted,
+        )
+
+    def ended_by_error(
+        self,
+        name: str,
+        message: str,
+        *,
+        error: BaseException | None,
+        report: AnyReport = NO_REPORT,
+    ) -> "Attempt":
+        """End by a task's error of this class name; running out of memory counts as a death."""
+        lacking = _RESOURCE_BY_ERROR.get(name)
+        return self.ended(
+            "failed" if lacking is None else "died",
+            report=report,
+            reason=named_error_words(name, message),
+            error=error,
+            lacking=lacking,
+        )
+
+
+def Ended(*, job: Attempt, kind: End, **details: Any) -> Attempt:
+    """Deprecated: `job.ended(kind, report=...)`."""
+    warnings.warn(
+        "Ended(job=job, kind=...) is now job.ended(...)",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return job.ended(kind, **details)
 
 
 @dataclass(frozen=True)
@@ -91,70 +169,6 @@ class BackendContext:
     on_event: OnEvent = ignore_event
     on_message: OnMessage = ignore_message
     cluster: object = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Chunk of entries in a backend, with its task adapted to the worker."""
-
-    entries: tuple[object, ...]
-    task: AnyTask
-    # errors of the cluster so far
-    failures: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """End of a job.
-
-    Attributes:
-        job: the job.
-        kind: 'reported': all entries have a result. 'died': the process was killed from outside,
-            or ran out of memory.
-            'failed': an error of the worker or the cluster, which a retry may fix. 'over': an
-            end that a retry would repeat.
-        report: report of the first entries, if there is one.
-        reason: why the report is incomplete, as text for the user.
-        error: error of this package (settings, weights), which ends the whole execution.
-        lacking: resource that ran out, if that is known or likely.
-        granted: resources of the batch job.
-    """
-
-    job: Job
-    kind: EndKind
-    report: AnyReport | None = None
-    reason: str = ""
-    error: BaseException | None = None
-    lacking: Resource | None = None
-    granted: Request | None = None
-
-    def raise_if_fatal(self) -> None:
-        """Raises an error of settings, weights or disk, which every job would meet."""
-        if isinstance(self.error, ClusterError):
-            return
-        if isinstance(self.error, ThinsectionError):
-            raise self.error
-
-    @classmethod
-    def by_error(
-        cls,
-        job: Job,
-        name: str,
-        message: str,
-        *,
-        error: BaseException | None,
-        report: AnyReport | None = None,
-    ) -> "Ended":
-        """End for a task's error of this class name; running out of memory counts as a death."""
-        lacking = _RESOURCE_BY_ERROR.get(name)
-        return cls(
-            job=job,
-            kind="failed" if lacking is None else "died",
-            report=report,
-            reason=named_error_words(name, message),
-            error=error,
-            lacking=lacking,
-        )
 
 
 class Backend(ABC):
@@ -188,7 +202,7 @@ class Backend(ABC):
         # clean-up that ends all that the backend has started
         self.stack = ExitStack()
         # jobs that have not ended, by the backend's own key
-        self.sent: dict[Any, Job] = {}
+        self.sent: dict[Any, Attempt] = {}
 
     def __enter__(self) -> Self:
         """Opens the backend; after an error, ends all that was started."""
@@ -210,12 +224,6 @@ class Backend(ABC):
             ClusterError: the cluster cannot be reached.
         """
 
-    def adapt_task(self, task: AnyTask) -> AnyTask:
-        """Task, adapted to its workers."""
-        if self.threads is None:
-            return task
-        return task.on_worker(threads=self.threads, monitored=self.monitored)
-
     def chunks(self, entries: Sequence[object]) -> Sequence[Sequence[object]]:
         """Entries of each job in a first attempt; those with most work are sent first."""
         work = [self.context.attempt.task.work(entry) for entry in entries]
@@ -223,17 +231,31 @@ class Backend(ABC):
             return weighted_chunks(entries, work, self.workers)
         return make_chunks(entries, self.config, workers=self.workers)
 
+    def jobs(self) -> list[Attempt]:
+        """Jobs of the attempt, with its task adapted to the workers.
+
+        In a later attempt each entry has its own job.
+        """
+        attempt = self.context.attempt
+        task = attempt.task
+        if self.threads is not None:
+            task = task.on_worker(threads=self.threads, monitored=self.monitored)
+        chunks: Sequence[Sequence[object]] = chunked(attempt.entries, 1)
+        if not attempt.alone:
+            chunks = self.chunks(attempt.entries)
+        return [replace(attempt, entries=tuple(chunk), task=task) for chunk in chunks]
+
     def room(self) -> int:
         """Number of jobs that the backend would accept now."""
         return self.workers - len(self.sent)
 
     @abstractmethod
-    def send(self, jobs: Sequence[Job]) -> None:
+    def send(self, jobs: Sequence[Attempt]) -> None:
         """Accepts jobs, at most as many as `room` returns."""
 
     @abstractmethod
-    def poll(self, *, waiting: int) -> Sequence[Ended]:
-        """Jobs that ended, each once; waits some seconds at most for one.
+    def poll(self, *, waiting: int) -> Sequence[Attempt]:
+        """Jobs that ended, each once and with its end; waits some seconds at most for one.
 
         Args:
             waiting: number of jobs not yet sent; some backends can then release idle workers.
@@ -241,6 +263,36 @@ class Backend(ABC):
         Raises:
             ClusterError: the whole cluster was lost.
         """
+
+
+class InlineBackend(Backend):
+    """Works in this process when it is polled; errors of a task reach the caller.
+
+    The key of a job is its number.
+    """
+
+    # the task itself knows better than the files which entries are done
+    skips_finished_entries: ClassVar[bool] = False
+    growable_resources: tuple[Resource, ...] = ()
+
+    def open(self) -> None:
+        """See `Backend.open`; there is nothing to open."""
+
+    def chunks(self, entries: Sequence[object]) -> Sequence[Sequence[object]]:
+        """See `Backend.chunks`: one continuous stream, or one chunk per entry."""
+        return self.context.attempt.task.parts(entries)
+
+    def send(self, jobs: Sequence[Attempt]) -> None:
+        self.sent = dict(enumerate(jobs))
+
+    def poll(self, *, waiting: int) -> Sequence[Attempt]:
+        jobs = list(self.sent.values())
+        self.sent = {}
+        ended = []
+        for job in jobs:
+            report = job.task(job.entries, on_event=self.context.on_event)
+            ended.append(job.ended("reported", report=report))
+        return ended
 
 
 def load_backend(name: str) -> type[Backend]:
@@ -257,18 +309,6 @@ def connecting(address: object) -> AbstractContextManager[None]:
     return rewording(
         rule, address, OSError, RuntimeError, ValueError, error=ClusterError
     )
-
-
-Item = TypeVar("Item")
-
-# largest number of entries that one lost job can cost
-MAX_CHUNK_ENTRIES = 16
-# Slurm's default MaxArraySize is 1001, the first index that Slurm refuses
-MAX_ARRAY = 1000
-# jobs at the same time in a batch system, if --workers is not set
-ARRAY_WORKERS = 8
-# several chunks per worker, so that one slow chunk does not leave the others idle at the end
-_CHUNKS_PER_WORKER = 4
 
 
 def chunked(entries: Sequence[Item], size: int) -> list[tuple[Item, ...]]:
@@ -325,30 +365,3 @@ def make_chunks(
     size = config.chunk_slides or chunk_size(len(entries), workers)
     least = math.ceil(len(entries) / MAX_ARRAY)
     return chunked(entries, max(size, least))
-
-
-class InlineBackend(Backend):
-    """See `Backend`; the key of a job is its number."""
-
-    # the task itself knows better than the files which entries are done
-    skips_finished_entries: ClassVar[bool] = False
-    growable_resources: tuple[Resource, ...] = ()
-
-    def open(self) -> None:
-        """See `Backend.open`; there is nothing to open."""
-
-    def chunks(self, entries: Sequence[object]) -> Sequence[Sequence[object]]:
-        """See `Backend.chunks`: one continuous stream, or one chunk per entry."""
-        return self.context.attempt.task.parts(entries)
-
-    def send(self, jobs: Sequence[Job]) -> None:
-        self.sent = dict(enumerate(jobs))
-
-    def poll(self, *, waiting: int) -> Sequence[Ended]:
-        jobs = list(self.sent.values())
-        self.sent = {}
-        ended = []
-        for job in jobs:
-            report = job.task(job.entries, on_event=self.context.on_event)
-            ended.append(Ended(job=job, kind="reported", report=report))
-        return ended

@@ -24,7 +24,7 @@ from thinsection.errors import (
 )
 from thinsection.files.atomic import write_text
 from thinsection.files.lock import scratch_folder
-from thinsection.jobs.backend import Backend, Ended, Job, connecting
+from thinsection.jobs.backend import Attempt, Backend, connecting
 from thinsection.jobs.executor import CPUS_PER_WORKER, LOGS, local_memory, local_shape
 from thinsection.jobs.task import AnyReport, AnyTask
 from thinsection.types import MIB, Document, parse_bytes
@@ -93,7 +93,7 @@ class DaskBackend(Backend):
         """See `Backend.room`: one job for each idle worker; no job waits behind another."""
         return min(super().room(), len(self._idle_addresses()))
 
-    def send(self, jobs: Sequence[Job]) -> None:
+    def send(self, jobs: Sequence[Attempt]) -> None:
         """Sends one job to each idle worker, by address.
 
         Without addresses the scheduler may queue two jobs on one worker. If the worker dies, the
@@ -112,7 +112,7 @@ class DaskBackend(Backend):
             self.sent[future] = job
             self._worker_of[future] = address
 
-    def poll(self, *, waiting: int) -> Sequence[Ended]:
+    def poll(self, *, waiting: int) -> Sequence[Attempt]:
         self._resize(waiting + len(self.sent))
         before = self._addresses()
         futures = self._wait()
@@ -142,18 +142,18 @@ class DaskBackend(Backend):
             return list(futures.done)
         return []
 
-    def _end(self, job: Job, future: "Future[AnyReport]") -> Ended:
+    def _end(self, job: Attempt, future: "Future[AnyReport]") -> Attempt:
         """End of the job of a future that is done."""
         if future.status == "finished":
-            return Ended(job=job, kind="reported", report=future.result())
+            return job.ended("reported", report=future.result())
         error = future.exception() if future.status == "error" else None
         was_killed = isinstance(error, self._distributed.scheduler.KilledWorker)
         if was_killed or (error is None and self._foreign):
             reason = f"its worker died; see {self._logs / LOG_NAME}"
-            return Ended(job=job, kind="died", reason=reason, lacking="memory")
+            return job.ended("died", reason=reason, lacking="memory")
         if error is None:
             error = ClusterError("task was lost")
-        return Ended.by_error(job, type(error).__name__, str(error), error=error)
+        return job.ended_by_error(type(error).__name__, str(error), error=error)
 
     def _cancel_stranded(self, before: set[str]) -> "list[Future[AnyReport]]":
         """Cancels jobs whose worker left without dying at work (scaled down, time limit).

@@ -5,243 +5,40 @@ Entries are grouped into jobs, and a backend runs the jobs. A job ends in one of
     reported   it has a result for each entry: the results are reported
     failed     an error of the worker or the cluster: the same job is sent again, at most
                `retries` times
-    over       an error that a retry cannot fix: its entries are recorded as lost
-    died       its process was killed or ran out of memory: each entry is tried again alone, with
-               smaller batches
+    over       an error that a retry cannot fix: its entries without a result are lost
+    died       its process was killed or ran out of memory: each entry without a result is tried
+               again alone, with smaller batches
 
-An entry that dies alone is tried again with more memory, if memory ran out and the settings list
-a larger size; else it is recorded as lost. Entries that are tried again wait until all other jobs
-have ended. They run in a new backend, which may start larger workers, use another GPU or submit
-another job array.
+A death costs only the entry that caused it, and no entry is tried without end:
+
+- If memory ran out, the next attempt gets more memory, or a GPU with more memory, if the settings
+  list a larger size. An entry that dies alone is tried again with each larger size, and lost when
+  there is none.
+- An entry whose own result says that memory ran out is tried again with the next larger size. If
+  there is none, that result is final.
+
+A lost entry is recorded as failed. Entries that are tried again wait until all other jobs have
+ended. They run in a new backend, which may start larger workers, use another GPU or submit another
+job array. A rung is one choice of sizes: a memory size and a GPU.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from thinsection.errors import ClusterError, ThinsectionError
 from thinsection.jobs.backend import (
     Attempt,
     Backend,
     BackendContext,
-    Ended,
-    Job,
     OnMessage,
     ignore_event,
     ignore_message,
     load_backend,
 )
 from thinsection.jobs.executor import ExecutorConfig, Resource, Rung, chosen_executor
-from thinsection.jobs.task import (
-    AnyReport,
-    AnyTask,
-    Entry,
-    OnEvent,
-    Report,
-    Result,
-    Task,
-)
-from thinsection.usage.analysis import Request
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """Decides which entries of one attempt are tried again.
-
-    Attributes:
-        attempt: the attempt whose jobs end.
-        config: settings with all rungs.
-        growable_resources: resources of which the next attempt can get more.
-    """
-
-    attempt: Attempt
-    config: ExecutorConfig
-    growable_resources: Collection[Resource]
-
-    def larger_rung(self, lacking: Resource | None) -> Rung | None:
-        """Returns the rung with more of the resource that ran out; None if there is none.
-
-        Args:
-            lacking: resource that ran out; None if no resource did.
-        """
-        if lacking is None or lacking not in self.growable_resources:
-            return None
-        return self.config.next_rung(self.attempt.rung, lacking)
-
-    def retry_failed(
-        self, entry: object, lacking: Resource | None, granted: Request | None
-    ) -> Attempt | None:
-        """Returns the next attempt of an entry with a result; None if its result is final.
-
-        Args:
-            entry: the entry.
-            lacking: resource that ran out, by the result; None for any other result.
-            granted: resources that the batch job had.
-        """
-        rung = self.larger_rung(lacking)
-        if rung is None:
-            return None
-        return self.attempt.retry([entry], rung, granted)
-
-    def retry_unreported(
-        self, entries: Sequence[object], ended: Ended
-    ) -> Attempt | None:
-        """Returns the next attempt of entries without a result; None if they are lost."""
-        if ended.kind != "died":
-            return None
-        rung = self.larger_rung(ended.lacking)
-        if rung is None:
-            if self.attempt.alone:
-                return None
-            rung = self.attempt.rung
-        return self.attempt.retry(entries, rung, ended.granted)
-
-    def loss_reason(self, ended: Ended) -> str:
-        """Returns the reason why entries of a job are lost, for a person."""
-        if not self.attempt.alone:
-            return ended.reason
-        # attempts are numbered from 1, and all but the first have each entry alone
-        num_attempts = self.attempt.number
-        if num_attempts == 2:
-            return f"{ended.reason}, twice, the second time with this entry alone"
-        return (
-            f"{ended.reason}, {num_attempts} times, the last time with this entry alone"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Final results of a job that ended, and the next attempts.
-
-    Attributes:
-        entries: entries whose result is final.
-        report: report with the results of these entries, in this order.
-        num_from_worker: number of results that the worker reported; these come first.
-        next_attempts: attempts of the other entries.
-    """
-
-    entries: tuple[object, ...]
-    report: AnyReport
-    num_from_worker: int
-    next_attempts: tuple[Attempt, ...]
-
-
-def close_job(
-    ended: Ended,
-    policy: RetryPolicy,
-    *,
-    on_message: OnMessage,
-    is_superseded: Callable[[object], bool] = lambda entry: False,
-) -> Outcome:
-    """Applies the policy to each entry of a job that ended.
-
-    The files may have the result of an entry that the job did not report. Without one the entry is
-    tried again, or recorded as lost.
-
-    Args:
-        ended: the end of the job.
-        policy: policy of the attempt that the job belongs to.
-        on_message: called with a line if entries are tried again alone.
-        is_superseded: True for an entry that a newer job has; that job decides on it.
-    """
-    task = policy.attempt.task
-    report = ended.report or Report(results=())
-    entries: list[object] = []
-    results: list[object] = []
-    next_attempts: list[Attempt] = []
-    # results are in the order of the entries, and stop early if the job did
-    for entry, result in zip(ended.job.entries, report.results):
-        lacking = None if is_superseded(entry) else task.lacking_resource(result)
-        next_attempt = policy.retry_failed(entry, lacking, ended.granted)
-        if next_attempt is None:
-            entries.append(entry)
-            results.append(result)
-        else:
-            next_attempts.append(next_attempt)
-    num_from_worker = len(results)
-
-    missing: list[object] = []
-    num_reported = len(report.results)
-    for entry in ended.job.entries[num_reported:]:
-        result = task.finished(entry)
-        if result is not None:
-            entries.append(entry)
-            results.append(result)
-        elif not is_superseded(entry):
-            missing.append(entry)
-
-    if missing:
-        next_attempt = policy.retry_unreported(missing, ended)
-        if next_attempt is None:
-            reason = policy.loss_reason(ended)
-            entries += missing
-            results += [task.lost(entry, reason) for entry in missing]
-        else:
-            next_attempts.append(next_attempt)
-            on_message(_retry_message(len(missing)))
-    return Outcome(
-        entries=tuple(entries),
-        report=replace(report, results=tuple(results)),
-        num_from_worker=num_from_worker,
-        next_attempts=tuple(next_attempts),
-    )
-
-
-def _retry_message(num_entries: int) -> str:
-    if num_entries == 1:
-        return "a worker died with 1 entry, which is now retried alone"
-    return (
-        f"a worker died with {num_entries} entries, each of which is now retried alone"
-    )
-
-
-def merge_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Joins attempts on the same rung into one.
-
-    It has the entries of all of them; its other fields are those of the last one.
-    """
-    merged_by_rung: dict[Rung, Attempt] = {}
-    for attempt in attempts:
-        earlier = merged_by_rung.get(attempt.rung)
-        earlier_entries = earlier.entries if earlier else ()
-        merged_by_rung[attempt.rung] = replace(
-            attempt, entries=earlier_entries + attempt.entries
-        )
-    return list(merged_by_rung.values())
-
-
-@dataclass(frozen=True)
-class Reporter:
-    """Passes reports on to the caller, and sends the events that no worker sent."""
-
-    task: AnyTask
-    on_report: Callable[[AnyReport], None]
-    on_event: OnEvent
-
-    def report(
-        self, report: AnyReport, results_without_event: Sequence[object]
-    ) -> None:
-        """Passes a report on, and sends an end event for each of the given results."""
-        # the report of a job that died before its first result is empty
-        if report.results or report.stage_seconds:
-            self.on_report(report)
-        for result in results_without_event:
-            event = self.task.end_event(result)
-            if event is not None:
-                self.on_event(event)
-
-    def report_outcome(self, outcome: Outcome, *, carries_events: bool) -> None:
-        """Reports the outcome of a job.
-
-        Args:
-            outcome: final results of the job.
-            carries_events: True if the worker sent the events of the results that it reported.
-        """
-        results = outcome.report.results
-        if carries_events:
-            # the results that the worker reported come first
-            results = results[outcome.num_from_worker :]
-        self.report(outcome.report, results_without_event=results)
+from thinsection.jobs.task import AnyReport, Entry, OnEvent, Report, Result, Task
 
 
 def execute(
@@ -276,11 +73,32 @@ def execute(
         ThinsectionError: settings, weights or the cluster cannot be used; never for a bad entry.
         Submitted: the settings say not to wait for the batch system.
     """
+
+    def report_results(report: AnyReport, num_sent: int = 0) -> None:
+        """Passes a report on, and sends an end event for all but its first results."""
+        # the report of a job that died before its first result is empty
+        if report.results or report.stage_seconds:
+            on_report(report)
+        for result in report.results[num_sent:]:
+            event = task.end_event(result)
+            if event is not None:
+                on_event(event)
+
     backend_type = load_backend(chosen_executor(config, cluster=cluster))
-    reporter = Reporter(task, on_report, on_event)
-    unfinished: Sequence[Entry] = entries
-    if look_for_finished and backend_type.skips_finished_entries:
-        unfinished = _report_finished(entries, task, reporter, on_message)
+    unfinished: list[Entry] = []
+    finished: list[Result] = []
+    for entry in entries:
+        result = None
+        if look_for_finished and backend_type.skips_finished_entries:
+            result = task.finished(entry)
+        if result is None:
+            unfinished.append(entry)
+        else:
+            finished.append(result)
+    if finished:
+        report_results(Report(results=tuple(finished)))
+        on_message(skipped_line(len(finished), len(entries)))
+
     attempts: deque[Attempt] = deque()
     if unfinished:
         attempts.append(Attempt(entries=tuple(unfinished), task=task))
@@ -294,30 +112,7 @@ def execute(
             cluster=cluster,
         )
         with backend_type(context) as backend:
-            next_attempts = run_attempt(backend, reporter)
-        attempts.extend(merge_attempts(next_attempts))
-
-
-def _report_finished(
-    entries: Sequence[Entry],
-    task: Task[Entry, Result],
-    reporter: Reporter,
-    on_message: OnMessage,
-) -> list[Entry]:
-    """Reports the entries that are finished already, and returns the others."""
-    results: list[Result] = []
-    unfinished: list[Entry] = []
-    for entry in entries:
-        result = task.finished(entry)
-        if result is None:
-            unfinished.append(entry)
-        else:
-            results.append(result)
-    if results:
-        report = Report(results=tuple(results))
-        reporter.report(report, results_without_event=results)
-        on_message(skipped_line(len(results), len(entries)))
-    return unfinished
+            attempts.extend(_run_attempt(backend, report_results))
 
 
 def skipped_line(num_finished: int, num_entries: int) -> str:
@@ -325,11 +120,12 @@ def skipped_line(num_finished: int, num_entries: int) -> str:
     return f"{num_finished} of {num_entries} are already done and are skipped"
 
 
-def run_attempt(backend: Backend, reporter: Reporter) -> list[Attempt]:
+def _run_attempt(
+    backend: Backend, report_results: Callable[[AnyReport, int], None]
+) -> list[Attempt]:
     """Runs all jobs of a backend's attempt, reports their results, and returns next attempts."""
     context = backend.context
-    policy = RetryPolicy(context.attempt, context.config, backend.growable_resources)
-    jobs = deque(_make_jobs(backend))
+    jobs = deque(backend.jobs())
     num_running = 0
     next_attempts: list[Attempt] = []
     while jobs or num_running:
@@ -338,25 +134,126 @@ def run_attempt(backend: Backend, reporter: Reporter) -> list[Attempt]:
             backend.send([jobs.popleft() for _ in range(num_to_send)])
             num_running += num_to_send
         # some backends release idle workers when no job is waiting to be sent
-        for ended in backend.poll(waiting=len(jobs)):
+        for job in backend.poll(waiting=len(jobs)):
             num_running -= 1
-            ended.raise_if_fatal()
-            job = ended.job
-            if ended.kind == "failed" and job.failures < context.config.retries:
-                context.on_message(f"a task failed ({ended.reason}) and is sent again")
+            is_of_cluster = isinstance(job.error, ClusterError)
+            # an error of settings, weights or disk, which every job would meet
+            if isinstance(job.error, ThinsectionError) and not is_of_cluster:
+                raise job.error
+            if job.end == "failed" and job.failures < context.config.retries:
+                context.on_message(f"a task failed ({job.reason}) and is sent again")
                 jobs.append(replace(job, failures=job.failures + 1))
                 continue
-            outcome = close_job(ended, policy, on_message=context.on_message)
-            reporter.report_outcome(outcome, carries_events=backend.carries_events)
-            next_attempts += outcome.next_attempts
-    return next_attempts
+            closed, num_reported, retries = close_attempt(
+                job,
+                context.config,
+                backend.growable_resources,
+                on_message=context.on_message,
+            )
+            # the worker sent the events of the results that it reported
+            num_sent = num_reported if backend.carries_events else 0
+            report_results(closed.report, num_sent)
+            next_attempts += retries
+    return merge_attempts(next_attempts)
 
 
-def _make_jobs(backend: Backend) -> list[Job]:
-    """Makes the jobs of a backend's attempt; in a later attempt each entry has its own job."""
-    attempt = backend.context.attempt
-    task = backend.adapt_task(attempt.task)
-    if attempt.alone:
-        return [Job(entries=(entry,), task=task) for entry in attempt.entries]
-    chunks = backend.chunks(attempt.entries)
-    return [Job(entries=tuple(chunk), task=task) for chunk in chunks]
+def close_attempt(
+    ended: Attempt,
+    config: ExecutorConfig,
+    growable_resources: Collection[Resource],
+    *,
+    on_message: OnMessage,
+    is_superseded: Callable[[object], bool] = lambda entry: False,
+) -> tuple[Attempt, int, list[Attempt]]:
+    """Decides for each entry of a job that ended: its result is final, or it is tried again.
+
+    The files may have the result of an entry that the job did not report. Without one the entry is
+    tried again, or recorded as lost.
+
+    Args:
+        ended: the job, with its end.
+        config: settings with all rungs.
+        growable_resources: resources of which the next attempt can get more.
+        on_message: called with a line if entries are tried again alone.
+        is_superseded: True for an entry that a newer job has; that job decides on it.
+
+    Returns:
+        The job with the entries whose result is final, and their report; how many of these results
+        the worker reported, which come first; attempts for the other entries.
+    """
+
+    def larger_rung(lacking: Resource | None) -> Rung | None:
+        """Rung with more of what ran out; None if there is none, or if nothing ran out."""
+        if lacking is None or lacking not in growable_resources:
+            return None
+        return config.next_rung(ended.rung, lacking)
+
+    task = ended.task
+    report = ended.report
+    entries: list[object] = []
+    results: list[object] = []
+    next_attempts: list[Attempt] = []
+    # results are in the order of the entries, and stop early if the job did
+    for entry, result in zip(ended.entries, report.results):
+        rung = None
+        if not is_superseded(entry):
+            rung = larger_rung(task.lacking_resource(result))
+        if rung is None:
+            entries.append(entry)
+            results.append(result)
+        else:
+            next_attempts.append(ended.retry([entry], rung))
+    num_reported = len(results)
+
+    missing: list[object] = []
+    for entry in ended.entries[len(report.results) :]:
+        result = task.finished(entry)
+        if result is not None:
+            entries.append(entry)
+            results.append(result)
+        elif not is_superseded(entry):
+            missing.append(entry)
+
+    rung = None
+    if ended.end == "died":
+        rung = larger_rung(ended.lacking)
+        if rung is None and not ended.alone:
+            rung = ended.rung
+    if missing and rung is not None:
+        next_attempts.append(ended.retry(missing, rung))
+        if len(missing) == 1:
+            on_message("a worker died with 1 entry, which is now retried alone")
+        else:
+            on_message(
+                f"a worker died with {len(missing)} entries, each of which is now retried alone"
+            )
+    elif missing:
+        reason = ended.reason
+        # attempts are numbered from 1, and all but the first have each entry alone
+        if ended.number == 2:
+            reason += ", twice, the second time with this entry alone"
+        elif ended.alone:
+            reason += f", {ended.number} times, the last time with this entry alone"
+        entries += missing
+        results += [task.lost(entry, reason) for entry in missing]
+    closed = replace(
+        ended,
+        entries=tuple(entries),
+        report=replace(report, results=tuple(results)),
+    )
+    return closed, num_reported, next_attempts
+
+
+def merge_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Joins attempts on the same rung into one.
+
+    It has the entries of all of them; its other fields are those of the last one.
+    """
+    merged_by_rung: dict[Rung, Attempt] = {}
+    for attempt in attempts:
+        earlier = merged_by_rung.get(attempt.rung)
+        earlier_entries = earlier.entries if earlier else ()
+        merged_by_rung[attempt.rung] = replace(
+            attempt, entries=earlier_entries + attempt.entries
+        )
+    return list(merged_by_rung.values())

@@ -15,7 +15,7 @@ import psutil
 import threadpoolctl
 
 from thinsection import errors
-from thinsection.jobs.backend import Backend, Ended, Job
+from thinsection.jobs.backend import Attempt, Backend
 from thinsection.jobs.executor import local_memory, local_shape
 from thinsection.jobs.task import AnyReport, merge_reports
 from thinsection.types import format_bytes
@@ -58,14 +58,14 @@ class PoolBackend(Backend):
         self._memory_checked_s = time.monotonic()
         self.stack.callback(self._end_workers)
 
-    def send(self, jobs: Sequence[Job]) -> None:
+    def send(self, jobs: Sequence[Attempt]) -> None:
         for job in jobs:
             worker = self._idle_worker()
             worker.reports = []
             self.sent[worker] = job
             worker.pipe.send((job.task, job.entries))
 
-    def poll(self, *, waiting: int) -> Sequence[Ended]:
+    def poll(self, *, waiting: int) -> Sequence[Attempt]:
         self._end_bloated_workers()
         worker_of_pipe = {worker.pipe: worker for worker in self.sent}
         ended = []
@@ -116,7 +116,7 @@ class PoolBackend(Backend):
         self._pool.append(worker)
         return worker
 
-    def _read_message(self, worker: _Worker) -> Ended | None:
+    def _read_message(self, worker: _Worker) -> Attempt | None:
         """Reads one message from a busy worker; returns the job's end if the message is that."""
         try:
             kind, content = worker.pipe.recv()
@@ -131,23 +131,22 @@ class PoolBackend(Backend):
         job = self.sent.pop(worker)
         report = merge_reports(worker.reports)
         if kind == "end":
-            return Ended(job=job, kind="reported", report=report)
+            return job.ended("reported", report=report)
         name, message = content
         error_type = getattr(errors, name, None)
         # an error of this package is passed on as the worker raised it
         error = error_type(message) if error_type is not None else None
-        return Ended.by_error(job, name, message, error=error, report=report)
+        return job.ended_by_error(name, message, error=error, report=report)
 
-    def _bury(self, worker: _Worker) -> Ended:
+    def _bury(self, worker: _Worker) -> Attempt:
         """End of the job of a dead worker."""
         worker.pipe.close()
         worker.process.join()
         self._pool.remove(worker)
         code = worker.process.exitcode or 0
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return Ended(
-            job=self.sent.pop(worker),
-            kind="died",
+        return self.sent.pop(worker).ended(
+            "died",
             report=merge_reports(worker.reports),
             reason=f"its worker died ({worker.ended_for or cause})",
             lacking="memory" if code == -signal.SIGKILL else None,

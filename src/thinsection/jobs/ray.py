@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from thinsection.errors import ClusterError, Stopped
-from thinsection.jobs.backend import Backend, Ended, Job, connecting, ignore_event
+from thinsection.jobs.backend import Attempt, Backend, connecting, ignore_event
 from thinsection.jobs.executor import CPUS_PER_WORKER, local_shape
 from thinsection.jobs.task import AnyReport, AnyTask
 from thinsection.types import MIB, parse_bytes
@@ -54,35 +54,35 @@ class RayBackend(Backend):
             self.stack.callback(self._events.shutdown, force=True)
         self.stack.callback(self._cancel_jobs)
 
-    def send(self, jobs: Sequence[Job]) -> None:
+    def send(self, jobs: Sequence[Attempt]) -> None:
         remote = self._ray.remote(run_job).options(**self._options)
         for job in jobs:
             self.sent[remote.remote(job.task, job.entries, self._events)] = job
 
-    def poll(self, *, waiting: int) -> Sequence[Ended]:
+    def poll(self, *, waiting: int) -> Sequence[Attempt]:
         ready, _ = self._ray.wait(list(self.sent), num_returns=1, timeout=_POLL_S)
         if self._events is not None:  # a task's events arrive before its end
             for event in self._events.get_nowait_batch(self._events.qsize()):
                 self.context.on_event(event)
         return [self._end(self.sent.pop(reference), reference) for reference in ready]
 
-    def _end(self, job: Job, reference: "ObjectRef") -> Ended:
+    def _end(self, job: Attempt, reference: "ObjectRef") -> Attempt:
         """End of the job of a finished reference."""
         from ray import exceptions
 
         try:
-            return Ended(job=job, kind="reported", report=self._ray.get(reference))
+            return job.ended("reported", report=self._ray.get(reference))
         except (exceptions.WorkerCrashedError, exceptions.OutOfMemoryError) as error:
             first_line = str(error).strip().splitlines()[0]
             reason = f"its worker died ({first_line})"
-            return Ended(job=job, kind="died", reason=reason, lacking="memory")
+            return job.ended("died", reason=reason, lacking="memory")
         except exceptions.RayTaskError as error:
             cause = error.cause
         except exceptions.RayError as error:  # a node or its store was lost
             message = str(error)
             lost = ClusterError(message)
-            return Ended.by_error(job, type(error).__name__, message, error=lost)
-        return Ended.by_error(job, type(cause).__name__, str(cause), error=cause)
+            return job.ended_by_error(type(error).__name__, message, error=lost)
+        return job.ended_by_error(type(cause).__name__, str(cause), error=cause)
 
     def _cancel_jobs(self) -> None:
         """Ends the running jobs."""

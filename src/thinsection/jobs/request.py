@@ -5,15 +5,14 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.errors import ConfigError
 from thinsection.files.urls import VARIABLE
 from thinsection.jobs.backend import MAX_ARRAY
 from thinsection.jobs.executor import CONTROL, ExecutorConfig, Rung, parse_walltime
-from thinsection.jobs.task import JobRequest
 from thinsection.types import GIB, MIB, counted, format_bytes, parse_bytes
 from thinsection.usage.analysis import Request, format_walltime
 from thinsection.usage.monitor import TIME_LIMIT_VARIABLE
@@ -31,7 +30,7 @@ Numbers = dict[str, tuple[int, str]]
 
 def job_request(
     config: ExecutorConfig, predicted: Numbers | None = None, *, warning: str = ""
-) -> JobRequest:
+) -> Request:
     """Resources of a job: from flags (the first of a list), else predictions, else defaults."""
     config = config.at_rung(Rung())
     names_gpu = (config.gres or "").startswith("gpu")
@@ -48,21 +47,25 @@ def job_request(
         numbers["memory_bytes"] = (parse_bytes(config.job_memory), "--job-memory")
     if config.walltime:
         numbers["walltime_s"] = (parse_walltime(config.walltime), "--walltime")
-
-    request = Request(
-        cpus=numbers["cpus"][0],
-        memory_bytes=numbers["memory_bytes"][0],
-        gpus=numbers["gpus"][0],
-        walltime_s=numbers["walltime_s"][0],
-    )
+    cpus, cpus_origin = numbers["cpus"]
+    memory_bytes, memory_origin = numbers["memory_bytes"]
+    walltime_s, walltime_origin = numbers["walltime_s"]
+    gpus, gpus_origin = numbers["gpus"]
     origins = [
-        f"{request.cpus} CPUs: {numbers['cpus'][1]}",
-        f"{format_bytes(request.memory_bytes)}: {numbers['memory_bytes'][1]}",
-        f"{format_walltime(request.walltime_s)}: {numbers['walltime_s'][1]}",
+        f"{cpus} CPUs: {cpus_origin}",
+        f"{format_bytes(memory_bytes)}: {memory_origin}",
+        f"{format_walltime(walltime_s)}: {walltime_origin}",
     ]
-    if request.gpus:
-        origins.append(f"{request.gpus} GPU: {numbers['gpus'][1]}")
-    return JobRequest(request=request, origins=tuple(origins), warning=warning)
+    if gpus:
+        origins.append(f"{gpus} GPU: {gpus_origin}")
+    return Request(
+        cpus=cpus,
+        memory_bytes=memory_bytes,
+        gpus=gpus,
+        walltime_s=walltime_s,
+        origins=tuple(origins),
+        warning=warning,
+    )
 
 
 def batch_script(
@@ -71,7 +74,6 @@ def batch_script(
     *,
     num_tasks: int,
     request: Request,
-    notes: Sequence[str] = (),
     python: str = sys.executable,
 ) -> str:
     """Script of an array.
@@ -80,8 +82,7 @@ def batch_script(
         folder: folder of the array.
         config: settings with one memory size and one GPU.
         num_tasks: array tasks.
-        request: resources of each array task.
-        notes: lines with the sources of the request.
+        request: resources of each array task; the script repeats their sources.
         python: Python interpreter with the package; it must have the same path on the nodes.
 
     Raises:
@@ -108,7 +109,7 @@ def batch_script(
     command = [python, "-m", "thinsection", "slurm", "array-task", str(folder)]
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH {directive}" for directive in directives]
-    lines += [f"# {' '.join(note.split())}" for note in notes]
+    lines += [f"# {' '.join(note.split())}" for note in request.origins]
     lines += [
         "set -euo pipefail",
         f"export OMP_NUM_THREADS={request.cpus}",
@@ -211,13 +212,13 @@ def shortages(
     return lacking
 
 
-def fit_to_nodes(job: JobRequest, listed: str, config: ExecutorConfig) -> JobRequest:
+def fit_to_nodes(request: Request, listed: str, config: ExecutorConfig) -> Request:
     """The request with no more CPUs, memory and time than some node has; the lines say so.
 
     Numbers of the user stay, with a warning.
 
     Args:
-        job: the request, with a line for each of CPUs, memory and time.
+        request: the request, with a line for each of CPUs, memory and time.
         listed: output of `SINFO`.
         config: settings with the partition and the user's numbers.
     """
@@ -226,8 +227,8 @@ def fit_to_nodes(job: JobRequest, listed: str, config: ExecutorConfig) -> JobReq
         "memory_bytes": config.job_memory,
         "walltime_s": config.walltime,
     }
-    request = job.request
-    origins = list(job.origins)
+    numbers = request.numbers
+    origins = list(request.origins)
     lacking = shortages(request, listed, config.partition)
     for number, name in enumerate(chosen):
         if name not in lacking:
@@ -236,9 +237,9 @@ def fit_to_nodes(job: JobRequest, listed: str, config: ExecutorConfig) -> JobReq
         if chosen[name]:
             origins.append(f"warning: {origins[number]} is too much: {words}")
             continue
-        request = replace(request, **{name: most})
+        numbers[name] = most
         origins[number] = f"{words}; without this limit {origins[number]}"
-    return replace(job, request=request, origins=tuple(origins))
+    return Request(**numbers, origins=tuple(origins), warning=request.warning)
 
 
 def fitting_nodes(

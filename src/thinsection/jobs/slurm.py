@@ -18,15 +18,13 @@ from thinsection.jobs.backend import (
     Attempt,
     Backend,
     BackendContext,
-    Ended,
-    Job,
     OnMessage,
     chunked,
     ignore_message,
 )
-from thinsection.jobs.execute import RetryPolicy, close_job, merge_attempts
+from thinsection.jobs.execute import close_attempt, merge_attempts
 from thinsection.jobs.executor import ExecutorConfig, Resource
-from thinsection.jobs.request import JobRequest, fit_to_nodes, job_request
+from thinsection.jobs.request import fit_to_nodes, job_request
 from thinsection.jobs.slurm_array import (
     FOLDER,
     Array,
@@ -75,12 +73,13 @@ class SlurmBackend(Backend):
         """See `Backend.room`: 0 while there is an array."""
         return 0 if self.sent else MAX_ARRAY
 
-    def send(self, jobs: Sequence[Job]) -> None:
+    def send(self, jobs: Sequence[Attempt]) -> None:
         """Writes an array, submits it, and raises `Submitted` if the settings say not to wait."""
         entries: list[object] = []
         for job in jobs:
             entries += job.entries
-        context = _context_of_entries(self.context, entries)
+        attempt = replace(jobs[0], entries=tuple(entries))
+        context = replace(self.context, attempt=attempt)
         queue = self.config.queue
         self._array = write_array(
             context, len(jobs[0].entries), submit=queue != "script"
@@ -89,11 +88,13 @@ class SlurmBackend(Backend):
             raise Submitted(self._array)
         self.sent = dict(enumerate(jobs, start=1))
 
-    def poll(self, *, waiting: int) -> Sequence[Ended]:
+    def poll(self, *, waiting: int) -> Sequence[Attempt]:
         ended = self._array.ended(among=self.sent)
         if not ended:
             threading.Event().wait(self.poll_s)
-        return [replace(end, job=self.sent.pop(index)) for index, end in ended.items()]
+        for index in ended:
+            del self.sent[index]
+        return list(ended.values())
 
 
 def write_array(
@@ -112,27 +113,27 @@ def write_array(
     Raises:
         ClusterError: Slurm is missing, or refuses the array.
     """
-    job = _job_request(context.attempt, chunk_size, context.config)
-    if context.attempt.before is None:
-        job = fit_to_nodes(job, node_list(), context.config)
-    for line in job.lines():
+    before = context.attempt.before
+    request = _job_request(context.attempt, chunk_size, context.config)
+    if before is None:
+        request = fit_to_nodes(request, node_list(), context.config)
+    for line in request.lines:
         context.on_message(line)
-    array = _save_array(context, chunk_size, job)
+    array = _save_array(context, chunk_size, request)
     if not submit:
         return array
     try:
         number = array.submit()
     except ClusterError as error:
         shutil.rmtree(array.folder)  # no other process has seen it
-        before = context.attempt.before
-        if before is None or job.request == before:
+        if before is None or request == before:
             raise
         context.on_message(
             "Slurm refuses a job with more memory, so the next job requests the same as before: "
             f"{error}"
         )
-        same = JobRequest(request=before, origins=("as before",))
-        array = _save_array(context, chunk_size, same)
+        request = replace(before, origins=("as before",))
+        array = _save_array(context, chunk_size, request)
         number = array.submit()
     context.on_message(
         f"slurm job {number}: {len(array.chunks)} array tasks, logs in {array.folder}/logs"
@@ -143,33 +144,26 @@ def write_array(
 def submit_alone(context: BackendContext) -> None:
     """Submits each entry as a separate array task, in as many arrays as Slurm needs."""
     for entries in chunked(context.attempt.entries, MAX_ARRAY):
-        write_array(_context_of_entries(context, entries), 1)
+        attempt = replace(context.attempt, entries=entries)
+        write_array(replace(context, attempt=attempt), 1)
 
 
-def _context_of_entries(
-    context: BackendContext, entries: Sequence[object]
-) -> BackendContext:
-    return replace(context, attempt=replace(context.attempt, entries=tuple(entries)))
-
-
-def _save_array(context: BackendContext, chunk_size: int, job: JobRequest) -> Array:
+def _save_array(context: BackendContext, chunk_size: int, request: Request) -> Array:
     """Writes an array under a new name, with its task adapted to the requested CPUs."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]  # milliseconds
-    task = context.attempt.task.on_worker(threads=job.request.cpus, monitored=True)
+    task = context.attempt.task.on_worker(threads=request.cpus, monitored=True)
     array = Array(
         context.folder / FOLDER / f"{stamp}-{secrets.token_hex(2)}",
         replace(context.attempt, task=task),
         chunk_size,
-        request=job.request,
+        request=request,
         config=context.config,
     )
-    array.save(job.origins)
+    array.save()
     return array
 
 
-def _job_request(
-    attempt: Attempt, chunk_size: int, config: ExecutorConfig
-) -> JobRequest:
+def _job_request(attempt: Attempt, chunk_size: int, config: ExecutorConfig) -> Request:
     """Request of the task or the settings; more memory for a second attempt after a death."""
     current = config.at_rung(attempt.rung)
     chunks = chunked(attempt.entries, chunk_size)
@@ -186,12 +180,17 @@ def _job_request(
         memory_bytes = _MORE * before.memory_bytes
         origin = f"{_MORE} times the memory of the tasks that died"
     walltime_s, reason = _time_alone(attempt, chunks, current, before)
-    request = replace(before, memory_bytes=memory_bytes, walltime_s=walltime_s)
     origins = (
         f"{format_bytes(memory_bytes)}: {origin}",
         f"{format_walltime(walltime_s)}: {reason}",
     )
-    return JobRequest(request=request, origins=origins)
+    return replace(
+        before,
+        memory_bytes=memory_bytes,
+        walltime_s=walltime_s,
+        origins=origins,
+        warning="",
+    )
 
 
 def _time_alone(
@@ -211,7 +210,7 @@ def _time_alone(
         planned = None
     if planned is None or planned.warning:
         return before.walltime_s, "as before"
-    seconds = _MORE_TIME * planned.request.walltime_s
+    seconds = _MORE_TIME * planned.walltime_s
     if seconds >= before.walltime_s:
         return before.walltime_s, "as before"
     return seconds, f"{_MORE_TIME} times what these entries need alone"
@@ -253,9 +252,7 @@ class Collected:
     stage_seconds: Counter[str] = field(default_factory=Counter)
     facts: Document = field(default_factory=dict)
 
-    def add(
-        self, array: Array, context: BackendContext, *, retry: bool
-    ) -> list[Attempt]:
+    def add(self, array: Array, *, retry: bool, on_message: OnMessage) -> list[Attempt]:
         """Adds the results of an older array, for entries that no newer array has.
 
         Returns:
@@ -267,36 +264,29 @@ class Collected:
         def is_in_newer_array(entry: object) -> bool:
             return name(entry) in newer
 
-        for entry in context.attempt.entries:
+        for entry in array.attempt.entries:
             self.entries.setdefault(name(entry), entry)
         for state in array.states().values():
             self.waiting += state not in ("DONE", "LOST", "WRITTEN")
 
-        policy = RetryPolicy(
-            context.attempt, context.config, GROWABLE_RESOURCES if retry else ()
-        )
         attempts: list[Attempt] = []
-        for ended in array.ended().values():
-            outcome = close_job(
-                ended if retry else _without_retry(ended),
-                policy,
-                on_message=context.on_message,
+        for job in array.ended().values():
+            is_final = job.end == "died" and not retry
+            closed, _, next_attempts = close_attempt(
+                replace(job, end="over") if is_final else job,
+                array.config,
+                GROWABLE_RESOURCES if retry else (),
+                on_message=on_message,
                 is_superseded=is_in_newer_array,
             )
-            for entry, result in zip(
-                outcome.entries, outcome.report.results, strict=True
-            ):
+            report = closed.report
+            for entry, result in zip(closed.entries, report.results, strict=True):
                 if not is_in_newer_array(entry):
                     self.results[name(entry)] = result
-            self.stage_seconds.update(outcome.report.stage_seconds)
-            self.facts = {**outcome.report.facts, **self.facts}
-            attempts += outcome.next_attempts
+            self.stage_seconds.update(report.stage_seconds)
+            self.facts = {**report.facts, **self.facts}
+            attempts += next_attempts
         return merge_attempts(attempts)
-
-
-def _without_retry(ended: Ended) -> Ended:
-    """Same end, but without a retry."""
-    return replace(ended, kind="over") if ended.kind == "died" else ended
 
 
 def collect(
@@ -331,12 +321,12 @@ def collect(
     for folder in reversed(folders):
         array = load_array(folder, kinds)
         task = array.attempt.task
-        context = BackendContext(
-            array.config, array.attempt, folder.parents[1], on_message=on_message
-        )
         collected = collected_by_kind.setdefault(task.kind, Collected(task=task))
-        for attempt in collected.add(array, context, retry=retry):
-            contexts.append(replace(context, attempt=attempt))
+        for attempt in collected.add(array, retry=retry, on_message=on_message):
+            context = BackendContext(
+                array.config, attempt, folder.parents[1], on_message=on_message
+            )
+            contexts.append(context)
     for context in contexts:
         submit_alone(context)
         num_entries = len(context.attempt.entries)

@@ -16,15 +16,15 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError, StoreError, ThinsectionError, error_words
 from thinsection.files.atomic import write_json, write_text
-from thinsection.jobs.backend import Attempt, Ended, Job, chunked
+from thinsection.jobs.backend import Attempt, chunked
 from thinsection.jobs.executor import ExecutorConfig, Resource, Rung
 from thinsection.jobs.request import SINFO, batch_script
 from thinsection.jobs.task import AnyReport, AnyTask, Report, merge_reports
@@ -240,7 +240,7 @@ class Array:
         path = self.folder / "job_id"
         return int(path.read_text()) if path.exists() else None
 
-    def save(self, notes: Sequence[str]) -> None:
+    def save(self) -> None:
         """Writes tasks.json, the script, and the folder for logs.
 
         Memory:
@@ -251,13 +251,24 @@ class Array:
             self.config.at_rung(self.attempt.rung),
             num_tasks=len(self.chunks),
             request=self.request,
-            notes=notes,
         )
         (self.folder / "logs").mkdir(parents=True)
         write_text(self.script, text)
-        document = as_mapping(self)
-        document["kind"] = self.attempt.task.kind
-        del document["folder"]  # the folder may be moved
+        attempt = self.attempt
+        attempt_document = {
+            "entries": [as_mapping(entry) for entry in self.attempt.entries],
+            "task": as_mapping(attempt.task),
+            "number": attempt.number,
+            "rung": as_mapping(attempt.rung),
+            "before": attempt.before and attempt.before.numbers,
+        }
+        document = {
+            "attempt": attempt_document,
+            "chunk_size": self.chunk_size,
+            "request": self.request.numbers,
+            "config": as_mapping(self.config),
+            "kind": attempt.task.kind,
+        }
         write_json(self.folder / DOCUMENT_NAME, document)
 
     def submit(self) -> int:
@@ -320,18 +331,21 @@ class Array:
             listed[index].waits_for for index in waiting if listed[index].waits_for
         )
 
-    def ended(self, *, among: Collection[int] | None = None) -> dict[int, Ended]:
-        """Ends of the array tasks; the accounting still lists tasks that squeue has dropped."""
+    def ended(self, *, among: Collection[int] | None = None) -> dict[int, Attempt]:
+        """Array tasks that ended; the accounting still lists tasks that squeue has dropped."""
         states, listed = self._look_up_states(among)
         lost = {index for index, state in states.items() if state == "LOST"}
         if lost - listed.keys():
             listed = accounted_states(self.job_id or 0) | listed
         ended = {}
         for index, state in states.items():
+            job = replace(self.attempt, entries=self.chunks[index - 1])
             if state == "DONE":
-                ended[index] = self._reported(index)
+                report = merge_reports(self.reports(index))
+                ended[index] = job.ended("reported", report=report)
             elif state == "LOST":
-                ended[index] = self._unreported(index, listed.get(index, TaskState()))
+                task = listed.get(index, TaskState())
+                ended[index] = self._unreported(job, index, task)
         return ended
 
     def _look_up_states(
@@ -356,21 +370,12 @@ class Array:
                 states[index] = task.state
         return states, listed
 
-    def _job(self, index: int) -> Job:
-        return Job(entries=self.chunks[index - 1], task=self.attempt.task)
-
-    def _reported(self, index: int) -> Ended:
-        """End of an array task that has reported all its entries."""
-        report = merge_reports(self.reports(index))
-        return Ended(job=self._job(index), kind="reported", report=report)
-
-    def _unreported(self, index: int, state: TaskState) -> Ended:
+    def _unreported(self, job: Attempt, index: int, state: TaskState) -> Attempt:
         """End of an array task that has not reported everything.
 
         Not retried are tasks that the user cancelled, that ended by their own error, and single
         entries that ran out of time. Tasks that Slurm has dropped are retried if they had begun.
         """
-        job = self._job(index)
         log = self.folder / "logs" / f"{self.job_id}_{index}.log"
         error_path = self._result_path(index, "error")
         died = state.died
@@ -383,9 +388,8 @@ class Array:
         reason = f"array task {self.job_id}_{index} ended without a report ({state.describe()})"
         if error_path.exists():
             reason += f": {error_path.read_text(encoding='utf-8').strip()}"
-        return Ended(
-            job=job,
-            kind="died" if died else "over",
+        return job.ended(
+            "died" if died else "over",
             report=merge_reports(self.reports(index)),
             reason=f"{reason}; see {log}",
             lacking=lacking,

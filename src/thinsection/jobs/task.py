@@ -48,23 +48,6 @@ def merge_reports(reports: Sequence[Report[Result]]) -> Report[Result]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobRequest:
-    """Resources of one job."""
-
-    request: Request
-    # a line per number with its source and margin
-    origins: tuple[str, ...]
-    # why a wanted prediction is missing
-    warning: str = ""
-
-    def lines(self) -> tuple[str, ...]:
-        """Lines for the user: the warning, then the sources."""
-        if not self.warning:
-            return self.origins
-        return (f"warning: {self.warning}", *self.origins)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Task(ABC, Generic[Entry, Result]):
     """Work on independent entries; subclasses are frozen dataclasses."""
 
@@ -144,7 +127,7 @@ class Task(ABC, Generic[Entry, Result]):
 
     def request(
         self, chunks: Sequence[Sequence[Entry]], config: ExecutorConfig
-    ) -> JobRequest | None:
+    ) -> Request | None:
         """Resources of a batch job for one of these chunks; None uses flags, else defaults."""
         return None
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from thinsection.errors import BudgetError, CohortError, ConfigError, ThinsectionError
 from thinsection.files.urls import is_url
 from thinsection.jobs.request import DEFAULT, Numbers, job_request
-from thinsection.jobs.task import JobRequest
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.run import cost
 from thinsection.run.cost import Planner, QcSize, SlideSize
@@ -28,6 +27,7 @@ from thinsection.usage.analysis import (
     LEAST_TIME_S,
     MEMORY_MARGIN,
     TIME_MARGIN,
+    Request,
     with_margins,
 )
 
@@ -50,7 +50,7 @@ def run_request(
     chunks: Sequence[Sequence[SlideEntry]],
     spec: RunSpec,
     measured: Measured | None = None,
-) -> JobRequest:
+) -> Request:
     """Resources for each job of a run; a job works on one chunk.
 
     All jobs request the same, so the worst case is planned: as many slides as in the largest chunk,

@@ -39,8 +39,8 @@ from thinsection.usage.monitor import read_usage, resource_monitor
 
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
-    from thinsection.jobs.task import JobRequest
     from thinsection.run.job import Measured
+    from thinsection.usage.analysis import Request
 
 ENDS = ("done", "skipped", "empty")  # a slide with one of these needs no further work
 # folder in a record, with one line of JSON per slide that a process finished
@@ -217,7 +217,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
 
     def request(
         self, chunks: Sequence[Sequence[SlideEntry]], config: ExecutorConfig
-    ) -> "JobRequest":
+    ) -> "Request":
         """See `Task.request`: resources that the plan predicts, or that earlier jobs used."""
         from thinsection.run.job import run_request
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from thinsection.types import GIB, MIB, PlainValues, counted, format_bytes
@@ -54,6 +54,27 @@ class Request:
     memory_bytes: int
     gpus: int
     walltime_s: int
+    # a line per number with its source and margin
+    origins: tuple[str, ...] = field(default=(), compare=False)
+    # why a wanted prediction is missing
+    warning: str = field(default="", compare=False)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The four numbers by name, as a file stores them."""
+        return {
+            "cpus": self.cpus,
+            "memory_bytes": self.memory_bytes,
+            "gpus": self.gpus,
+            "walltime_s": self.walltime_s,
+        }
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Lines for the user: the warning, then the sources."""
+        if not self.warning:
+            return self.origins
+        return (f"warning: {self.warning}", *self.origins)
 
     def directives(self, *, gres: str | None = None) -> list[str]:
         """Directives for sbatch; `gres` replaces the number of GPUs."""
