@@ -221,8 +221,16 @@ def rewording(
         raise error(f"{rule}, got {str(path)!r}: {cause}{more}") from cause
 
 
-class _SlideBoundary:
-    """Block of one slide, see `slide_boundary`."""
+class slide_boundary:
+    """The boundary of one slide: whatever is wrong with it stops no other slide.
+
+    Every command that goes through slides one by one reads each of them in such a block.
+
+    Args:
+        slide_id: the slide.
+        leave_out: receives the slide and the reason; the traceback goes to the log `thinsection`.
+            None raises the error.
+    """
 
     def __init__(
         self, slide_id: str, leave_out: Callable[[str, str], None] | None
@@ -247,21 +255,6 @@ class _SlideBoundary:
         _LOG.debug("%s is left out", self._slide_id, exc_info=error)
         self._leave_out(self._slide_id, error_words(error))
         return True
-
-
-def slide_boundary(
-    slide_id: str, leave_out: Callable[[str, str], None] | None
-) -> _SlideBoundary:
-    """The boundary of one slide: whatever is wrong with it stops no other slide.
-
-    Every command that goes through slides one by one reads each of them in such a block.
-
-    Args:
-        slide_id: the slide.
-        leave_out: receives the slide and the reason; the traceback goes to the log `thinsection`.
-            None raises the error.
-    """
-    return _SlideBoundary(slide_id, leave_out)
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -8,7 +8,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -35,8 +35,40 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 HELP_WIDTH = 100
 # key in click's context
 _HELP_ALL = "thinsection.help_all"
+# setting, and the function that makes of a text its value and a line of explanation
+_Synonym = tuple[str, Callable[[str], tuple[Any, str]]]
 # largest number of registry names in a line of `--help`; a longer list is left out
 _LISTED = 12
+
+# exit code of a command that left out slides
+EXIT_SOME_LEFT_OUT = 3
+
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON document; progress and messages go to standard error.",
+        show_default=False,
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", help="Print only warnings and failures.", show_default=False
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        help="Print a line for every slide, also for skipped ones.",
+        show_default=False,
+    ),
+]
+# names of these options, for commands whose `--help` leaves them to `--help-all`
+_PRINT_OPTIONS = ("as_json", "quiet", "verbose")
+
+Level = Literal["quiet", "usual", "verbose"]
 
 
 def with_config(
@@ -78,7 +110,9 @@ class _CommandBySection(TyperCommand):
 
     # typer has its own copy of click, whose classes have no public name
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        rare = set() if ctx.meta.get(_HELP_ALL) else _rare_options(self)
+        rare: set[str] = set()
+        if not ctx.meta.get(_HELP_ALL):
+            rare = getattr(self.callback, "rare_options", rare)
         rows_by_group: dict[str, list[tuple[str, str]]] = {}
         num_options = 0
         for param in self.get_params(ctx):
@@ -103,28 +137,12 @@ class _CommandBySection(TyperCommand):
             formatter.write_text(f"{command} lists all {num_options} options.")
 
 
-def _rare_options(command: TyperCommand) -> set[str]:
-    """Names of the parameters that only `--help-all` lists."""
-    rare: set[str] = getattr(command.callback, "rare_options", set())
-    return rare
-
-
 def _print_all_options(ctx: typer.Context, is_asked: bool) -> None:
     """Prints the help with every option, and ends the command."""
     if is_asked:
         ctx.meta[_HELP_ALL] = True
         typer.echo(ctx.get_help())
         raise typer.Exit
-
-
-@dataclass(frozen=True)
-class _Synonym:
-    """Flag that gives the value of another setting in a different form."""
-
-    setting: str
-    # converts its text into a value and a line of explanation
-    translate: Callable[[str], tuple[Any, str]]
-    parameter: Parameter
 
 
 def _with_flags(
@@ -140,25 +158,30 @@ def _with_flags(
         for parameter in signature(command).parameters.values()
         if parameter.name != "config"
     ]
-    flags = _flag_parameters(cls, without)
-    synonyms = _synonyms(cls, without)
-    rare = _rare_settings(cls)
+    flags, synonyms = _flag_parameters(cls, without)
+    settings_of_class = flat_fields(cls)
+    rare = {
+        name
+        for name, (_, field, _) in settings_of_class.items()
+        if not field.metadata.get("daily")
+    }
+    has_daily_settings = len(rare) < len(settings_of_class)
 
     def wrapper(**values: Any) -> Any:
         path = values.pop("config_file")
         # typer passes also what click's callback has handled
         values.pop("help_all", None)
         settings = {name: values.pop(name) for name in flags}
-        for name, synonym in synonyms.items():
-            text = values.pop(name)
+        for name, (setting, translate) in synonyms.items():
+            text = settings.pop(name)
             if text is None:
                 continue
-            current = settings[synonym.setting]
+            current = settings[setting]
             if current not in (None, []):
-                flag = synonym.setting.replace("_", "-")
+                flag = setting.replace("_", "-")
                 shown = " ".join(current) if isinstance(current, list) else current
                 raise ConfigError(f"--{name} must go without --{flag}, got {shown}")
-            settings[synonym.setting], note = synonym.translate(text)
+            settings[setting], note = translate(text)
             print(note, file=sys.stderr)
         overrides = {
             name: value for name, value in settings.items() if value not in (None, [])
@@ -183,9 +206,8 @@ def _with_flags(
         *own,
         _optional("config_file", Annotated[Path | None, file]),
         *flags.values(),
-        *(synonym.parameter for synonym in synonyms.values()),
     ]
-    if rare:
+    if has_daily_settings:
         rare |= {*synonyms, *_PRINT_OPTIONS, "help_all"}
         annotation = Annotated[bool, all_options]
         parameters.append(
@@ -196,7 +218,7 @@ def _with_flags(
                 annotation=annotation,
             )
         )
-    wrapper.__dict__["rare_options"] = rare
+    wrapper.__dict__["rare_options"] = rare if has_daily_settings else set()
     wrapper.__dict__["__signature__"] = Signature(parameters)
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     wrapper.__name__ = command.__name__
@@ -204,35 +226,23 @@ def _with_flags(
     return wrapper
 
 
-def _rare_settings(cls: type) -> set[str]:
-    """Settings that `--help` leaves to `--help-all`; none if no setting is marked as daily."""
-    settings = flat_fields(cls)
-    rare = {
-        name
-        for name, (_, field, _) in settings.items()
-        if not field.metadata.get("daily")
-    }
-    return rare if len(rare) < len(settings) else set()
-
-
-def _group_titles(cls: type) -> dict[str, str]:
-    """Title in `--help` of each section of the settings."""
-    titles = {}
-    for field in fields(cls):
-        plain = field.name.replace("_", " ").capitalize()
-        titles[field.name] = field.metadata.get("title") or plain
-    return titles
-
-
 @cache
-def _flag_parameters(cls: type, without: tuple[str, ...]) -> dict[str, Parameter]:
-    """Parameter for each setting, by its name."""
+def _flag_parameters(
+    cls: type, without: tuple[str, ...]
+) -> tuple[dict[str, Parameter], dict[str, _Synonym]]:
+    """Parameter of each flag by name, and the flags that give another setting's value."""
     defaults = cls()
-    titles = _group_titles(cls)
+    titles = {}
+    for section in fields(cls):
+        plain = section.name.replace("_", " ").capitalize()
+        titles[section.name] = section.metadata.get("title") or plain
     parameters = {}
-    for name, (section, field, kind) in flat_fields(cls).items():
-        if name in without or section in without:
+    synonym_parameters = {}
+    synonyms = {}
+    for name, (section_name, field, kind) in flat_fields(cls).items():
+        if name in without or section_name in without:
             continue
+        title = titles[section_name]
         flags = flag_of(name, field)
         if kind is bool:
             flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
@@ -240,11 +250,18 @@ def _flag_parameters(cls: type, without: tuple[str, ...]) -> dict[str, Parameter
         choices = _choices(field.metadata.get("choices"), kind)
         if choices:
             text += f" [{'|'.join(choices)}]"
-        default = getattr(getattr(defaults, section), name)
+        default = getattr(getattr(defaults, section_name), name)
         if default not in (None, (), ""):
             text += f" [default: {_default_text(default)}]"
-        parameters[name] = _flag(name, _flag_type(kind), titles[section], text, flags)
-    return parameters
+        parameters[name] = _flag(name, _flag_type(kind), title, text, flags)
+        for flag, translate in (field.metadata.get("also") or {}).items():
+            synonym = flag.removeprefix("--").replace("-", "_")
+            text = f"{translate.__doc__} In place of --{name.replace('_', '-')}."
+            synonyms[synonym] = (name, translate)
+            synonym_parameters[synonym] = _flag(
+                synonym, str | None, title, text, (flag,)
+            )
+    return parameters | synonym_parameters, synonyms
 
 
 def _default_text(default: Any) -> str:
@@ -265,22 +282,6 @@ def _choices(names: Callable[[], Any] | None, kind: Any) -> list[str]:
         return [str(value) for value in literals]
     choices = list(names())
     return choices if len(choices) <= _LISTED else []
-
-
-def _synonyms(cls: type, without: tuple[str, ...]) -> dict[str, _Synonym]:
-    """Flags in the settings' `also`, by their names."""
-    titles = _group_titles(cls)
-    synonyms = {}
-    for setting, (section, field, _) in flat_fields(cls).items():
-        if setting in without or section in without:
-            continue
-        for flag, translate in (field.metadata.get("also") or {}).items():
-            name = flag.removeprefix("--").replace("-", "_")
-            instead = setting.replace("_", "-")
-            text = f"{translate.__doc__} In place of --{instead}."
-            parameter = _flag(name, str | None, titles[section], text, (flag,))
-            synonyms[name] = _Synonym(setting, translate, parameter)
-    return synonyms
 
 
 def _flag(
@@ -309,37 +310,6 @@ def _flag_type(kind: Any) -> Any:
     if any(get_origin(member) is tuple for member in members):
         return list[str] | None
     return (members[0] if members else kind) | None
-
-
-# exit code of a command that left out slides
-EXIT_SOME_LEFT_OUT = 3
-
-AsJson = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="Print one JSON document; progress and messages go to standard error.",
-        show_default=False,
-    ),
-]
-Quiet = Annotated[
-    bool,
-    typer.Option(
-        "--quiet", help="Print only warnings and failures.", show_default=False
-    ),
-]
-Verbose = Annotated[
-    bool,
-    typer.Option(
-        "--verbose",
-        help="Print a line for every slide, also for skipped ones.",
-        show_default=False,
-    ),
-]
-# names of these options, for commands whose `--help` leaves them to `--help-all`
-_PRINT_OPTIONS = ("as_json", "quiet", "verbose")
-
-Level = Literal["quiet", "usual", "verbose"]
 
 
 def chosen_level(*, quiet: bool, verbose: bool) -> Level:

@@ -5,7 +5,6 @@ and its flags import pydantic, which together take longer than the answer.
 """
 
 import contextlib
-import itertools
 import logging
 import re
 import sys
@@ -60,9 +59,11 @@ def _check_slides_exist(arguments: Sequence[str]) -> None:
     asks_help = any(argument.startswith("--help") for argument in arguments)
     if not arguments or arguments[0] not in _TAKE_SLIDES or asks_help:
         return
-    for slide in itertools.takewhile(_is_no_option, arguments[1:]):
-        if not is_url(slide) and not Path(slide).exists():
-            raise CohortError.no_such_slide(slide)
+    for argument in arguments[1:]:
+        if argument.startswith("-"):
+            break
+        if not is_url(argument) and not Path(argument).exists():
+            raise CohortError.no_such_slide(argument)
 
 
 @contextlib.contextmanager
@@ -105,10 +106,6 @@ def with_options(text: str) -> str:
 
     problem, semicolon, remedy = text.partition("; ")
     return problem + semicolon + _PYTHON_SETTING.sub(option, remedy)
-
-
-def _is_no_option(argument: str) -> bool:
-    return not argument.startswith("-")
 
 
 def _print_error(start: str, error: BaseException) -> None:

@@ -1,7 +1,7 @@
 """`thinsection run`, `segment`, `qc`, `aggregate`, `demo`, and `config` for a run's settings."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,8 +16,17 @@ from thinsection.cli.flags import (
 )
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
-from thinsection.stages.config import AggregateRunConfig, RunConfig
+from thinsection.stages.config import (
+    AggregateRunConfig,
+    RunConfig,
+    SlidesConfig,
+)
 from thinsection.stages.spec import resolve
+
+if TYPE_CHECKING:
+    from thinsection.cli.progress import RunProgress
+    from thinsection.slide.annotations import RegionsConfig
+    from thinsection.slide.cohort import SlideEntry
 
 app = typer.Typer()
 SlidesArgument = Annotated[
@@ -119,6 +128,27 @@ def segment_slides(
     raise typer.Exit(_run_and_report(slides, out, config, level, as_json=as_json))
 
 
+def _cohort_and_progress(
+    slides: list[str],
+    settings: SlidesConfig,
+    regions: "RegionsConfig | None",
+    level: Level,
+    *,
+    as_json: bool = False,
+) -> "tuple[tuple[SlideEntry, ...], RunProgress]":
+    """Slides of the arguments, and their progress bar, which has printed what was noticed."""
+    from thinsection.cli.progress import RunProgress
+    from thinsection.stages.request import cohort_of
+
+    messages: list[str] = []
+    entries = cohort_of(slides, settings, regions, messages.append)
+    console = message_console(as_json=as_json)
+    progress = RunProgress(console, len(entries), level=level)
+    for message in messages:
+        progress.say(message)
+    return entries, progress
+
+
 def _run_and_report(
     slides: list[str],
     out: str,
@@ -128,21 +158,16 @@ def _run_and_report(
     as_json: bool = False,
 ) -> int:
     """Runs with a progress bar, prints the path of the results, and returns the exit code."""
-    from thinsection.cli.progress import RunProgress
-    from thinsection.stages.request import cohort_of
-
     # a wrong path or name is said before slow work
     resolve(config)
-    messages: list[str] = []
-    entries = cohort_of(slides, config.slides, config.regions, messages.append)
+    entries, progress = _cohort_and_progress(
+        slides, config.slides, config.regions, level, as_json=as_json
+    )
+    console = progress.bar.console
 
     from thinsection.run.run import run
 
-    console = message_console(as_json=as_json)
-    progress = RunProgress(console, len(entries), level=level)
     with progress.bar:
-        for message in messages:
-            progress.say(message)
         summary = run(
             entries,
             out=out,
@@ -217,11 +242,9 @@ def qc(
       thinsection qc slides/ --out results --qc histoqc-light
       thinsection qc slides/ --out results --from-histoqc config.ini --write histoqc
     """
-    from thinsection.cli.progress import RunProgress
     from thinsection.files.atomic import write_text
     from thinsection.qc.pipeline import dump_pipeline
     from thinsection.run.qc_run import check_slides, chosen_pipeline
-    from thinsection.stages.request import cohort_of
 
     slides = slides or []
     level = chosen_level(quiet=quiet, verbose=verbose)
@@ -234,13 +257,8 @@ def qc(
         if not slides:
             return
 
-    console = message_console(as_json=False)
-    messages: list[str] = []
-    entries = cohort_of(slides, config.slides, None, messages.append)
-    progress = RunProgress(console, len(entries), level=level)
+    entries, progress = _cohort_and_progress(slides, config.slides, None, level)
     with progress.bar:
-        for message in messages:
-            progress.say(message)
         summary = check_slides(
             entries, out=out, config=config, on_event=progress, on_message=progress.say
         )

@@ -168,16 +168,12 @@ def _tiles(pixels: RgbArray, tile: tuple[int, int]) -> Iterator[RgbArray]:
         yield np.ascontiguousarray(padded[top : top + rows, left : left + columns])
 
 
-def _strips(pixels: RgbArray) -> Iterator[RgbArray]:
-    for top in range(0, len(pixels), _STRIP_ROWS):
-        yield pixels[top : top + _STRIP_ROWS]
-
-
 def _jpeg2000_segments(
     pixels: RgbArray, tile: tuple[int, int] | None
 ) -> Iterator[bytes]:
-    blocks = _strips(pixels) if tile is None else _tiles(pixels, tile)
-    for block in blocks:
+    tops = range(0, len(pixels), _STRIP_ROWS)
+    strips = (pixels[top : top + _STRIP_ROWS] for top in tops)
+    for block in strips if tile is None else _tiles(pixels, tile):
         encoded = imagecodecs.jpeg2k_encode(
             block, level=0, codecformat="j2k", mct=False
         )

@@ -16,11 +16,14 @@ from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 
 from thinsection.machine import affinity_count, cgroup_limits, file_text, stalled_s
 from thinsection.types import MIB, Document, PlainValues
 
+_Work = npt.NDArray[np.float64]
 # reading the whole process table is slow, so it is done once in this many samples
 _REFRESH_SAMPLES = 5
 
@@ -92,22 +95,6 @@ class GpuSampler:
             self._nvml = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """CPU seconds, and bytes through read and write calls."""
-
-    cpu_s: float = 0.0
-    read_bytes: int = 0
-    write_bytes: int = 0
-
-    def __add__(self, other: "_Work") -> "_Work":
-        return _Work(
-            self.cpu_s + other.cpu_s,
-            self.read_bytes + other.read_bytes,
-            self.write_bytes + other.write_bytes,
-        )
-
-
 class TreeSampler:
     """Sums CPU, memory and I/O over this process and its descendants."""
 
@@ -116,15 +103,16 @@ class TreeSampler:
         self._gpu = gpu
         self._tree: list[psutil.Process] = [self._root]
         self._num_looks = 0
-        # key: pid; values of the last sample
+        # CPU seconds, bytes read and bytes written, by pid in the last sample, and of the ended
         self._living: dict[int, _Work] = {}
-        self._ended = _Work()
+        self._ended: _Work = np.zeros(3)
         self._start_net = _net_bytes()
         self._start, _ = self._look()
 
     def sample(self, t_s: float) -> Sample:
         """Usage of the tree since the sampler was made."""
         work, rss_bytes = self._look()
+        cpu_s, read_bytes, write_bytes = (work - self._start).tolist()
         gpu_util = None
         gpu_bytes = None
         if self._gpu is not None:
@@ -132,11 +120,11 @@ class TreeSampler:
             gpu_util, gpu_bytes = self._gpu.sample(pids)
         return Sample(
             t_s=round(t_s, 2),
-            cpu_s=round(work.cpu_s - self._start.cpu_s, 2),
+            cpu_s=round(cpu_s, 2),
             rss_bytes=rss_bytes,
             processes=len(self._tree),
-            read_bytes=work.read_bytes - self._start.read_bytes,
-            write_bytes=work.write_bytes - self._start.write_bytes,
+            read_bytes=int(read_bytes),
+            write_bytes=int(write_bytes),
             net_bytes=_net_bytes() - self._start_net,
             gpu_util=gpu_util,
             gpu_bytes=gpu_bytes,
@@ -154,15 +142,13 @@ class TreeSampler:
             with suppress(psutil.Error), process.oneshot():
                 times = process.cpu_times()
                 rss_bytes += process.memory_info().rss
-                read_bytes, write_bytes = _io_bytes(process)
-                living[process.pid] = _Work(
-                    times.user + times.system, read_bytes, write_bytes
-                )
+                cpu_s = times.user + times.system
+                living[process.pid] = np.array([cpu_s, *_io_bytes(process)])
         for pid, work in self._living.items():
             if pid not in living:
                 self._ended += work
         self._living = living
-        return sum(living.values(), start=self._ended), rss_bytes
+        return sum(living.values(), start=self._ended.copy()), rss_bytes
 
 
 def _io_bytes(process: psutil.Process) -> tuple[int, int]:

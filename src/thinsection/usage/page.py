@@ -104,8 +104,10 @@ def _resource_rows(usages: Sequence[ProcessUsage]) -> list[_Row]:
     gpu = []
     memory = []
     disk = []
+    has_gpu = False
     for usage in usages:
         samples = usage.samples
+        has_gpu |= any(sample.gpu_util is not None for sample in samples)
         cpus.append(_rates(samples, [sample.cpu_s for sample in samples]))
         gpu.append([sample.gpu_util or 0.0 for sample in samples])
         memory.append([float(sample.rss_bytes) for sample in samples])
@@ -116,13 +118,9 @@ def _resource_rows(usages: Sequence[ProcessUsage]) -> list[_Row]:
         _Row("memory", memory, format_bytes),
         _Row("disk, per second", disk, format_bytes),
     ]
-    if any(_has_gpu(usage) for usage in usages):
+    if has_gpu:
         rows.insert(1, _Row("GPU", gpu, "{:.0%}".format))
     return rows
-
-
-def _has_gpu(usage: ProcessUsage) -> bool:
-    return any(sample.gpu_util is not None for sample in usage.samples)
 
 
 def _rates(samples: Sequence[Sample], totals: Sequence[float]) -> list[float]:

@@ -11,6 +11,7 @@ their own and read nothing from the viewer. Its links open slides in the viewer.
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from mimetypes import guess_type
 from pathlib import Path
@@ -69,7 +70,10 @@ class Guard:
     def _refusal(self, headers: Headers) -> Response | None:
         """Refuses a name that somebody made point here (DNS rebinding), and other sites' pages."""
         host = headers.get("host", "")
-        if not _is_own(f"http://{host}"):
+        name = None
+        with suppress(ValueError):  # no address at all
+            name = urlsplit(f"http://{host}").hostname
+        if name not in _HOSTS:
             words = (
                 "the host must be 127.0.0.1 or localhost; open the address that the viewer "
                 "printed"
@@ -101,13 +105,6 @@ class Guard:
             return None
         words = "the token in the address is wrong; open the address that the viewer printed"
         return Response(words, 403)
-
-
-def _is_own(url: str) -> bool:
-    try:
-        return urlsplit(url).hostname in _HOSTS
-    except ValueError:
-        return False
 
 
 # what pages are made of, and the files to which they link

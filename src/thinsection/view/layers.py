@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -241,29 +242,20 @@ def _feature_layers(features: Sequence[Feature], group: str) -> Iterator[Layer]:
         colors.setdefault(name, _css_color(red, green, blue))
         shapes.setdefault(name, []).append(geometry)
     for name, color in colors.items():
-        is_empty = not any(_has_corners(shape) for shape in shapes[name])
+        corners = [
+            shape.get("coordinates") or shape.get("geometries")
+            for shape in shapes[name]
+        ]
+        # the text takes less memory than the geometries
         text = json.dumps(shapes[name]).encode()
-        yield _outline_layer(group, name, color, text, is_empty=is_empty)
-
-
-def _has_corners(geometry: Json) -> bool:
-    """True for a geometry with at least one coordinate."""
-    return bool(
-        geometry and (geometry.get("coordinates") or geometry.get("geometries"))
-    )
-
-
-def _outline_layer(
-    group: str, name: str, color: str, text: bytes, *, is_empty: bool
-) -> Layer:
-    return Layer(
-        group=group,
-        name=name,
-        kind="outlines",
-        color=color,
-        is_empty=is_empty,
-        read=lambda: text,
-    )
+        yield Layer(
+            group=group,
+            name=name,
+            kind="outlines",
+            color=color,
+            is_empty=not any(corners),
+            read=partial(bytes, text),
+        )
 
 
 # rows for fitting the components, and rows that are projected at a time

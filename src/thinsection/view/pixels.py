@@ -4,7 +4,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import simplejpeg
@@ -13,7 +13,7 @@ from PIL import Image
 from thinsection.errors import InvalidInputError
 from thinsection.slide import Slide
 from thinsection.slide.geometry import best_level, l0_from_lv
-from thinsection.types import Level, RgbArray, Size
+from thinsection.types import RgbArray, Size
 
 # edge of tiles that are encoded here, in pixels
 EDGE = 512
@@ -130,7 +130,11 @@ class DeepZoom:
             y: top edge in pixels at that downsample.
             size: width and height in pixels at that downsample.
         """
-        level = self._source_level(downsample)
+        # a level of the slide with that downsample, else the best one to reduce
+        level = best_level(self._sources, downsample)
+        for own_level in self.slide.levels:
+            if own_level.downsample == downsample:
+                level = own_level
         ratio = downsample / level.downsample
         region = np.empty((size[1], size[0], 3), dtype=np.uint8)
         step = max(1, int(_READ_PX / ratio))
@@ -151,13 +155,6 @@ class DeepZoom:
                 part[:] = pixels
         return region
 
-    def _source_level(self, downsample: float) -> Level:
-        """Level of the slide with that downsample, else the best level to reduce."""
-        for level in self.slide.levels:
-            if level.downsample == downsample:
-                return level
-        return best_level(self._sources, downsample)
-
 
 def encode(pixels: RgbArray) -> bytes:
     """Encodes a picture (H, W, 3) as a JPEG."""
@@ -173,15 +170,13 @@ def _zoom_levels(slide: Slide) -> Iterator[ZoomLevel]:
     for level, next_downsample in zip(slide.levels, [*next_downsamples, math.inf]):
         downsample = level.downsample
         size = level.size
-        if level.segment is not None and _sends_segments(slide, level):
-            yield ZoomLevel(
-                downsample=downsample,
-                size=size,
-                tile=level.segment,
-                stored=level.index,
-            )
-        else:
-            yield ZoomLevel(downsample=downsample, size=size)
+        finest = ZoomLevel(downsample=downsample, size=size)
+        edges = level.segment or (0, 0)
+        has_good_edges = all(edge in _SEGMENT_PX for edge in edges)
+        # the file's segments can be sent unchanged
+        if has_good_edges and slide.stored_jpeg(level.index, 0, 0):
+            finest = replace(finest, tile=edges, stored=level.index)
+        yield finest
         downsample *= 2
         while downsample < 0.75 * next_downsample and max(size) > EDGE:
             size = (
@@ -190,10 +185,3 @@ def _zoom_levels(slide: Slide) -> Iterator[ZoomLevel]:
             )
             yield ZoomLevel(downsample=downsample, size=size)
             downsample *= 2
-
-
-def _sends_segments(slide: Slide, level: Level) -> bool:
-    """True if the file's segments of a level can be sent unchanged."""
-    edges = level.segment or ()
-    has_good_edges = all(edge in _SEGMENT_PX for edge in edges)
-    return has_good_edges and bool(slide.stored_jpeg(level.index, 0, 0))

@@ -136,7 +136,10 @@ def _application(shown: ShownSlides) -> Starlette:
         Route(
             slide + "/tiles/{level:int}/{column:int}/{row:int}", _as_jpeg(shown.tile)
         ),
-        Route(slide + "/layers/{number:int}", _as_bytes(shown.layer)),
+        Route(
+            slide + "/layers/{number:int}",
+            _as_bytes(shown.layer, "application/octet-stream"),
+        ),
         Route(slide + "/thumbnail", _as_jpeg(shown.thumbnail)),
         Route(slide + "/pictures/{name}", _as_jpeg(shown.picture)),
         Route(
@@ -171,25 +174,22 @@ def _static_files() -> Answer:
 
 
 def _as_json(make: Callable[..., object]) -> Answer:
-    def answer(request: Request) -> Response:
-        text = json.dumps(make(**request.path_params))
-        return Response(text, media_type="application/json", headers=_HEADERS)
-
-    return answer
+    return _as_bytes(
+        lambda **parameters: json.dumps(make(**parameters)).encode(),
+        "application/json",
+    )
 
 
 def _as_jpeg(make: Callable[..., bytes]) -> Answer:
+    return _as_bytes(make, "image/jpeg", _PICTURE_HEADERS)
+
+
+def _as_bytes(
+    make: Callable[..., bytes], kind: str, headers: dict[str, str] = _HEADERS
+) -> Answer:
     def answer(request: Request) -> Response:
         data = make(**request.path_params)
-        return Response(data, media_type="image/jpeg", headers=_PICTURE_HEADERS)
-
-    return answer
-
-
-def _as_bytes(make: Callable[..., bytes]) -> Answer:
-    def answer(request: Request) -> Response:
-        data = make(**request.path_params)
-        return Response(data, media_type="application/octet-stream", headers=_HEADERS)
+        return Response(data, media_type=kind, headers=headers)
 
     return answer
 

@@ -139,10 +139,19 @@ class ShownSlides:
             self._named = [entry]
             self._open[name] = _OpenSlide(deep=DeepZoom(source))
         else:
-            # versions are read before the ledgers
-            for folder in _results_folders(source):
+            self._named = []
+            folder = _results_folder(source)
+            if folder is not None:
+                # versions are read before the ledgers
                 self._stamps = _change_times(Path(folder))
-            self._results, self._named = _find_slides(source, config)
+            if isinstance(source, Results):
+                self._results = source
+            else:
+                if folder is not None:
+                    self._results = open_results(folder)
+                named = [path for path in source if path != folder]
+                if named or folder is None:
+                    self._named = list(cohort_of(named, config.slides))
         self._at_start = frozenset(self._results.ledgers)
         self._entries = self._all_entries()
 
@@ -233,7 +242,15 @@ class ShownSlides:
             results = self._results
             version = self._version
         current = {}
-        for layer in self._read_layers(results, slide_id):
+        found: list[Layer] = []
+        if slide_id in results.ledgers:
+            clusters = self._config.clusters
+            found += layers_of(results, slide_id, clusters, self._budget)
+        if self._config.annotations is not None:
+            drawn = self._config.annotations / f"{slide_id}.geojson"
+            if drawn.is_file():
+                found += outline_layers(drawn, "annotations")
+        for layer in found:
             current[layer.group, layer.name] = layer
         with self._lock:
             layers = []
@@ -244,14 +261,6 @@ class ShownSlides:
             if version == self._version:
                 self._fresh.add(slide_id)
             return layers
-
-    def _read_layers(self, results: Results, slide_id: str) -> Iterator[Layer]:
-        if slide_id in results.ledgers:
-            yield from layers_of(results, slide_id, self._config.clusters, self._budget)
-        if self._config.annotations is not None:
-            drawn = self._config.annotations / f"{slide_id}.geojson"
-            if drawn.is_file():
-                yield from outline_layers(drawn, "annotations")
 
     def _features(self, slide_id: str) -> list[str]:
         """Addresses of a slide's embeddings."""
@@ -398,42 +407,25 @@ def _layer_facts(layer: Layer) -> dict[str, object]:
     }
 
 
-def _find_slides(
-    source: Source, config: ViewConfig
-) -> tuple[Results, list[SlideEntry]]:
-    """Results, and named slides, whose paths take precedence."""
-    named: list[str | Path] = []
-    if isinstance(source, Results):
-        results = source
-    else:
-        folders = _results_folders(source)
-        results = open_results(folders[0]) if folders else _NO_RESULTS
-        named = [path for path in source if path not in folders]
-    if not named and results is not _NO_RESULTS:
-        return results, []
-    return results, list(cohort_of(named, config.slides))
-
-
-def _results_folders(source: Source) -> list[str | Path]:
+def _results_folder(source: Source) -> str | Path | None:
     """Results folder among the sources, or None; there may be only one.
 
     Raises:
         InvalidInputError: there are several.
     """
     if isinstance(source, Results):
-        return [source.folder]
-    folders = [path for path in source if _has_results(Path(path))]
+        return source.folder
+    folders = []
+    for path in source:
+        folder = Path(path)
+        # a new one may have finished no slide yet
+        if is_results_folder(folder) or any((folder / SLIDES).glob(f"*/{LEDGER_NAME}")):
+            folders.append(path)
     if len(folders) > 1:
         raise InvalidInputError(
             f"paths must contain at most one results folder, got {folders}"
         )
-    return folders
-
-
-def _has_results(folder: Path) -> bool:
-    """True for a results folder, also if its first run has finished no slide yet."""
-    is_new = is_results_folder(folder)
-    return is_new or any((folder / SLIDES).glob(f"*/{LEDGER_NAME}"))
+    return folders[0] if folders else None
 
 
 def _entry_of(ledger: SlideLedger, look: Look | None) -> SlideEntry:
