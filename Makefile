@@ -33,6 +33,7 @@ demo: setup
 lint: setup
 	$(BIN)/ruff check src tests benchmarks training docs/hooks.py docs/pictures.py docs/tutorials
 	$(BIN)/ruff format --check src tests benchmarks training docs/hooks.py docs/pictures.py docs/tutorials
+	PYTHONPATH=src $(BIN)/lint-imports --no-cache --no-logo
 
 types: setup
 	$(BIN)/mypy
@@ -92,10 +93,12 @@ check: setup
 	$(PYTEST) -m check
 	$(MAKE) --no-print-directory bench-smoke docs
 
-# twenty signals at runs, pools, Dask and Slurm, and a disk that fails at every single write: hours
+# twenty signals at runs, pools, Dask and Slurm, a disk that fails at every single write, and small changes of
+# the code that tests must notice: hours
 faults: export THINSECTION_FAULT_REPEATS = 20
 faults: setup
 	$(BIN)/python -m pytest --timeout 0 tests/run/test_orderly.py tests/jobs/test_dask.py tests/jobs/test_slurm_signals.py
+	$(BIN)/python -m tests.mutants --seed $(SEED)
 
 # the files of changes/ become the section of the version in CHANGELOG.md; `make changelog DRAFT=--draft` prints it
 changelog: setup

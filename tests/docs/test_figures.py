@@ -193,7 +193,7 @@ def test_the_site_prints_date_and_commit_beside_a_benchmark(hooks: Any) -> None:
 def test_the_site_lists_the_benchmarks_of_each_room(hooks: Any) -> None:
     by_room = hooks.benchmarks_by_room()
     assert {"bench_reading", "bench_job", "bench_measures"} <= set(by_room["tiles"])
-    assert by_room["neighbors"] == ["bench_neighbors", "bench_rates", "gpu_proof"]
+    assert {"bench_frames", "bench_neighbors"} <= set(by_room["frames"])
     assert "bench_scale" in by_room["any"]
     listed = {name for names in by_room.values() for name in names}
     assert listed == {path.stem for path in RESULTS.glob("*.json")}
