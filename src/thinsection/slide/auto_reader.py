@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from thinsection import errors
 from thinsection.errors import (
     ChannelsError,
     DamagedTiffError,
     ImageError,
+    InvalidInputError,
+    MissingDependencyError,
     ProvedDamageError,
     SlideOpenError,
     SlideReadError,
@@ -71,62 +72,121 @@ def open_auto(path: str, slide_mpp: Mpp | None, image: str | None = None) -> Sli
         ProvedDamageError: parts of a TIFF are missing by its own words; no other reader is asked.
         SlideOpenError: no reader opens it; the message has the answer of each.
     """
-    answers: list[str] = []  # why readers did not open it, or were not taken
+    attempts = _Attempts(path, slide_mpp)
     if is_folder_slide(path):
-        slide = _open_by_others(path, slide_mpp, image, answers)
+        slide = attempts.open_by_others(image)
         slide.choice = f"{slide.reader}: chosen by the suffix of the folder"
         return slide
     if is_dicom_path(path):
-        return _open_dicom(path, slide_mpp, image, answers)
+        return _open_dicom(attempts, image)
     stamps = slide_stamps(path)
-    fast = _try_reader(FASTEST, path, slide_mpp, image, answers)
+    fast = attempts.open(FASTEST, image)
     if fast is not None and is_known_to_agree(stamps, slide_mpp):
         fast.choice = _AGREES
         return fast
     plain = None
-    if _is_plain(path):
-        plain = _try_reader("image", path, slide_mpp, image, answers)
+    if attempts.suffix in _PLAIN_SUFFIXES:
+        plain = attempts.open("image", image)
     checked = fast is not None and fast.checked
     reference = None
     if plain is None:
         try:
-            reference = _try_reader(
-                "openslide", path, slide_mpp, image, answers, checked=checked
-            )
+            reference = attempts.open("openslide", image, checked=checked)
         except ImageError as error:  # a picture that only our reader tells apart
             if fast is None:
                 raise
-            answers.append(f"{LEFT_TO_TIFF}: {error}")
+            attempts.answers.append(f"{LEFT_TO_TIFF}: {error}")
     if reference is None:
-        slide = fast or plain or _open_by_others(path, slide_mpp, image, answers)
+        slide = fast or plain or attempts.open_by_others(image)
         is_unknown = checked or plain is not None
-        slide.choice = f"{slide.reader}: {_why_not_openslide(answers, is_unknown)}"
+        slide.choice = (
+            f"{slide.reader}: {_why_not_openslide(attempts.answers, is_unknown)}"
+        )
         return slide
     if fast is None:
-        reference.choice = "openslide: " + "; ".join(answers)
+        reference.choice = "openslide: " + "; ".join(attempts.answers)
         return reference
-    slide = _choose(fast, reference, answers)
+    slide = _choose(fast, reference, attempts.answers)
     if slide.choice == _AGREES:
         keep_agreement(stamps, slide_mpp)
     return slide
 
 
-def _open_dicom(
-    path: str, slide_mpp: Mpp | None, image: str | None, answers: list[str]
-) -> Slide:
+class _Attempts:
+    """Attempts to open a slide by one reader after the other.
+
+    Attributes:
+        suffix: that of the file, lower case.
+        answers: why readers did not open it, or were not taken.
+    """
+
+    def __init__(self, path: str, slide_mpp: Mpp | None) -> None:
+        self._path = path
+        self._slide_mpp = slide_mpp
+        self.suffix = Path(path).suffix.lower()
+        self.answers: list[str] = []
+
+    def open(
+        self, name: str, image: str | None, *, checked: bool = False
+    ) -> Slide | None:
+        """Opens the slide, or adds the reader's answer to `answers` and returns None.
+
+        Readers that are not tried on any file are asked only for files of their suffixes.
+        """
+        path = self._path
+        try:
+            suffixes = READERS.entry(name).suffixes
+            if name not in TRIED_ON_ANY_FILE and self.suffix not in suffixes:
+                return None
+            return load_safely(
+                name, path, self._slide_mpp, checked=checked, image=image
+            )
+        # no other reader may show one channel of many, or another picture
+        except (ChannelsError, ImageError):
+            raise
+        except ProvedDamageError as error:  # others would show what is missing as white
+            raise ProvedDamageError(
+                f"no reader opens {Path(path).name!r}: {error}"
+            ) from error
+        except (SlideOpenError, InvalidInputError) as error:  # or a broken package
+            self.answers.append(str(error))
+        except MissingDependencyError:
+            self.answers.append(f"{name}: not installed")
+        return None
+
+    def open_by_others(self, image: str | None) -> Slide:
+        """Opens it by the readers that are tried last; SlideOpenError with every answer."""
+        names = [name for name in READERS.names() if name not in TRIED_ON_ANY_FILE]
+        if Path(self._path).is_file() and self.suffix not in _PLAIN_SUFFIXES:
+            names.insert(0, "image")
+        for name in names:
+            slide = self.open(name, image)
+            if slide is not None:
+                slide.reader = slide.reader or name
+                return slide
+        remedy = (
+            "check that the file is complete and that all files that belong to it are in the same "
+            "folder"
+        )
+        reasons = "; ".join([*dict.fromkeys(self.answers), remedy])
+        raise SlideOpenError(f"no reader opens {Path(self._path).name!r}: {reasons}")
+
+
+def _open_dicom(attempts: _Attempts, image: str | None) -> Slide:
     """Opens a DICOM slide by OpenSlide where it shows what our own inventory of the files says."""
-    own = _try_reader(_DICOM, path, slide_mpp, image, answers)
+    own = attempts.open(_DICOM, image)
     reference = None
     if own is None or own.picture is own.pictures[0]:
-        reference = _try_reader("openslide", path, slide_mpp, None, answers)
+        reference = attempts.open("openslide", None)
     if own is None:
         if reference is None:
-            return _open_by_others(path, slide_mpp, image, answers)
-        reference.choice = "openslide: " + "; ".join(answers)
+            return attempts.open_by_others(image)
+        reference.choice = "openslide: " + "; ".join(attempts.answers)
         return reference
     own.choice = f"{_DICOM}: "
     if reference is None:
-        own.choice += "; ".join(answers) or "OpenSlide shows the first picture only"
+        why = "; ".join(attempts.answers)
+        own.choice += why or "OpenSlide shows the first picture only"
         return own
     sizes = [level.size for level in own.levels]
     if sizes != [level.size for level in reference.levels]:
@@ -175,63 +235,6 @@ def _why_not_openslide(answers: list[str], is_unknown: bool) -> str:
     return "; ".join(answers)
 
 
-def _is_plain(path: str) -> bool:
-    return Path(path).suffix.lower() in _PLAIN_SUFFIXES
-
-
-def _open_by_others(
-    path: str, slide_mpp: Mpp | None, image: str | None, answers: list[str]
-) -> Slide:
-    """Opens a slide by the readers that are tried last; SlideOpenError with every answer."""
-    names = [name for name in READERS.names() if name not in TRIED_ON_ANY_FILE]
-    if Path(path).is_file() and not _is_plain(path):
-        names.insert(0, "image")
-    for name in names:
-        slide = _try_reader(name, path, slide_mpp, image, answers)
-        if slide is not None:
-            slide.reader = slide.reader or name
-            return slide
-    remedy = (
-        "check that the file is complete and that all files that belong to it are in the same "
-        "folder"
-    )
-    reasons = "; ".join([*dict.fromkeys(answers), remedy])
-    raise SlideOpenError(f"no reader opens {Path(path).name!r}: {reasons}")
-
-
-def _try_reader(
-    name: str,
-    path: str,
-    slide_mpp: Mpp | None,
-    image: str | None,
-    answers: list[str],
-    *,
-    checked: bool = False,
-) -> Slide | None:
-    """Opens the slide, or adds the reader's answer to `answers` and returns None.
-
-    Readers that are not tried on any file are asked only for files of their suffixes.
-    """
-    try:
-        suffix = Path(path).suffix.lower()
-        is_tried = name in TRIED_ON_ANY_FILE or suffix in READERS.entry(name).suffixes
-        if not is_tried:
-            return None
-        return load_safely(name, path, slide_mpp, checked=checked, image=image)
-    # no other reader may show one channel of many, or another picture
-    except (ChannelsError, ImageError):
-        raise
-    except ProvedDamageError as error:  # others would show what is missing as white
-        raise ProvedDamageError(
-            f"no reader opens {Path(path).name!r}: {error}"
-        ) from error
-    except (SlideOpenError, errors.InvalidInputError) as error:  # or a broken package
-        answers.append(str(error))
-    except errors.MissingDependencyError:
-        answers.append(f"{name}: not installed")
-    return None
-
-
 def load_safely(
     name: str,
     path: str,
@@ -260,7 +263,15 @@ def load_safely(
         check_one_slide(files_of_slide(path))
     if checked or name in OWN_PARSERS:
         return load_slide(name, path, slide_mpp, look=look, image=image)
-    is_sound, refusal = _inspect(path, image)
+    # whether our own parser finds nothing that harms a library, and why it refuses
+    is_sound = False
+    refusal = None
+    if not is_folder_slide(path):
+        try:
+            with load_slide(FASTEST, path, image=image) as slide:
+                is_sound = slide.checked
+        except SlideOpenError as error:
+            refusal = error
     if isinstance(refusal, ImageError | ProvedDamageError | ChannelsError):
         raise refusal
     if not is_sound:
@@ -274,17 +285,6 @@ def load_safely(
             image=image,
         )
     return load_slide(name, path, slide_mpp, look=look, image=image)
-
-
-def _inspect(path: str, image: str | None) -> tuple[bool, SlideOpenError | None]:
-    """Returns whether our own parser finds nothing that harms a library, and why it refuses."""
-    if is_folder_slide(path):
-        return False, None
-    try:
-        with load_slide(FASTEST, path, image=image) as slide:
-            return slide.checked, None
-    except SlideOpenError as error:
-        return False, error
 
 
 # where px are compared: shares of a level's width and height, its border included

@@ -247,7 +247,13 @@ def read_elements(
             begin = _META_BEGIN + int(meta.FileMetaInformationGroupLength)
             file.seek(begin)
             if syntax == DEFLATED_FILE:
-                inflated = _inflate(file.read())
+                inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+                inflated = inflater.decompress(file.read(), _MAX_INFLATED_BYTES)
+                if inflater.unconsumed_tail:
+                    raise SlideOpenError(
+                        "dicom: a deflated file must unpack to <= "
+                        f"{_MAX_INFLATED_BYTES >> 30} GiB, got more"
+                    )
                 file = io.BytesIO(inflated)
             dataset = pydicom.filereader.read_dataset(
                 file,
@@ -265,16 +271,6 @@ def read_elements(
         raise SlideOpenError(
             f"dicom: not a readable DICOM file: {error or repr(error)}"
         ) from error
-
-
-def _inflate(data: bytes) -> bytes:
-    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-    inflated = inflater.decompress(data, _MAX_INFLATED_BYTES)
-    if inflater.unconsumed_tail:
-        raise SlideOpenError(
-            f"dicom: a deflated file must unpack to <= {_MAX_INFLATED_BYTES >> 30} GiB, got more"
-        )
-    return inflated
 
 
 def _names(paths: Sequence[Path]) -> str:

@@ -11,7 +11,7 @@ verdicts each: some 4 MB in all.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -59,6 +59,9 @@ LevelVerdict = Literal["level", "level by size", "other"]
 LEVEL: LevelVerdict = "level"
 BY_SIZE: LevelVerdict = "level by size"
 OTHER: LevelVerdict = "other"
+# what pixels said of levels, by two numbers: the offsets of level 0 and of the level in a TIFF,
+# or the numbers of a picture and of its level
+Verdicts = dict[tuple[int, int], LevelVerdict]
 Values = npt.NDArray[np.float64]
 Place = tuple[float, float]
 
@@ -100,7 +103,7 @@ class LevelDifference:
 
 def judge_levels(
     slide: Slide, claims: Sequence[LevelClaim], *, num_places: int = NUM_PLACES
-) -> dict[tuple[int, int], LevelVerdict]:
+) -> Verdicts:
     """Returns what the pixels say of each claim.
 
     Each level is compared with the next finer one that is right. One that cannot be read is not
@@ -113,7 +116,7 @@ def judge_levels(
 
     Memory: that of `probe_places`, and two places of 385 px.
     """
-    verdicts: dict[tuple[int, int], LevelVerdict] = {}
+    verdicts: Verdicts = {}
     ordered = sorted(claims, key=lambda claim: claim.level.downsample)
     right = [slide.levels[0]]
     try:
@@ -133,21 +136,18 @@ def judge_levels(
         except SlideReadError:
             verdicts[claim.key] = LEVEL
             continue
-        verdict = _verdict(differences)
-        verdicts[claim.key] = verdict
-        if verdict == LEVEL:
+        stated = differences[0]
+        by_size = differences[-1]
+        # where both scales fit alike, as on bare glass, the stated one counts
+        counts = stated.share <= max(by_size.share / _CLEAR, 0.01)
+        if (stated if counts else by_size).is_other:
+            verdicts[claim.key] = OTHER
+        elif counts:
+            verdicts[claim.key] = LEVEL
             right.append(level)
+        else:
+            verdicts[claim.key] = BY_SIZE
     return verdicts
-
-
-def _verdict(differences: Sequence[LevelDifference]) -> LevelVerdict:
-    """Returns the verdict on a level, from its difference at the stated scale and at its size's."""
-    stated = differences[0]
-    by_size = differences[-1]
-    counts = is_stated_scale(stated, by_size)
-    if (stated if counts else by_size).is_other:
-        return OTHER
-    return LEVEL if counts else BY_SIZE
 
 
 def compare_levels(
@@ -211,14 +211,6 @@ def probe_places(slide: Slide, coarsest: Level) -> list[Place]:
     return [*places, _FIXED[0]]
 
 
-def is_stated_scale(stated: LevelDifference, by_size: LevelDifference) -> bool:
-    """Tells whether the stated scale of a level counts, not that of its size.
-
-    Where both fit alike, as on bare glass, the stated one does.
-    """
-    return stated.share <= max(by_size.share / _CLEAR, 0.01)
-
-
 def _read_finer(
     slide: Slide, finer: Level, origin_lv: tuple[int, int], edge: int, factor: float
 ) -> tuple[npt.NDArray[np.uint8], tuple[float, float, float, float]]:
@@ -275,27 +267,25 @@ def slide_stamps(path: str) -> Stamps | None:
     return read_stamps([Path(path).absolute()])
 
 
-def known_levels(stamps: Stamps | None) -> dict[tuple[int, int], str]:
-    """Returns what earlier comparisons of this file's levels found, by two offsets in the file.
+def known_levels(stamps: Stamps | None) -> Verdicts:
+    """Returns what earlier comparisons of this file's levels found.
 
     Args:
         stamps: `slide_stamps` of the file.
     """
-    if stamps is None:
+    value = _recorded(stamps, _LEVELS)
+    if stamps is None or not isinstance(value, list):
         return {}
-    key = _key(stamps, _LEVELS)
-    value = _read_verdicts(key).get(key)
-    if not isinstance(value, list) or value[:1] != [_value(stamps)]:
+    if value[:1] != [_value(stamps)]:
         return {}
-    return {(base, page): str(verdict) for base, page, verdict in value[1:]}
+    return {(base, page): verdict for base, page, verdict in value[1:]}
 
 
-def keep_levels(stamps: Stamps | None, verdicts: Mapping[tuple[int, int], str]) -> None:
+def keep_levels(stamps: Stamps | None, verdicts: Verdicts) -> None:
     """Keeps what comparisons of a file's levels found, as `keep_agreement` does."""
-    if stamps is None or len(verdicts) > _MOST_LEVELS:
-        return
-    rows = [[base, page, verdict] for (base, page), verdict in verdicts.items()]
-    _keep(stamps, _LEVELS, [_value(stamps), *rows])
+    if stamps is not None and len(verdicts) <= _MOST_LEVELS:
+        rows = [[base, page, verdict] for (base, page), verdict in verdicts.items()]
+        _keep(stamps, _LEVELS, [_value(stamps), *rows])
 
 
 def is_known_to_agree(stamps: Stamps | None, slide_mpp: Mpp | None) -> bool:
@@ -307,8 +297,7 @@ def is_known_to_agree(stamps: Stamps | None, slide_mpp: Mpp | None) -> bool:
     """
     if stamps is None:
         return False
-    key = _key(stamps, slide_mpp)
-    return _read_verdicts(key).get(key) == _value(stamps)
+    return bool(_recorded(stamps, slide_mpp) == _value(stamps))
 
 
 def keep_agreement(stamps: Stamps | None, slide_mpp: Mpp | None) -> None:
@@ -319,6 +308,14 @@ def keep_agreement(stamps: Stamps | None, slide_mpp: Mpp | None) -> None:
     """
     if stamps is not None:
         _keep(stamps, slide_mpp, _value(stamps))
+
+
+def _recorded(stamps: Stamps | None, subject: Mpp | str | None) -> Json:
+    """Returns what is kept of a file on a subject; None where nothing is."""
+    if stamps is None:
+        return None
+    key = _key(stamps, subject)
+    return _read_verdicts(key).get(key)
 
 
 def _keep(stamps: Stamps, subject: Mpp | str | None, value: Json) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from thinsection.slide.base import Slide
 from thinsection.slide.geometry import ReadPlan, origins_lv
-from thinsection.types import CoordsL0, CoordsLv, Level, Mpp, RgbArray, Size, TileArray
+from thinsection.types import CoordsL0, CoordsLv, Mpp, RgbArray, Size, TileArray
 
 ORIENTATION_TAG = 274
 UPRIGHT = 1
@@ -22,6 +22,7 @@ UPRIGHT = 1
 _SWAPPED = (5, 6, 7, 8)
 _MIRRORED_X = (2, 3, 6, 7)
 _MIRRORED_Y = (3, 4, 7, 8)
+_TURNED_BACK = {6: 8, 8: 6}  # the others undo themselves
 WORDS = {
     2: "mirrored left to right",
     3: "turned by 180°",
@@ -40,19 +41,14 @@ def known_orientation(value: object) -> int:
     return UPRIGHT
 
 
-def swaps_axes(orientation: int) -> bool:
-    """Tells whether the stored width is the upright height."""
-    return orientation in _SWAPPED
-
-
 def turn_size(size: Size, orientation: int) -> Size:
     """Upright (width, height) from the stored one, and the other way round."""
-    return (size[1], size[0]) if swaps_axes(orientation) else size
+    return (size[1], size[0]) if orientation in _SWAPPED else size
 
 
 def turn_mpp(mpp: Mpp | None, orientation: int) -> Mpp | None:
     """Upright (x, y) µm/px from the stored ones, and the other way round."""
-    if mpp is None or not swaps_axes(orientation):
+    if mpp is None or orientation not in _SWAPPED:
         return mpp
     return (mpp[1], mpp[0])
 
@@ -60,25 +56,13 @@ def turn_mpp(mpp: Mpp | None, orientation: int) -> Mpp | None:
 def turn_pixels(stored: np.ndarray, orientation: int) -> np.ndarray:
     """Returns the upright view of stored pixels, (..., H, W, 3); no pixel is copied."""
     upright = stored
-    if swaps_axes(orientation):
+    if orientation in _SWAPPED:
         upright = upright.swapaxes(-3, -2)
     if orientation in _MIRRORED_X:
         upright = upright[..., ::-1, :]
     if orientation in _MIRRORED_Y:
         upright = upright[..., ::-1, :, :]
     return upright
-
-
-def stored_view(upright: np.ndarray, orientation: int) -> np.ndarray:
-    """Returns the view that fills `upright` (..., H, W, 3) if stored pixels are written to it."""
-    stored = upright
-    if orientation in _MIRRORED_Y:
-        stored = stored[..., ::-1, :, :]
-    if orientation in _MIRRORED_X:
-        stored = stored[..., ::-1, :]
-    if swaps_axes(orientation):
-        stored = stored.swapaxes(-3, -2)
-    return stored
 
 
 def turn_origins(
@@ -97,7 +81,7 @@ def turn_origins(
         stored[:, 0] = level_size[0] - size[0] - origins[:, 0]
     if orientation in _MIRRORED_Y:
         stored[:, 1] = level_size[1] - size[1] - origins[:, 1]
-    return stored[:, ::-1] if swaps_axes(orientation) else stored
+    return stored[:, ::-1] if orientation in _SWAPPED else stored
 
 
 class UprightSlide(Slide):
@@ -113,7 +97,13 @@ class UprightSlide(Slide):
 
     def __init__(self, stored: Slide) -> None:
         orientation = stored.orientation
-        levels = [_turn_level(level, orientation) for level in stored.levels]
+        levels = []
+        for level in stored.levels:
+            segment = None
+            if level.segment is not None:
+                segment = turn_size(level.segment, orientation)
+            size = turn_size(level.size, orientation)
+            levels.append(replace(level, size=size, segment=segment))
         super().__init__(
             stored.slide_path,
             levels,
@@ -155,7 +145,8 @@ class UprightSlide(Slide):
             self.levels[level].size,
             orientation,
         )
-        regions = stored_view(out, orientation)
+        # what is written to this view is turned back
+        regions = turn_pixels(out, _TURNED_BACK.get(orientation, orientation))
         places = [(x, y) for x, y in origins.tolist()]
         self._stored._fill_all(places, level, regions)
         for region in regions:
@@ -182,13 +173,6 @@ class UprightSlide(Slide):
         """Lets go of the file; see `Slide.close`."""
         super().close()
         self._stored.close()
-
-
-def _turn_level(level: Level, orientation: int) -> Level:
-    """Returns the level in the other frame."""
-    size = turn_size(level.size, orientation)
-    segment = turn_size(level.segment, orientation) if level.segment else None
-    return replace(level, size=size, segment=segment)
 
 
 def upright(slide: Slide) -> Slide:

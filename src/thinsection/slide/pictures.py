@@ -3,9 +3,8 @@
 Pure: a reader makes the inventory of its container, and these rules are the same for all of them.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -18,10 +17,7 @@ Role = Literal["slide", "plane", "path", "macro", "label", "thumbnail", "other"]
 # pictures that accompany a slide as a rule, so that their presence is no news
 ACCOMPANYING: tuple[Role, ...] = ("macro", "label", "thumbnail")
 # pictures that are taken for the slide if nobody chooses, in the order of preference
-_SLIDES: tuple[Role, ...] = ("slide", "plane", "path")
-_ROUNDED_PX = (
-    1.5  # by which the size of a level may differ from what its scale makes it
-)
+SLIDES: tuple[Role, ...] = ("slide", "plane", "path")
 _MOST_LISTED = 6  # pictures that a note names
 # first words by which programs name the pictures that accompany a slide
 _WORDS: dict[str, Role] = {
@@ -107,7 +103,7 @@ def choose_picture(
     """
     if image is not None:
         return _named_picture(pictures, str(image), slide_path)
-    for role in _SLIDES:
+    for role in SLIDES:
         candidates = [picture for picture in pictures if picture.role == role]
         if candidates:
             return max(candidates, key=_area)
@@ -153,53 +149,6 @@ def picture_notes(
     return (
         f"image {chosen.number} of {len(pictures)} is shown ({name}{_px(chosen.size)}, "
         f"{_why(pictures, chosen, image)}); not shown: {_listed(left_out)}; --image chooses",
-    )
-
-
-def place_levels(levels: Sequence[PictureLevel]) -> list[PictureLevel]:
-    """Returns the levels with the downsample that counts, and without padding.
-
-    A level's downsample is the ratio of sizes where that agrees with the stated one within 1.5 px
-    of the level, else the stated one: the level or level 0 is then padded, and the slide ends where
-    the first of them ends.
-
-    Args:
-        levels: levels of a picture, finest first, as their file states them.
-    """
-    width, height = levels[0].size
-    downsamples = []
-    content = [float(width), float(height)]
-    for level in levels:
-        ratios = (width / level.size[0], height / level.size[1])
-        downsample = (ratios[0] + ratios[1]) / 2
-        stated = level.downsample
-        if stated is not None and is_padded(level, levels[0]):
-            downsample = stated
-            for side in (0, 1):
-                # a level may end a px early, because sizes are rounded down
-                end = level.size[side] * stated
-                if end + _ROUNDED_PX * stated < levels[0].size[side]:
-                    content[side] = min(content[side], end)
-        downsamples.append(max(1.0, downsample))
-    placed = []
-    for level, downsample in zip(levels, downsamples):
-        size = level.size
-        if downsample == level.downsample or content != [width, height]:
-            size = (
-                min(size[0], max(1, math.ceil(content[0] / downsample))),
-                min(size[1], max(1, math.ceil(content[1] / downsample))),
-            )
-        placed.append(replace(level, size=size, downsample=downsample))
-    return placed
-
-
-def is_padded(level: PictureLevel, finest: PictureLevel) -> bool:
-    """Tells whether a level's stated downsample contradicts its size by more than 1.5 px."""
-    if level.downsample is None:
-        return False
-    return any(
-        abs(whole / level.downsample - side) > _ROUNDED_PX
-        for whole, side in zip(finest.size, level.size)
     )
 
 

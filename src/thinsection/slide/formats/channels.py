@@ -140,7 +140,12 @@ def find_channels(
     is_picture = is_single or is_plane or not is_colourless
     if base.bitspersample < 8 or (base.bitspersample == 8 and is_picture):
         return None
-    series = _series_of(file, base)
+    series = file.series[0]
+    for each in file.series:
+        first = next((page for page in each.pages if page is not None), None)
+        if first is not None and first.offset == base.offset:
+            series = each
+            break
     lengths = dict(zip(series.axes, series.shape, strict=True))
     samples = lengths.get("S", 1)
     depth = math.prod(n for axis, n in lengths.items() if axis not in "YXS")
@@ -153,9 +158,19 @@ def find_channels(
             f"planes must differ by channel only, got {axes}; split the file"
         )
     planes = tuple(_level_planes(level, depth, samples) for level in series.levels)
-    names = _names(file, base, ome, depth * samples)
+    names: Sequence[str]
+    count = depth * samples
+    if int(base.photometric) == RGB and count == MAX_SHOWN:
+        names = ("red", "green", "blue")
+    elif ome is not None:
+        names = ome.channel_names
+    else:
+        texts = [str(page.description or "") for page in file.pages[:count]]
+        matches = [_QPTIFF_NAME.search(text) for text in texts]
+        names = [match[1] if match else "" for match in matches]
     return TiffChannels(
-        channels=Channels(names=names, dtype=series.dtype), planes=planes
+        channels=Channels(names=channel_names(names, count), dtype=series.dtype),
+        planes=planes,
     )
 
 
@@ -177,25 +192,3 @@ def _level_planes(level: TiffPageSeries, depth: int, samples: int) -> tuple[Plan
             else:
                 planes.append(Plane(page=page, sample=sample))
     return tuple(planes)
-
-
-def _series_of(file: TiffFile, base: TiffPage) -> TiffPageSeries:
-    """Returns tifffile's series that begins with a page."""
-    for series in file.series:
-        first = next((page for page in series.pages if page is not None), None)
-        if first is not None and first.offset == base.offset:
-            return series
-    return file.series[0]
-
-
-def _names(
-    file: TiffFile, base: TiffPage, ome: OmeImage | None, count: int
-) -> tuple[str, ...]:
-    """Returns the channels' names in an OME-TIFF or a QPTIFF, else numbers."""
-    if int(base.photometric) == RGB and count == MAX_SHOWN:
-        return ("red", "green", "blue")
-    if ome is not None:
-        return channel_names(ome.channel_names, count)
-    texts = [str(page.description or "") for page in file.pages[:count]]
-    matches = [_QPTIFF_NAME.search(text) for text in texts]
-    return channel_names([match[1] if match else "" for match in matches], count)

@@ -18,7 +18,7 @@ import imagecodecs
 import numpy as np
 from numpy.typing import NDArray
 
-from thinsection.errors import SlideOpenError, SlideReadError
+from thinsection.errors import SlideReadError
 from thinsection.slide.dicom_series import DEFLATED_FILE, IMPLICIT, read_elements
 from thinsection.slide.formats.jpeg_streams import (
     Colours,
@@ -28,15 +28,14 @@ from thinsection.slide.formats.jpeg_streams import (
 from thinsection.slide.formats.tiff_decoder import check_jpeg2000_size
 from thinsection.types import Size
 
-_BASE = IMPLICIT
-NATIVE = (IMPLICIT, f"{_BASE}.1", DEFLATED_FILE)
-_JPEG = tuple(f"{_BASE}.4.{number}" for number in (50, 51, 57, 70))
-_JPEG_LS = tuple(f"{_BASE}.4.{number}" for number in (80, 81))
-_JPEG_2000 = tuple(f"{_BASE}.4.{number}" for number in (90, 91))
-_HTJ2K = tuple(f"{_BASE}.4.{number}" for number in (201, 202, 203))
-_JPEG_XL = tuple(f"{_BASE}.4.{number}" for number in (110, 111, 112))
-_RLE = (f"{_BASE}.5",)
-_DEFLATED_FRAMES = (f"{_BASE}.8.1",)
+NATIVE = (IMPLICIT, f"{IMPLICIT}.1", DEFLATED_FILE)
+_JPEG = tuple(f"{IMPLICIT}.4.{number}" for number in (50, 51, 57, 70))
+_JPEG_LS = tuple(f"{IMPLICIT}.4.{number}" for number in (80, 81))
+_JPEG_2000 = tuple(f"{IMPLICIT}.4.{number}" for number in (90, 91))
+_HTJ2K = tuple(f"{IMPLICIT}.4.{number}" for number in (201, 202, 203))
+_JPEG_XL = tuple(f"{IMPLICIT}.4.{number}" for number in (110, 111, 112))
+_RLE = (f"{IMPLICIT}.5",)
+_DEFLATED_FRAMES = (f"{IMPLICIT}.8.1",)
 SYNTAXES = (
     *NATIVE, *_JPEG, *_JPEG_LS, *_JPEG_2000, *_HTJ2K, *_JPEG_XL, *_RLE, *_DEFLATED_FRAMES,
 )  # fmt: skip
@@ -44,7 +43,6 @@ SYNTAXES = (
 _AS_STORED = (*NATIVE, *_JPEG_LS, *_RLE, *_DEFLATED_FRAMES)
 _PIXEL_DATA = 0x7FE00010
 _PIXEL_TAG = (0x7FE0, 0x0010)
-_OFFSET_TABLES = ("ExtendedOffsetTable",)
 _ITEM = 0xFFFEE000
 _SEQUENCE_END = 0xFFFEE0DD
 _UNDEFINED = 0xFFFFFFFF
@@ -83,8 +81,21 @@ class FrameFormat:
         Raises:
             ValueError, RuntimeError: it is no frame of this format.
         """
-        pixels = self._decode_stored(data)
-        if self.samples == 3 and self.syntax in _AS_STORED:
+        height, width, samples = self.shape
+        count = height * width * samples
+        if self.syntax in _DEFLATED_FRAMES:
+            inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+            data = inflater.decompress(data, count + 1)
+        elif self.syntax in _RLE:
+            data = bytes(imagecodecs.dicomrle_decode(data, "uint8"))
+        if self.syntax not in (*NATIVE, *_DEFLATED_FRAMES, *_RLE):
+            pixels = self._decompressed(data)
+        elif self.is_planar or self.syntax in _RLE:
+            planes = np.frombuffer(data, np.uint8, count=count)
+            pixels = planes.reshape(samples, height, width).transpose(1, 2, 0)
+        else:
+            pixels = np.frombuffer(data, np.uint8, count=count).reshape(self.shape)
+        if samples == 3 and self.syntax in _AS_STORED:
             if self.photometric == "YBR_FULL":
                 shown = (pixels - _CENTER) @ _RGB_OF_YCBCR.T
                 rounded: Pixels = np.clip(np.rint(shown), 0, 255).astype(np.uint8)
@@ -93,51 +104,35 @@ class FrameFormat:
                 raise ValueError(f"colours {self.photometric} that are not decoded")
         return pixels
 
-    def _decode_stored(self, data: bytes) -> Pixels:
+    def _decompressed(self, data: bytes) -> Pixels:
+        """Decodes a frame that is compressed as a picture."""
         height, width, samples = self.shape
-        if self.syntax in NATIVE:
-            return self._plain(data)
-        if self.syntax in _DEFLATED_FRAMES:
-            inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-            return self._plain(inflater.decompress(data, math.prod(self.shape) + 1))
-        if self.syntax in _RLE:
-            planes = imagecodecs.dicomrle_decode(data, "uint8")
-            values = np.frombuffer(planes, np.uint8)[: math.prod(self.shape)]
-            return values.reshape(samples, height, width).transpose(1, 2, 0)
         out = np.empty(
             (height, width, 3) if samples == 3 else (height, width), np.uint8
         )
         if self.syntax in _JPEG:
-            self._decode_jpeg(data, out)
+            header = read_jpeg_header(data)
+            if header.size != self.size:
+                raise ValueError(f"a JPEG of {header.size} px, expected {self.size}")
+            if samples == 1:
+                imagecodecs.jpeg8_decode(data, out=out)
+            else:
+                colours: Colours = "RGB" if self.photometric == "RGB" else "YCbCr"
+                jpeg = with_colours(header, colours, None)
+                imagecodecs.jpeg8_decode(
+                    jpeg, colorspace=colours, outcolorspace="RGB", out=out
+                )
         elif self.syntax in _JPEG_LS:
             imagecodecs.jpegls_decode(data, out=out)
         elif self.syntax in _JPEG_XL:
             imagecodecs.jpegxl_decode(data, numthreads=1, out=out)
-        elif self.syntax in _HTJ2K:
-            check_jpeg2000_size(data, out)
-            imagecodecs.htj2k_decode(data, out=out)
         else:
             check_jpeg2000_size(data, out)
-            imagecodecs.jpeg2k_decode(data, numthreads=1, out=out)
+            if self.syntax in _HTJ2K:
+                imagecodecs.htj2k_decode(data, out=out)
+            else:
+                imagecodecs.jpeg2k_decode(data, numthreads=1, out=out)
         return out.reshape(self.shape)
-
-    def _decode_jpeg(self, data: bytes, out: Pixels) -> None:
-        header = read_jpeg_header(data)
-        if header.size != self.size:
-            raise ValueError(f"a JPEG of {header.size} px, expected {self.size}")
-        if self.samples == 1:
-            imagecodecs.jpeg8_decode(data, out=out)
-            return
-        colours: Colours = "RGB" if self.photometric == "RGB" else "YCbCr"
-        jpeg = with_colours(header, colours, None)
-        imagecodecs.jpeg8_decode(jpeg, colorspace=colours, outcolorspace="RGB", out=out)
-
-    def _plain(self, data: bytes) -> Pixels:
-        height, width, samples = self.shape
-        values = np.frombuffer(data, np.uint8, count=math.prod(self.shape))
-        if self.is_planar:
-            return values.reshape(samples, height, width).transpose(1, 2, 0)
-        return values.reshape(self.shape)
 
 
 class DicomFrames:
@@ -196,7 +191,7 @@ class DicomFrames:
             return self._places
 
     def _find_places(self, file: BinaryIO) -> list[tuple[int, int]]:
-        parsed = read_elements(self.path, _OFFSET_TABLES, before=_PIXEL_DATA)
+        parsed = read_elements(self.path, ("ExtendedOffsetTable",), before=_PIXEL_DATA)
         syntax = self.form.syntax
         if parsed.inflated:
             self._inflated = parsed.inflated
@@ -297,25 +292,3 @@ def _joined_fragments(data: bytes) -> bytes:
         parts.append(data[place + _ITEM_BYTES : place + _ITEM_BYTES + count])
         place += _ITEM_BYTES + count
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def unsupported(form: FrameFormat, bits: int) -> str:
-    """Returns what of the frames is not decoded here; '' where everything is."""
-    if form.syntax not in SYNTAXES:
-        return f"transfer syntax {form.syntax}"
-    if bits != 8:
-        return f"{bits} bits"
-    if form.samples == 1 and form.photometric == "MONOCHROME2":
-        return ""
-    if form.samples != 3 or not form.photometric.startswith(("RGB", "YBR_")):
-        return f"{form.samples} samples of {form.photometric}"
-    return ""
-
-
-def check_frame_size(size: Size, max_bytes: int, name: str) -> None:
-    """Refuses frames that no memory holds."""
-    if min(size) < 1 or math.prod(size) * 3 > max_bytes:
-        raise SlideOpenError(
-            f"dicom: a frame must have >= 1 px a side and <= {max_bytes >> 20} MiB, got {size} px "
-            f"in {name!r}"
-        )

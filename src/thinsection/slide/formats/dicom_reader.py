@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +25,24 @@ from thinsection.slide.dicom_series import (
     read_elements,
 )
 from thinsection.slide.formats.dicom_frames import (
+    SYNTAXES,
     DicomFrames,
     FrameFormat,
-    check_frame_size,
-    unsupported,
 )
 from thinsection.slide.formats.segments import (
     MAX_SEGMENT_BYTES,
     Decoder,
-    SegmentedSlide,
 )
 from thinsection.slide.formats.stated_levels import (
-    Scale,
     StatedLevel,
-    judge_stated_levels,
-    settle_levels,
+    StatedSlide,
+    scale_ratio,
     state_level,
 )
 from thinsection.slide.geometry import positive_number
 from thinsection.slide.level_check import slide_stamps
 from thinsection.slide.pictures import (
+    ACCOMPANYING,
     Picture,
     PictureLevel,
     Role,
@@ -52,7 +51,6 @@ from thinsection.slide.pictures import (
 )
 from thinsection.types import Level, Mpp, RgbArray, Size
 
-_UM_PER_MM = 1e3
 _MAX_FRAMES = 1 << 24
 _VOLUME = "VOLUME"
 _ASSOCIATED: Mapping[str, Role] = {
@@ -60,10 +58,12 @@ _ASSOCIATED: Mapping[str, Role] = {
     "OVERVIEW": "macro",
     "THUMBNAIL": "thumbnail",
 }
+_PIXEL_DATA = 0x7FE00008
+_PER_FRAME = ("PerFrameFunctionalGroupsSequence",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DicomPart:
+class _Part:
     """One file of a slide, a level or a part of one.
 
     Attributes:
@@ -99,53 +99,27 @@ class DicomPart:
     objective_power: float | None
 
 
-@dataclass(kw_only=True)
-class DicomLayer:
-    """Levels of one focal plane and optical path.
+@dataclass(frozen=True, kw_only=True)
+class _LevelParts:
+    """One level of a picture: its parts, and which optical path and focal plane of them it is."""
 
-    Attributes:
-        role: what it is.
-        rule: why it is that.
-        name: its name.
-        levels: by size, the parts of a level with the places of path and plane in them.
-    """
-
-    role: Role
-    rule: str
-    name: str
-    levels: dict[Size, LayerLevel] = field(default_factory=dict)
+    parts: tuple[_Part, ...]
+    path: int = 0
+    plane: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerLevel:
-    """One level of a layer: its parts, and which path and plane of them it is."""
+class _Layer:
+    """A picture of a slide's files, with its levels, finest first."""
 
-    parts: tuple[DicomPart, ...]
-    path: int
-    plane: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class DicomInventory:
-    """What a slide's files hold.
-
-    Attributes:
-        layers: layers that may be shown.
-        pictures: the layers, then the other images.
-        associated: parts of the label, macro and thumbnail, by that name.
-        notes: sentences on files that are left out.
-        num_files: files of the slide.
-    """
-
-    layers: tuple[DicomLayer, ...]
-    pictures: tuple[Picture, ...]
-    associated: Mapping[str, tuple[DicomPart, ...]]
-    notes: tuple[str, ...]
-    num_files: int
+    picture: Picture
+    levels: list[_LevelParts]
 
 
-def read_inventory(path: str) -> DicomInventory:
+def _read_layers(path: str) -> tuple[list[_Layer], list[str]]:
     """Reads the heads of all files of the slide that a file belongs to.
+
+    Returns its pictures, and notes on files that are left out.
 
     Raises:
         SlideOpenError: no DICOM slide, or its files are of two patients or glasses.
@@ -156,7 +130,7 @@ def read_inventory(path: str) -> DicomInventory:
         raise SlideOpenError("dicom: not a DICOM slide")
     check_one_slide(files)
     left_out: list[str] = []
-    parts: dict[str, DicomPart] = {}
+    parts: dict[str, _Part] = {}
     # of copies, the file that is asked for counts
     by_preference = sorted(
         enumerate(files), key=lambda item: item[1].path.name != Path(path).name
@@ -172,42 +146,49 @@ def read_inventory(path: str) -> DicomInventory:
             left_out.append(
                 f"{file.path.name} (has the SOPInstanceUID of {first.path.name})"
             )
-    images = _whole_images(parts.values())
-    layers: list[DicomLayer] = []
+    by_whole: dict[str, list[_Part]] = {}
+    for part in parts.values():
+        by_whole.setdefault(part.whole, []).append(part)
+    # the parts of each image in the order of their frames; the largest image first
+    images = [
+        tuple(sorted(each, key=lambda part: part.first_frame))
+        for each in by_whole.values()
+    ]
+    images.sort(key=lambda image: (-math.prod(image[0].size), image[0].order))
     volumes = [image for image in images if image[0].flavor == _VOLUME]
+    layers: list[_Layer] = []
     pyramids = list(dict.fromkeys(image[0].pyramid for image in volumes))
     for number, pyramid in enumerate(pyramids, start=1):
         own = [image for image in volumes if image[0].pyramid == pyramid]
-        prefix = f"pyramid {number}" if len(pyramids) > 1 else ""
-        layers += _layers(own, prefix)
+        layers += _volume_layers(own, f"pyramid {number}" if len(pyramids) > 1 else "")
     if not layers:
         reasons = "; ".join(left_out) or "none is of image type VOLUME"
         raise SlideOpenError(f"dicom: no file of the slide can be shown: {reasons}")
-    associated: dict[str, tuple[DicomPart, ...]] = {}
+    roles = set()
     for image in images:
-        role = _ASSOCIATED.get(image[0].flavor)
-        if role is not None and role not in associated:
-            associated[role] = image
-        elif image[0].flavor != _VOLUME:
-            flavor = image[0].flavor or "none"
+        flavor = image[0].flavor
+        role = _ASSOCIATED.get(flavor)
+        if role is not None and role not in roles:
+            roles.add(role)
+            rule = f"image type {flavor}"
+            layers.append(_layer(role, role, rule, [_LevelParts(parts=image)]))
+        elif flavor != _VOLUME:
             for part in image:
-                left_out.append(f"{part.path.name} (image type {flavor})")
+                left_out.append(f"{part.path.name} (image type {flavor or 'none'})")
     notes = []
     if left_out:
         notes.append(
             f"{len(left_out)} of {len(files)} files of the series are left out: "
             f"{', '.join(left_out)}"
         )
-    return DicomInventory(
-        layers=tuple(layers),
-        pictures=_pictures(layers, associated),
-        associated=associated,
-        notes=tuple(notes),
-        num_files=len(files),
-    )
+    numbered = [
+        replace(layer, picture=replace(layer.picture, number=number))
+        for number, layer in enumerate(layers, start=1)
+    ]
+    return numbered, notes
 
 
-def _read_part(file: DicomFile, order: int) -> DicomPart:
+def _read_part(file: DicomFile, order: int) -> _Part:
     """Reads the head of one file.
 
     Raises:
@@ -217,7 +198,11 @@ def _read_part(file: DicomFile, order: int) -> DicomPart:
     elements = read_elements(file.path, before=SHARED_GROUPS + 1)
     dataset = elements.dataset
     tile = (int(dataset.Columns), int(dataset.Rows))
-    check_frame_size(tile, MAX_SEGMENT_BYTES, file.path.name)
+    if min(tile) < 1 or math.prod(tile) * 3 > MAX_SEGMENT_BYTES:
+        raise SlideOpenError(
+            f"dicom: a frame must have >= 1 px a side and <= {MAX_SEGMENT_BYTES >> 20} MiB, got "
+            f"{tile} px in {file.path.name!r}"
+        )
     form = FrameFormat(
         syntax=elements.syntax,
         size=tile,
@@ -225,7 +210,16 @@ def _read_part(file: DicomFile, order: int) -> DicomPart:
         photometric=str(dataset.PhotometricInterpretation),
         is_planar=bool(int(dataset.get("PlanarConfiguration") or 0)),
     )
-    fault = unsupported(form, int(dataset.BitsAllocated))
+    bits = int(dataset.BitsAllocated)
+    is_gray = form.samples == 1 and form.photometric == "MONOCHROME2"
+    is_colour = form.samples == 3 and form.photometric.startswith(("RGB", "YBR_"))
+    fault = ""
+    if form.syntax not in SYNTAXES:
+        fault = f"transfer syntax {form.syntax}"
+    elif bits != 8:
+        fault = f"{bits} bits"
+    elif not (is_gray or is_colour):
+        fault = f"{form.samples} samples of {form.photometric}"
     if fault:
         raise SlideOpenError(f"dicom: {fault} is not supported")
     size = (
@@ -238,12 +232,12 @@ def _read_part(file: DicomFile, order: int) -> DicomPart:
             f"dicom: {num_frames} frames of {size} px; the file is damaged"
         )
     organization = str(dataset.get("DimensionOrganizationType") or "")
-    concatenation = str(dataset.get("ConcatenationUID") or "")
-    paths = tuple(
-        str(each.get("OpticalPathIdentifier", ""))
-        for each in dataset.get("OpticalPathSequence") or ()
+    optical_paths = dataset.get("OpticalPathSequence") or ()
+    powers = (
+        positive_number(str(each.get("ObjectiveLensPower") or ""))
+        for each in optical_paths
     )
-    return DicomPart(
+    return _Part(
         path=file.path,
         uid=str(dataset.get("SOPInstanceUID") or ""),
         flavor=file.flavor,
@@ -251,107 +245,17 @@ def _read_part(file: DicomFile, order: int) -> DicomPart:
         frames=DicomFrames(file.path, form, num_frames),
         is_full=organization == "TILED_FULL" or num_frames == 1,
         first_frame=int(dataset.get("ConcatenationFrameOffsetNumber") or 0),
-        whole=concatenation or file.path.name,
+        whole=str(dataset.get("ConcatenationUID") or "") or file.path.name,
         mpp=_find_mpp(dataset, size),
-        paths=paths or ("",),
+        paths=tuple(
+            str(each.get("OpticalPathIdentifier", "")) for each in optical_paths
+        )
+        or ("",),
         num_planes=max(1, int(dataset.get("TotalPixelMatrixFocalPlanes") or 1)),
         pyramid=str(dataset.get("PyramidUID") or ""),
         order=order,
-        objective_power=_objective_power(dataset),
+        objective_power=next(filter(None, powers), None),
     )
-
-
-def _whole_images(parts: Iterable[DicomPart]) -> list[tuple[DicomPart, ...]]:
-    """Returns the parts of each image in the order of their frames; the largest image first."""
-    by_whole: dict[str, list[DicomPart]] = {}
-    for part in parts:
-        by_whole.setdefault(part.whole, []).append(part)
-    images = []
-    for each in by_whole.values():
-        each.sort(key=lambda part: part.first_frame)
-        images.append(tuple(each))
-    images.sort(key=lambda image: (-math.prod(image[0].size), image[0].order))
-    return images
-
-
-def _layers(images: Sequence[tuple[DicomPart, ...]], prefix: str) -> list[DicomLayer]:
-    """Returns the layers of a pyramid.
-
-    The first plane of the first path is the slide. Images of one size that are not told apart by
-    their path are focal planes.
-    """
-    layers: dict[tuple[str, int], DicomLayer] = {}
-    first_path = images[0][0].paths[0]
-    num_of_size: dict[tuple[Size, str], int] = {}
-    for image in images:
-        size = image[0].size
-        for path_place, path in enumerate(image[0].paths):
-            before = num_of_size.get((size, path), 0)
-            num_of_size[size, path] = before + image[0].num_planes
-            for plane in range(image[0].num_planes):
-                key = (path, before + plane)
-                if key not in layers:
-                    layers[key] = _new_layer(key, first_path, prefix)
-                layers[key].levels[size] = LayerLevel(
-                    parts=image, path=path_place, plane=plane
-                )
-    ordered = sorted(layers.items(), key=lambda item: item[1].role != "slide")
-    return [layer for _, layer in ordered]
-
-
-def _new_layer(key: tuple[str, int], first_path: str, prefix: str) -> DicomLayer:
-    path, plane = key
-    words = [prefix] if prefix else []
-    if path != first_path:
-        words.append(f"path {path}")
-    if plane:
-        words.append(f"plane {plane + 1}")
-    role: Role = "slide"
-    rule = "image type VOLUME"
-    if plane:
-        role = "plane"
-        rule = "a further focal plane"
-    elif path != first_path:
-        role = "path"
-        rule = "a further optical path"
-    return DicomLayer(role=role, rule=rule, name=", ".join(words))
-
-
-def _pictures(
-    layers: Sequence[DicomLayer], associated: Mapping[str, tuple[DicomPart, ...]]
-) -> tuple[Picture, ...]:
-    pictures: list[Picture] = []
-    for layer in layers:
-        sizes = sorted(layer.levels, key=math.prod, reverse=True)
-        levels = []
-        for size in sizes:
-            part = layer.levels[size].parts[0]
-            levels.append(PictureLevel(size=size, mpp=part.mpp))
-        pictures.append(
-            Picture(
-                number=len(pictures) + 1,
-                name=layer.name,
-                role=layer.role,
-                rule=layer.rule,
-                size=sizes[0],
-                mpp=levels[0].mpp,
-                levels=tuple(levels),
-            )
-        )
-    for name, image in associated.items():
-        part = image[0]
-        pictures.append(
-            Picture(
-                number=len(pictures) + 1,
-                name=name,
-                role=_ASSOCIATED[part.flavor],
-                rule=f"image type {part.flavor}",
-                size=part.size,
-                mpp=part.mpp,
-                levels=(PictureLevel(size=part.size, mpp=part.mpp),),
-            )
-        )
-    return tuple(pictures)
 
 
 def _find_mpp(dataset: Any, size: Size) -> Mpp | None:
@@ -362,32 +266,74 @@ def _find_mpp(dataset: Any, size: Size) -> Mpp | None:
             if spacing and len(spacing) == 2:
                 y_mm, x_mm = (positive_number(str(value)) for value in spacing)
                 if x_mm and y_mm:
-                    return (x_mm * _UM_PER_MM, y_mm * _UM_PER_MM)
+                    return (x_mm * 1e3, y_mm * 1e3)
     x_mm = positive_number(str(dataset.get("ImagedVolumeWidth") or ""))
     y_mm = positive_number(str(dataset.get("ImagedVolumeHeight") or ""))
     if x_mm and y_mm:
-        return (x_mm * _UM_PER_MM / size[0], y_mm * _UM_PER_MM / size[1])
+        return (x_mm * 1e3 / size[0], y_mm * 1e3 / size[1])
     return None
 
 
-def _objective_power(dataset: Any) -> float | None:
-    for path in dataset.get("OpticalPathSequence") or ():
-        power = positive_number(str(path.get("ObjectiveLensPower") or ""))
-        if power:
-            return power
-    return None
+def _volume_layers(images: Sequence[tuple[_Part, ...]], prefix: str) -> list[_Layer]:
+    """Returns the layers of a pyramid, whose images come largest first.
+
+    The first plane of the first path is the slide. Images of one size that are not told apart by
+    their path are focal planes.
+    """
+    levels: dict[tuple[str, int], dict[Size, _LevelParts]] = {}
+    num_of_size: Counter[tuple[Size, str]] = Counter()
+    for image in images:
+        size = image[0].size
+        for path_place, path in enumerate(image[0].paths):
+            before = num_of_size[size, path]
+            num_of_size[size, path] += image[0].num_planes
+            for plane in range(image[0].num_planes):
+                level = _LevelParts(parts=image, path=path_place, plane=plane)
+                levels.setdefault((path, before + plane), {})[size] = level
+    first_path = images[0][0].paths[0]
+    layers = []
+    for (path, plane), by_size in levels.items():
+        words = [prefix] if prefix else []
+        role: Role = "slide"
+        rule = "image type VOLUME"
+        if path != first_path:
+            words.append(f"path {path}")
+            role = "path"
+            rule = "a further optical path"
+        if plane:
+            words.append(f"plane {plane + 1}")
+            role = "plane"
+            rule = "a further focal plane"
+        finest_first = [
+            by_size[size] for size in sorted(by_size, key=math.prod, reverse=True)
+        ]
+        layers.append(_layer(role, ", ".join(words), rule, finest_first))
+    return sorted(layers, key=lambda layer: layer.picture.role != "slide")
 
 
-_PIXEL_DATA = 0x7FE00008
-_PER_FRAME = ("PerFrameFunctionalGroupsSequence",)
-_Place = tuple[DicomPart, int]  # a part and the number of a frame in it
+def _layer(role: Role, name: str, rule: str, levels: list[_LevelParts]) -> _Layer:
+    firsts = [level.parts[0] for level in levels]
+    picture = Picture(
+        number=0,
+        name=name,
+        role=role,
+        rule=rule,
+        size=firsts[0].size,
+        mpp=firsts[0].mpp,
+        levels=tuple(PictureLevel(size=each.size, mpp=each.mpp) for each in firsts),
+    )
+    return _Layer(picture=picture, levels=levels)
+
+
+# a part and the number of a frame in it
+_Place = tuple[_Part, int]
 
 
 class _FrameDecoder(Decoder):
     """Decoder of the frames of a level, one plane of one path. Memory: one frame."""
 
-    def __init__(self, level: Level, source: LayerLevel, name: str) -> None:
-        super().__init__(level, name)
+    def __init__(self, level: Level, source: _LevelParts, name: str) -> None:
+        super().__init__(level, name, stored=source.parts[0].size)
         self._source = source
         self._lock = threading.Lock()
         self._places: Mapping[int, _Place] | None = None
@@ -433,45 +379,40 @@ class _FrameDecoder(Decoder):
             return self._places
 
     def _read_places(self) -> dict[int, _Place]:
-        rows = []  # (part, frame, x, y, z, path)
+        wanted_path = self._source.parts[0].paths[self._source.path]
+        # a scanner may state a height of its own for each frame of one plane
+        has_planes = self._source.parts[0].num_planes > 1
+        heights = set()
+        rows = []  # (z, x, y, place) of the frames of the path
         for part in self._source.parts:
             dataset = read_elements(part.path, _PER_FRAME, before=_PIXEL_DATA).dataset
             groups = dataset.get("PerFrameFunctionalGroupsSequence") or ()
             for frame, group in enumerate(groups):
                 position = group.PlanePositionSlideSequence[0]
+                x = int(position.ColumnPositionInTotalImagePixelMatrix) - 1
+                y = int(position.RowPositionInTotalImagePixelMatrix) - 1
+                z = float(position.get("ZOffsetInSlideCoordinateSystem") or 0)
                 paths = group.get("OpticalPathIdentificationSequence")
                 path = paths[0].OpticalPathIdentifier if paths else part.paths[0]
-                rows.append(
-                    (
-                        part,
-                        frame,
-                        int(position.ColumnPositionInTotalImagePixelMatrix) - 1,
-                        int(position.RowPositionInTotalImagePixelMatrix) - 1,
-                        float(position.get("ZOffsetInSlideCoordinateSystem") or 0),
-                        str(path),
-                    )
-                )
-        if not rows:
+                heights.add(z)
+                if str(path) == wanted_path:
+                    rows.append((z, x, y, (part, frame)))
+        if not heights:
             raise self._error(0, "no places of the frames")
-        wanted_path = self._source.parts[0].paths[self._source.path]
-        planes = sorted({row[4] for row in rows})
-        # a scanner may state a height of its own for each frame of one plane
-        has_planes = self._source.parts[0].num_planes > 1
+        planes = sorted(heights)
         places: dict[int, _Place] = {}
-        for part, frame, x, y, z, path in rows:
-            if path != wanted_path:
-                continue
+        for z, x, y, place in rows:
             if has_planes and planes.index(z) != self._source.plane:
                 continue
             column, x_rest = divmod(x, self.segment[0])
             row, y_rest = divmod(y, self.segment[1])
             if x_rest or y_rest or not 0 <= column < self.columns:
                 raise self._error(0, f"a frame at {x}, {y}, beside the grid")
-            places.setdefault(self.index(column, row), (part, frame))
+            places.setdefault(self.index(column, row), place)
         return places
 
 
-class DicomSlide(SegmentedSlide):
+class DicomSlide(StatedSlide):
     """A DICOM slide of many files. Thread-safe.
 
     Memory: `segments.CACHE_BYTES`, per reading thread a stored and a decoded frame, and 16 bytes
@@ -483,98 +424,67 @@ class DicomSlide(SegmentedSlide):
     def __init__(
         self, path: str, *, slide_mpp: Mpp | None = None, image: str | None = None
     ) -> None:
-        inventory = read_inventory(path)
-        picture = choose_picture(inventory.pictures, image, slide_path=path)
-        if picture.number <= len(inventory.layers):
-            sources = inventory.layers[picture.number - 1].levels
-        else:
-            parts = inventory.associated[picture.name]
-            sources = {parts[0].size: LayerLevel(parts=parts, path=0, plane=0)}
-        self._associated_parts = inventory.associated
-        self._all_parts = [
-            part for source in sources.values() for part in source.parts
-        ] + [part for parts in inventory.associated.values() for part in parts]
+        layers, notes = _read_layers(path)
+        pictures = [layer.picture for layer in layers]
+        picture = choose_picture(pictures, image, slide_path=path)
+        self._sources = layers[picture.number - 1].levels
         stated: list[StatedLevel] = []
-        self._sources: list[LayerLevel] = []
-        finest_mpp = picture.mpp
-        for size in sorted(sources, key=lambda size: -size[0] * size[1]):
-            part = sources[size].parts[0]
+        for source in self._sources:
+            part = source.parts[0]
             stated.append(
                 state_level(
                     part.path.name,
-                    size,
+                    part.size,
                     part.frames.form.size,
-                    stated=_ratio(part.mpp, finest_mpp),
+                    stated=scale_ratio(part.mpp, picture.mpp),
                     finer=stated,
                 )
             )
-            self._sources.append(sources[size])
         first = self._sources[0].parts[0]
+        form = first.frames.form
         super().__init__(
             path,
             [each.level for each in stated],
-            self._make_decoders(path, stated),
             slide_mpp=slide_mpp or picture.mpp,
             objective_power=first.objective_power,
             vendor="dicom",
             properties={
-                "dicom.TransferSyntaxUID": first.frames.form.syntax,
-                "dicom.PhotometricInterpretation": first.frames.form.photometric,
+                "dicom.TransferSyntaxUID": form.syntax,
+                "dicom.PhotometricInterpretation": form.photometric,
             },
         )
-        for part in self._all_parts:
-            self.on_close.callback(part.frames.close)
-        self.associated_names = tuple(sorted(inventory.associated))
-        self.pictures = inventory.pictures
-        self.picture = picture
-        notes = [*picture_notes(inventory.pictures, picture, image), *inventory.notes]
-        notes += self._settle(stated)
-        if first.frames.form.samples == 1:
-            notes.append(GRAY)
-        self.notes = tuple(notes)
-
-    def _make_decoders(
-        self, path: str, levels: Sequence[StatedLevel]
-    ) -> list[_FrameDecoder]:
-        return [
-            _FrameDecoder(each.level, self._sources[each.number], path)
-            for each in levels
-        ]
-
-    def _settle(self, stated: Sequence[StatedLevel]) -> list[str]:
-        """Compares the levels' pixels, leaves out what is no level, and returns notes on it."""
-        assert self.picture is not None
-        stamps = slide_stamps(str(self._sources[0].parts[0].path))
-        verdicts = judge_stated_levels(self, stated, self.picture.number, stamps)
-        settled, notes = settle_levels(stated, verdicts)
-        self.levels = tuple(each.level for each in settled)
-        self.size = self.levels[0].size
-        self._decoders = list(self._make_decoders(self.slide_path, settled))
+        self._associated_parts = {
+            layer.picture.name: layer.levels[0]
+            for layer in layers
+            if layer.picture.role in ACCOMPANYING
+        }
+        self.associated_names = tuple(sorted(self._associated_parts))
+        for source in (*self._sources, *self._associated_parts.values()):
+            for part in source.parts:
+                self.on_close.callback(part.frames.close)
+        stamps = slide_stamps(str(first.path))
+        settled, level_notes = self._read_stated(stated, picture.number, stamps)
         levels = tuple(
-            replace(self.picture.levels[each.number], downsample=each.level.downsample)
+            replace(picture.levels[each.number], downsample=each.level.downsample)
             for each in settled
         )
-        shown = replace(self.picture, levels=levels)
-        self.pictures = tuple(
-            shown if each is self.picture else each for each in self.pictures
-        )
-        self.picture = shown
-        return notes
+        self.picture = replace(picture, levels=levels)
+        pictures[picture.number - 1] = self.picture
+        self.pictures = tuple(pictures)
+        gray = [GRAY] if form.samples == 1 else []
+        shown = picture_notes(pictures, picture, image)
+        self.notes = (*shown, *notes, *level_notes, *gray)
+
+    def _decoder(self, stated: StatedLevel) -> _FrameDecoder:
+        source = self._sources[stated.number]
+        return _FrameDecoder(stated.level, source, self.slide_path)
 
     def _associated(self, name: str) -> RgbArray:
-        parts = self._associated_parts[name]
-        form = parts[0].frames.form
-        width, height = parts[0].size
-        level = Level(index=0, size=(width, height), downsample=1.0, segment=form.size)
-        source = LayerLevel(parts=parts, path=0, plane=0)
+        source = self._associated_parts[name]
+        width, height = source.parts[0].size
+        segment = source.parts[0].frames.form.size
+        level = Level(index=0, size=(width, height), downsample=1.0, segment=segment)
         decoder = _FrameDecoder(level, source, self.slide_path)
         image = np.full((height, width, 3), WHITE, dtype=np.uint8)
         self._assemble(decoder, [(0, 0)], image[None])
         return image
-
-
-def _ratio(mpp: Mpp | None, finest: Mpp | None) -> Scale | None:
-    """Returns level-0 px per px; None where one of the resolutions is not stated."""
-    if mpp is None or finest is None:
-        return None
-    return (mpp[0] / finest[0], mpp[1] / finest[1])

@@ -198,14 +198,6 @@ class ImageHeader:
     deep: bool = False  # 16 bits a channel
 
 
-@dataclass(frozen=True, slots=True)
-class _Component:
-    """One of a JPEG's channels."""
-
-    across: int  # its sampling factors
-    down: int
-
-
 def read_header(file: BinaryIO, file_bytes: int) -> ImageHeader:
     """Returns the header of an opened PNG or JPEG.
 
@@ -245,10 +237,10 @@ def _read_png(file: BinaryIO, file_bytes: int) -> ImageHeader:
     if len(head) < _PNG_IHDR_BYTES:
         raise SlideOpenError("image: a PNG without its header; the file is truncated")
     width, height, bits, colour_type = struct.unpack(">IIBB", head[:10])
-    stored_samples = 1 if colour_type == _PNG_PALETTE else _png_samples(colour_type)
-    stored_px_bytes = stored_samples * bits / 8
-    decoded_samples = _png_samples(colour_type) + has_transparent_colour
-    decoded_px_bytes = decoded_samples * (2 if bits == 16 else 1)
+    # those of RGBA where PNG does not know the type
+    samples = _PNG_SAMPLES.get(colour_type, 4)
+    stored_px_bytes = (1 if colour_type == _PNG_PALETTE else samples) * bits / 8
+    decoded_px_bytes = (samples + has_transparent_colour) * (2 if bits == 16 else 1)
     if decoded_px_bytes < _RGB_BYTES:  # RGB is then made beside it, else in its place
         decoded_px_bytes += _RGB_BYTES
     return ImageHeader(
@@ -260,11 +252,6 @@ def _read_png(file: BinaryIO, file_bytes: int) -> ImageHeader:
         gray=colour_type in _PNG_GRAY,
         deep=bits == 16,
     )
-
-
-def _png_samples(colour_type: int) -> int:
-    """Returns the samples of a decoded pixel; those of RGBA where PNG does not know the type."""
-    return _PNG_SAMPLES.get(colour_type, 4)
 
 
 def _png_chunks(file: BinaryIO, file_bytes: int) -> Iterator[tuple[bytes, int]]:
@@ -298,11 +285,11 @@ def _read_jpeg(file: BinaryIO) -> ImageHeader:
             "image: not a readable JPEG: no frame header before its pixels"
         )
     height, width, count = struct.unpack(">HHB", frame[1:6])
-    factors = [frame[7 + 3 * n] for n in range(count)]
-    components = [_Component(across=f >> 4, down=f & 15) for f in factors]
+    # across and down, of each component
+    factors = [divmod(frame[7 + 3 * n], 16) for n in range(count)]
     several_scans = frame_marker in _JPEG_PROGRESSIVE or components_in_scan < count
     pixel_bytes = width * height * _RGB_BYTES
-    extra = _coefficient_bytes((width, height), components) if several_scans else 0
+    extra = _coefficient_bytes((width, height), factors) if several_scans else 0
     return ImageHeader(
         kind="JPEG",
         size=(width, height),
@@ -331,16 +318,21 @@ def _jpeg_segments(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             return
 
 
-def _coefficient_bytes(size: Size, components: Sequence[_Component]) -> int:
-    """Counts what libjpeg keeps of an image in several scans: 2 bytes a coefficient."""
-    if not all(c.across and c.down for c in components):
+def _coefficient_bytes(size: Size, factors: Sequence[tuple[int, int]]) -> int:
+    """Counts what libjpeg keeps of an image in several scans: 2 bytes a coefficient.
+
+    Args:
+        size: (width, height) of the image, px.
+        factors: sampling factors of its components, across and down.
+    """
+    if not all(across and down for across, down in factors):
         raise SlideOpenError("image: not a readable JPEG: a sampling factor of 0")
-    most_across = max(component.across for component in components)
-    most_down = max(component.down for component in components)
+    most_across = max(across for across, _ in factors)
+    most_down = max(down for _, down in factors)
     num_bytes = 0
-    for component in components:
-        blocks_x = _blocks(size[0], component.across, most_across)
-        blocks_y = _blocks(size[1], component.down, most_down)
+    for across, down in factors:
+        blocks_x = _blocks(size[0], across, most_across)
+        blocks_y = _blocks(size[1], down, most_down)
         num_bytes += blocks_x * blocks_y * _BLOCK_BYTES
     return num_bytes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,13 +16,14 @@ from thinsection.files.sources import closed_error
 from thinsection.slide.base import WHITE, Slide, on_white
 from thinsection.slide.formats.tiff_inventory import page_size
 from thinsection.slide.formats.tiff_layout import (
-    LibraryView,
-    TiffContents,
-    library_view,
+    TiffLayout,
+    library_layout,
+    unchecked_claims,
 )
 from thinsection.slide.geometry import l0_from_lv, positive_number
 from thinsection.slide.level_check import (
     LevelClaim,
+    Verdicts,
     judge_levels,
     keep_levels,
     known_levels,
@@ -36,10 +37,19 @@ from thinsection.slide.pictures import (
     role_of_name,
 )
 from thinsection.slide.readers import LEFT_TO_TIFF, UNKNOWN_FORMAT
-from thinsection.types import MIB, Level, Mpp, RgbArray, Size
+from thinsection.types import MIB, Level, Mpp, RgbArray
 
 CACHE_BYTES = 64 * MIB  # of decoded segments, per slide
 _GENERIC_TIFF = "generic-tiff"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OpenSlideLevel:
+    """A level of ours, and OpenSlide's index and downsample of it."""
+
+    level: Level
+    index: int
+    downsample: float
 
 
 class OpenSlideSlide(Slide):
@@ -60,15 +70,11 @@ class OpenSlideSlide(Slide):
     ) -> None:
         stamps = slide_stamps(path)
         verdicts = known_levels(stamps)
-        view = library_view(path, image=image, verdicts=verdicts)
-        if view.objection:
-            raise SlideOpenError(f"{LEFT_TO_TIFF}: {view.objection}")
+        layout = library_layout(path, image=image, verdicts=verdicts)
         handle = _open_handle(path)
         self._path = path
         self._handle: openslide.OpenSlide | None = handle
         self._lock = threading.Lock()
-        self._all_levels = _levels_by_openslide(handle)
-        self._levels = self._all_levels
         self._origin_l0 = (0, 0)  # of the shown area on OpenSlide's canvas
         self.associated_names = tuple(sorted(handle.associated_images))
         properties = handle.properties
@@ -77,108 +83,179 @@ class OpenSlideSlide(Slide):
         own_mpp = (mpp_x, mpp_y) if mpp_x and mpp_y else None
         power = properties.get(openslide.PROPERTY_NAME_OBJECTIVE_POWER)
         vendor = properties.get(openslide.PROPERTY_NAME_VENDOR)
-        contents = view.contents
-        if contents is not None:
-            self._require_same_picture(contents)
-            if contents.shown.base.index > 0 and vendor == _GENERIC_TIFF:
-                own_mpp = contents.picture.mpp  # OpenSlide reads that of the first page
+        levels = []
+        sizes = zip(handle.level_dimensions, handle.level_downsamples)
+        for index, (size, ratio) in enumerate(sizes):
+            downsample = max(1.0, ratio)
+            level = Level(index=index, size=size, downsample=downsample)
+            levels.append(
+                _OpenSlideLevel(level=level, index=index, downsample=downsample)
+            )
+        if layout is not None:
+            width, height = levels[0].level.size
+            if (width, height) != layout.picture.size:
+                raise SlideOpenError(
+                    f"{LEFT_TO_TIFF}: OpenSlide shows a picture of {width} x {height} px, the "
+                    f"slide is image {layout.picture}"
+                )
+            if layout.pages[0].index > 0 and vendor == _GENERIC_TIFF:
+                own_mpp = layout.picture.mpp  # OpenSlide reads that of the first page
         super().__init__(
             path,
-            [level.level for level in self._levels],
+            [level.level for level in levels],
             slide_mpp=slide_mpp or own_mpp,
             objective_power=positive_number(power),
             vendor=vendor,
             properties=properties,
         )
         self.mpp_source = f"OpenSlide's reading of {vendor}"
-        if contents is None:
-            areas = _areas(properties)
-            self.pictures = _pictures_by_openslide(self, areas)
-            picture = choose_picture(self.pictures, image, slide_path=path)
-            self._show_picture(picture, areas, image)
+        self._use_levels(levels)
+        if layout is None:
+            self._show_picture(levels, image)
             return
-        if view.claims:
-            levels, claims = _levels_of_claims(self._levels, view.claims)
-            self._use_levels(levels)
-            verdicts |= judge_levels(self, claims) if claims else {}
+        claims = unchecked_claims(layout.pages, verdicts)
+        if claims:
+            verdicts |= self._judge(levels, claims)
             keep_levels(stamps, verdicts)
-            view = library_view(path, image=image, verdicts=verdicts)
-        self._use_inventory(view)
+            layout = library_layout(path, image=image, verdicts=verdicts)
+            assert layout is not None
+        self._use_layout(levels, layout)
+
+    def _use_levels(self, levels: Sequence[_OpenSlideLevel]) -> None:
+        self._levels = list(levels)
+        self.levels = tuple(level.level for level in levels)
+        self.size = self.levels[0].size
+
+    def _judge(
+        self, levels: Sequence[_OpenSlideLevel], claims: Sequence[LevelClaim]
+    ) -> Verdicts:
+        """Returns what the pixels say of the claimed levels that OpenSlide has, by their sizes."""
+        by_size = {level.level.size: level for level in reversed(levels[1:])}
+        shown = [levels[0]]
+        reachable = []
+        for claim in claims:
+            own = by_size.get(claim.level.size)
+            if own is None:
+                continue
+            level = replace(claim.level, index=len(shown))
+            shown.append(replace(own, level=level))
+            reachable.append(replace(claim, level=level))
+        self._use_levels(shown)
+        return judge_levels(self, reachable) if reachable else {}
+
+    def _use_layout(
+        self, levels: Sequence[_OpenSlideLevel], layout: TiffLayout
+    ) -> None:
+        """Keeps the levels that our inventory has too, where and as large as it has them."""
+        placed_by_size = dict(zip(map(page_size, layout.pages), layout.levels))
+        kept: list[_OpenSlideLevel] = []
+        dropped = []
+        for own in levels:
+            size = own.level.size
+            placed = placed_by_size.pop(size, None)
+            if placed is None:
+                dropped.append(f"{size[0]} x {size[1]} px")
+                continue
+            level = replace(own.level, index=len(kept))
+            if placed.size != size:
+                level = replace(level, size=placed.size, downsample=placed.downsample)
+            kept.append(replace(own, level=level))
+        self._use_levels(kept)
+        self.pictures = layout.pictures
+        self.picture = layout.picture
+        self.notes = layout.notes
+        if dropped:
+            note = (
+                f"OpenSlide's level of {', '.join(dropped)} is left out: it is no level of the "
+                "slide"
+            )
+            self.notes = (*self.notes, note)
 
     def _show_picture(
-        self, picture: Picture, areas: Sequence[_Area], image: str | None
+        self, levels: Sequence[_OpenSlideLevel], image: str | None
     ) -> None:
-        """Shows one of several areas, or all of them at their places on the glass.
+        """Shows one of several scanned areas, or all of them at their places on the glass.
 
         Raises:
             ImageError: a label, macro or thumbnail is asked for.
         """
+        stated_levels = tuple(
+            PictureLevel(size=level.size, downsample=level.downsample)
+            for level in self.levels
+        )
+        pictures = [
+            Picture(
+                number=1,
+                role="slide",
+                rule="by OpenSlide",
+                size=self.size,
+                mpp=self.slide_mpp,
+                levels=stated_levels,
+            )
+        ]
+        origins: list[tuple[int, int]] = []  # of the areas, on OpenSlide's canvas
+        while f"openslide.region[{len(origins)}].width" in self.properties:
+            region = f"openslide.region[{len(origins)}]"
+            x, y, width, height = self._numbers(region, "x", "y", "width", "height")
+            origins.append((x, y))
+            pictures.append(
+                Picture(
+                    number=len(pictures) + 1,
+                    name=f"area {len(origins)}",
+                    role="slide",
+                    rule="a scanned area of the glass, by OpenSlide",
+                    size=(width, height),
+                    mpp=self.slide_mpp,
+                )
+            )
+        if len(origins) == 1:
+            pictures.pop()  # it is the slide
+        areas = pictures[1:]
+        for name in self.associated_names:
+            prefix = f"openslide.associated.{name}"
+            width, height = self._numbers(prefix, "width", "height")
+            pictures.append(
+                Picture(
+                    number=len(pictures) + 1,
+                    name=name,
+                    role=role_of_name(name) or "other",
+                    rule="by OpenSlide",
+                    size=(width, height),
+                )
+            )
+        picture = choose_picture(pictures, image, slide_path=self._path)
+        self.pictures = tuple(pictures)
         self.picture = picture
-        number = picture.number - 1
         if picture.role != "slide":
             raise ImageError(
                 f"image must be the slide or one of its areas, got {image!r} in "
                 f"{Path(self._path).name!r}; read it by `slide.associated_image`"
             )
-        if number == 0:
-            self.notes = _area_notes(areas)
-            return
-        area = areas[number - 1]
-        self._origin_l0 = area.origin_l0
-        levels = []
-        for own in self._all_levels:
-            size = (
-                max(1, round(area.size[0] / own.downsample)),
-                max(1, round(area.size[1] / own.downsample)),
-            )
-            levels.append(replace(own, level=replace(own.level, size=size)))
-        self._use_levels(levels)
-        self.size = area.size
-        self.notes = picture_notes(self.pictures, picture, image)
-
-    def _require_same_picture(self, contents: TiffContents) -> None:
-        """Refuses a file of which OpenSlide shows another picture."""
-        own_size = self._levels[0].level.size
-        if own_size != contents.picture.size:
-            self._handle = None
-            raise SlideOpenError(
-                f"{LEFT_TO_TIFF}: OpenSlide shows a picture of {own_size[0]} x {own_size[1]} px, "
-                f"the slide is image {contents.picture}"
+        if picture in areas:
+            self._origin_l0 = origins[areas.index(picture)]
+            of_area = []
+            for own in levels:
+                size = (
+                    max(1, round(picture.size[0] / own.downsample)),
+                    max(1, round(picture.size[1] / own.downsample)),
+                )
+                of_area.append(replace(own, level=replace(own.level, size=size)))
+            self._use_levels(of_area)
+            self.size = picture.size
+            self.notes = picture_notes(pictures, picture, image)
+        elif areas:
+            places = [
+                f"{area.size[0]} x {area.size[1]} px at {origin}"
+                for area, origin in zip(areas, origins)
+            ]
+            self.notes = (
+                f"{len(areas)} scanned areas are shown at their places on the glass: "
+                f"{', '.join(places)}; --image 'area 1' shows the first alone",
             )
 
-    def _use_inventory(self, view: LibraryView) -> None:
-        """Keeps the levels that our inventory has too, where and as large as it has them."""
-        assert view.contents is not None
-        kept: list[_OpenSlideLevel] = []
-        by_page = {
-            page_size(page): placed
-            for page, placed in zip(view.contents.shown.pages, view.levels)
-        }
-        dropped = []
-        for own in self._all_levels:
-            placed = by_page.pop(own.level.size, None)
-            if placed is None:
-                dropped.append(own.level.size)
-                continue
-            level = replace(own.level, index=len(kept))
-            if placed.size != own.level.size:
-                level = replace(level, size=placed.size, downsample=placed.downsample)
-            kept.append(replace(own, level=level))
-        self._use_levels(kept)
-        self.size = self.levels[0].size
-        self.pictures = view.contents.pictures
-        self.picture = view.contents.picture
-        self.notes = view.notes
-        if dropped:
-            sizes = ", ".join(f"{width} x {height} px" for width, height in dropped)
-            note = (
-                f"OpenSlide's level of {sizes} is left out: it is no level of the slide"
-            )
-            self.notes = (*self.notes, note)
-
-    def _use_levels(self, levels: Sequence[_OpenSlideLevel]) -> None:
-        self._levels = list(levels)
-        self.levels = tuple(level.level for level in levels)
+    def _numbers(self, prefix: str, *names: str) -> list[int]:
+        """Returns numbers among the properties; 0 for one that is missing."""
+        return [int(self.properties.get(f"{prefix}.{name}") or 0) for name in names]
 
     def icc_profile(self) -> bytes | None:
         """See `Slide.icc_profile`."""
@@ -231,121 +308,6 @@ class OpenSlideSlide(Slide):
         with self._lock:
             # not handle.close(), which frees it under other threads
             self._handle = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OpenSlideLevel:
-    """A level of ours, and OpenSlide's index and downsample of it."""
-
-    level: Level
-    index: int
-    downsample: float
-
-
-def _levels_by_openslide(handle: openslide.OpenSlide) -> list[_OpenSlideLevel]:
-    """Returns the levels as OpenSlide has them."""
-    levels = []
-    sizes = zip(handle.level_dimensions, handle.level_downsamples)
-    for index, (size, ratio) in enumerate(sizes):
-        downsample = max(1.0, ratio)
-        level = Level(index=index, size=size, downsample=downsample)
-        levels.append(_OpenSlideLevel(level=level, index=index, downsample=downsample))
-    return levels
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Area:
-    """One of several scanned areas of a glass, on OpenSlide's canvas."""
-
-    origin_l0: tuple[int, int]
-    size: Size
-
-
-def _areas(properties: Mapping[str, str]) -> list[_Area]:
-    """Returns the scanned areas of a glass; none where there is only one."""
-    areas: list[_Area] = []
-    while f"openslide.region[{len(areas)}].width" in properties:
-        region = f"openslide.region[{len(areas)}]"
-        x, y, width, height = (
-            int(properties.get(f"{region}.{side}") or 0)
-            for side in ("x", "y", "width", "height")
-        )
-        areas.append(_Area(origin_l0=(x, y), size=(width, height)))
-    return areas if len(areas) > 1 else []
-
-
-def _area_notes(areas: Sequence[_Area]) -> tuple[str, ...]:
-    """Returns what is said of several areas of one glass, which OpenSlide shows together."""
-    if not areas:
-        return ()
-    places = [
-        f"{area.size[0]} x {area.size[1]} px at {area.origin_l0}" for area in areas
-    ]
-    return (
-        f"{len(areas)} scanned areas are shown at their places on the glass: "
-        f"{', '.join(places)}; --image 'area 1' shows the first alone",
-    )
-
-
-def _pictures_by_openslide(slide: Slide, areas: Sequence[_Area]) -> tuple[Picture, ...]:
-    """Returns the slide, its areas and its associated images, as OpenSlide names them."""
-    levels = tuple(
-        PictureLevel(size=level.size, downsample=level.downsample)
-        for level in slide.levels
-    )
-    pictures = [
-        Picture(
-            number=1,
-            role="slide",
-            rule="by OpenSlide",
-            size=slide.size,
-            mpp=slide.slide_mpp,
-            levels=levels,
-        )
-    ]
-    for number, area in enumerate(areas, 1):
-        pictures.append(
-            Picture(
-                number=len(pictures) + 1,
-                name=f"area {number}",
-                role="slide",
-                rule="a scanned area of the glass, by OpenSlide",
-                size=area.size,
-                mpp=slide.slide_mpp,
-            )
-        )
-    for name in slide.associated_names:
-        sides = [
-            int(slide.properties.get(f"openslide.associated.{name}.{side}") or 0)
-            for side in ("width", "height")
-        ]
-        pictures.append(
-            Picture(
-                number=len(pictures) + 1,
-                name=name,
-                role=role_of_name(name) or "other",
-                rule="by OpenSlide",
-                size=(sides[0], sides[1]),
-            )
-        )
-    return tuple(pictures)
-
-
-def _levels_of_claims(
-    levels: Sequence[_OpenSlideLevel], claims: Sequence[LevelClaim]
-) -> tuple[list[_OpenSlideLevel], list[LevelClaim]]:
-    """Returns level 0 and OpenSlide's levels of the sizes that are claimed, and these claims."""
-    by_size = {level.level.size: level for level in reversed(levels[1:])}
-    shown = [levels[0]]
-    reachable = []
-    for claim in claims:
-        own = by_size.get(claim.level.size)
-        if own is None:
-            continue
-        level = replace(claim.level, index=len(shown))
-        shown.append(replace(own, level=level))
-        reachable.append(replace(claim, level=level))
-    return shown, reachable
 
 
 def premultiply_again(pixels: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from thinsection.errors import SlideReadError
 from thinsection.slide.base import WHITE, Slide
 from thinsection.slide.geometry import ReadPlan, origins_lv
-from thinsection.types import MIB, CoordsL0, Level, Mpp, RgbArray, TileArray
+from thinsection.types import MIB, CoordsL0, Level, RgbArray, Size, TileArray
 
 # decoded segments in memory, for each slide
 CACHE_BYTES = 64 * MIB
@@ -49,12 +49,14 @@ class Decoder(ABC):
         sparse: True if some segments may be empty.
     """
 
-    def __init__(self, level: Level, name: str) -> None:
+    def __init__(self, level: Level, name: str, *, stored: Size | None = None) -> None:
         assert level.segment is not None
+        # a level without its padding has fewer segments than its file stores
+        width, height = stored or level.size
         self.size = level.size
         self.segment = level.segment
-        self.columns = _ceil_div(self.size[0], self.segment[0])
-        self.rows = _ceil_div(self.size[1], self.segment[1])
+        self.columns = _ceil_div(width, self.segment[0])
+        self.rows = _ceil_div(height, self.segment[1])
         self.sparse = False
         self._name = name
 
@@ -95,6 +97,7 @@ class Decoder(ABC):
         )
 
 
+@dataclass(slots=True, eq=False)
 class _CacheEntry:
     """A segment in the cache.
 
@@ -107,15 +110,12 @@ class _CacheEntry:
         stays: True if it stays in the cache after the last call that uses it.
     """
 
-    __slots__ = ("index", "is_decoding", "is_ready", "num_borrowers", "pixels", "stays")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.pixels: RgbArray | None = None
-        self.num_borrowers = 0
-        self.is_decoding = False
-        self.is_ready = False
-        self.stays = False
+    index: int
+    pixels: RgbArray | None = None
+    num_borrowers: int = 0
+    is_decoding: bool = False
+    is_ready: bool = False
+    stays: bool = False
 
 
 class SegmentCache:
@@ -198,9 +198,15 @@ class SegmentCache:
                     for entry in ready:
                         del borrowed[entry.index]
                         self._end_use(decoder, entry, num_uses, whole)
-                    claimed = self._claim_entries(borrowed.values())
+                    claimed = []
+                    for entry in borrowed.values():
+                        if not (entry.is_decoding or entry.is_ready):
+                            entry.is_decoding = True
+                            claimed.append(entry)
                     if borrowed and not claimed:
-                        self._wait_for_other_threads(borrowed.values())
+                        # until another thread has decoded one, or has failed at it
+                        while all(entry.is_decoding for entry in borrowed.values()):
+                            self._changed.wait()
                         continue
                 arrays = self._allocate_each(claimed, decoder.shape)
                 indices = [entry.index for entry in claimed]
@@ -300,20 +306,6 @@ class SegmentCache:
                     break
                 self._allocated_bytes -= pixels.nbytes
 
-    def _claim_entries(self, entries: Iterable[_CacheEntry]) -> list[_CacheEntry]:
-        """Marks the entries that no thread decodes as decoded by this one, and returns them."""
-        claimed = []
-        for entry in entries:
-            if not (entry.is_decoding or entry.is_ready):
-                entry.is_decoding = True
-                claimed.append(entry)
-        return claimed
-
-    def _wait_for_other_threads(self, entries: Iterable[_CacheEntry]) -> None:
-        """Waits until another thread has decoded one of the entries, or has failed at it."""
-        while all(entry.is_decoding for entry in entries):
-            self._changed.wait()
-
     def _end_use(
         self,
         decoder: Decoder,
@@ -361,27 +353,10 @@ class SegmentedSlide(Slide):
     Memory: `CACHE_BYTES` of decoded segments, and one more segment for each reading thread.
     """
 
-    def __init__(
-        self,
-        path: str,
-        levels: Sequence[Level],
-        decoders: Iterable[Decoder],
-        *,
-        slide_mpp: Mpp | None,
-        objective_power: float | None = None,
-        vendor: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        orientation: int = 1,
-    ) -> None:
-        super().__init__(
-            path,
-            levels,
-            slide_mpp=slide_mpp,
-            objective_power=objective_power,
-            vendor=vendor,
-            properties=properties,
-            orientation=orientation,
-        )
+    def _read_by(self, levels: Sequence[Level], decoders: Iterable[Decoder]) -> None:
+        """Reads these levels by these decoders; a reader says it when it opens the slide."""
+        self.levels = tuple(levels)
+        self.size = self.levels[0].size
         self._decoders = list(decoders)
         self._cache = SegmentCache(CACHE_BYTES)
 
@@ -501,7 +476,6 @@ def _whole_segments(
 _InRegion = tuple[int, slice, slice]
 # rows and columns of an overlap in a segment
 _InSegment = tuple[slice, slice]
-_Overlap = tuple[_InRegion, _InSegment]
 
 
 @dataclass(frozen=True)
@@ -514,7 +488,7 @@ class _Overlaps:
         empty: overlaps with segments for which the file stores no data.
     """
 
-    by_segment: dict[int, list[_Overlap]]
+    by_segment: dict[int, list[tuple[_InRegion, _InSegment]]]
     whole: set[int]
     empty: list[_InRegion]
 
@@ -523,35 +497,28 @@ def _find_overlaps(
     decoder: Decoder, origins: Sequence[tuple[int, int]], size: tuple[int, int]
 ) -> _Overlaps:
     """Finds the overlaps of regions of one size with the segments of a level."""
+    overlaps = _Overlaps({}, set(), [])
+    by_segment = overlaps.by_segment
     width, height = size
     segment_width, segment_height = decoder.segment
     level_width, level_height = decoder.size
-    by_segment: dict[int, list[_Overlap]] = {}
-    whole: set[int] = set()
-    empty: list[_InRegion] = []
     for region, (x, y) in enumerate(origins):
         columns = _find_axis_overlaps(x, width, segment_width, level_width)
         rows = _find_axis_overlaps(y, height, segment_height, level_height)
-        for row, rows_in_segment, rows_in_region, has_all_rows in rows:
-            for (
-                column,
-                columns_in_segment,
-                columns_in_region,
-                has_all_columns,
-            ) in columns:
-                index = decoder.index(column, row)
-                in_region = (region, rows_in_region, columns_in_region)
-                if decoder.sparse and decoder.is_empty(index):
-                    empty.append(in_region)
-                    continue
-                overlap = (in_region, (rows_in_segment, columns_in_segment))
-                if index in by_segment:
-                    by_segment[index].append(overlap)
-                else:
-                    by_segment[index] = [overlap]
-                if has_all_rows and has_all_columns:
-                    whole.add(index)
-    return _Overlaps(by_segment, whole, empty)
+        for row, column in product(rows, columns):
+            index = decoder.index(column.segment, row.segment)
+            in_region = (region, row.in_region, column.in_region)
+            if decoder.sparse and decoder.is_empty(index):
+                overlaps.empty.append(in_region)
+                continue
+            overlap = (in_region, (row.in_segment, column.in_segment))
+            if index in by_segment:
+                by_segment[index].append(overlap)
+            else:
+                by_segment[index] = [overlap]
+            if row.is_whole and column.is_whole:
+                overlaps.whole.add(index)
+    return overlaps
 
 
 class _AxisOverlap(NamedTuple):

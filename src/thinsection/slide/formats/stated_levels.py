@@ -5,17 +5,17 @@ that it is less reduced than it is, and its tissue would lie elsewhere on each l
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thinsection.errors import SlideOpenError
-from thinsection.slide.base import Slide
+from thinsection.slide.formats.segments import Decoder, SegmentedSlide
 from thinsection.slide.level_check import (
     BY_SIZE,
-    LEVEL,
     OTHER,
     LevelClaim,
-    LevelVerdict,
+    Verdicts,
     judge_levels,
     keep_levels,
     known_levels,
@@ -28,6 +28,13 @@ _MAX_ASPECT = 1.1
 # by which a level's scale may differ from what its size says
 _MAX_PADDING = 4.0
 Scale = tuple[float, float]  # along x and y
+
+
+def scale_ratio(scale: Scale | None, finest: Scale | None) -> Scale | None:
+    """Returns level-0 px per px of a level; None where one of the scales is not stated."""
+    if scale is None or finest is None:
+        return None
+    return (scale[0] / finest[0], scale[1] / finest[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +92,11 @@ def state_level(
         )
         if is_same:
             scale = stated
-        elif _is_possible(stated, by_size):
+        # a scale hardly coarser than level 0, or far from what the size says, is a writer's fault
+        elif all(
+            a > 1 and 1 / _MAX_PADDING < a / b < _MAX_PADDING
+            for a, b in zip(stated, by_size)
+        ):
             scale = stated
             contradicted = by_size
         else:
@@ -103,50 +114,70 @@ def state_level(
     )
 
 
-def judge_stated_levels(
-    slide: Slide, levels: Sequence[StatedLevel], picture: int, stamps: Stamps | None
-) -> dict[tuple[int, int], LevelVerdict]:
-    """Returns what the pixels say of each level below the finest; see `judge_levels`.
+class StatedSlide(SegmentedSlide):
+    """A slide whose container states the scale of each level, as DICOM and OME-Zarr do.
 
-    Args:
-        slide: the slide that has them.
-        levels: finest first.
-        picture: number of the picture that they belong to.
-        stamps: those of the file that describes them; what was found is kept by them.
+    Thread-safe. Memory: as `SegmentedSlide`.
     """
-    claims = []
-    for each in levels[1:]:
-        by_size = None if each.by_size is None else _mean(each.by_size)
-        key = (picture, each.number)
-        claims.append(LevelClaim(key=key, level=each.level, by_size=by_size))
-    known = known_levels(stamps)
-    verdicts: dict[tuple[int, int], LevelVerdict] = {}
-    for claim in claims:
-        for verdict in (LEVEL, BY_SIZE, OTHER):
-            if known.get(claim.key) == verdict:
-                verdicts[claim.key] = verdict
-    if len(verdicts) < len(claims):
-        verdicts = judge_levels(slide, claims)
-        slide.drop_decoded()
-        keep_levels(stamps, {**known, **verdicts})
-    return verdicts
+
+    @abstractmethod
+    def _decoder(self, stated: StatedLevel) -> Decoder:
+        """Returns the decoder of a level."""
+
+    def _read_stated(
+        self,
+        stated: Sequence[StatedLevel],
+        picture: int,
+        stamps: Stamps | None,
+        *,
+        compares: bool = True,
+    ) -> tuple[list[StatedLevel], list[str]]:
+        """Reads the levels that are such by their pixels; returns them, and notes on the others.
+
+        Args:
+            stated: finest first.
+            picture: number of the picture that they belong to.
+            stamps: those of the file that describes them; what was found is kept by them.
+            compares: False where pixels are not to be read.
+        """
+        self._read_by([each.level for each in stated], map(self._decoder, stated))
+        verdicts: Verdicts = {}
+        if compares:
+            verdicts = self._judge(stated, picture, stamps)
+        settled, notes = _settle_levels(stated, picture, verdicts)
+        self._read_by([each.level for each in settled], map(self._decoder, settled))
+        return settled, notes
+
+    def _judge(
+        self, stated: Sequence[StatedLevel], picture: int, stamps: Stamps | None
+    ) -> Verdicts:
+        """Returns what the pixels say of each level below the finest; see `judge_levels`."""
+        claims = []
+        for each in stated[1:]:
+            by_size = None if each.by_size is None else _mean(each.by_size)
+            key = (picture, each.number)
+            claims.append(LevelClaim(key=key, level=each.level, by_size=by_size))
+        verdicts = known_levels(stamps)
+        if any(claim.key not in verdicts for claim in claims):
+            verdicts |= judge_levels(self, claims)
+            keep_levels(stamps, verdicts)
+        return verdicts
 
 
-def settle_levels(
-    levels: Sequence[StatedLevel], verdicts: Mapping[tuple[int, int], LevelVerdict]
+def _settle_levels(
+    levels: Sequence[StatedLevel], picture: int, verdicts: Verdicts
 ) -> tuple[list[StatedLevel], list[str]]:
     """Returns the levels that are such, without padding, and notes on the others.
 
     Where a level has more pixels than its scale gives the slide, its content ends before its edge.
     Where it has fewer, the content of all levels ends where its content ends.
     """
-    by_number = {number: verdict for (_, number), verdict in verdicts.items()}
     notes = []
     kept = []
     for claimed in levels:
         each = claimed
         size = each.level.size
-        verdict = by_number.get(each.number, LEVEL)
+        verdict = verdicts.get((picture, each.number))
         if verdict == OTHER:
             notes.append(
                 f"level {each.name!r} of {size[0]} x {size[1]} px does not show what level 0 "
@@ -188,17 +219,6 @@ def settle_levels(
         )
         settled.append(replace(each, level=level))
     return settled, notes
-
-
-def _is_possible(stated: Scale, by_size: Scale) -> bool:
-    """Tells whether a level may have the scale that it states.
-
-    One that is hardly coarser than level 0, or far from what its size says, is a writer's fault.
-    """
-    return all(
-        a > 1 and 1 / _MAX_PADDING < a / b < _MAX_PADDING
-        for a, b in zip(stated, by_size)
-    )
 
 
 def _content(levels: Sequence[StatedLevel]) -> Scale:

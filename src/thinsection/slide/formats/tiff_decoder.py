@@ -254,10 +254,8 @@ class SegmentDecoder(Decoder):
     def __init__(
         self, level: Level, page: TiffPage, source: ByteSource, factor: int = 1
     ) -> None:
-        super().__init__(level, source.name)
-        # a level without its padding has fewer columns than its page
-        self.columns = -(-int(page.imagewidth) // self.segment[0])
-        self.rows = -(-int(page.imagelength) // self.segment[1])
+        stored = (int(page.imagewidth), int(page.imagelength))
+        super().__init__(level, source.name, stored=stored)
         compression = int(page.compression)
         self._source = source
         self._page = page
@@ -373,30 +371,24 @@ class SegmentDecoder(Decoder):
             return
         rows = min(len(pixels), len(out))
         columns = min(pixels.shape[1], out.shape[1])
-        inside = self._size_inside(index, out)
+        # the part of the segment that lies inside the picture
+        row, column = divmod(index % (self.columns * self.rows), self.columns)
+        scale = out.shape[1] // self.segment[0]  # of one that is still to be reduced
+        inside = (
+            scale * min(self.segment[0], self.size[0] - column * self.segment[0]),
+            scale * min(self.segment[1], self.size[1] - row * self.segment[1]),
+        )
         if columns < inside[0] or rows < inside[1]:
             raise self._error(index, f"{columns} x {rows} of {inside} px")
         if not np.may_share_memory(pixels, out):
-            out[:rows, :columns] = self._colours(pixels[:rows, :columns])
+            colours = pixels[:rows, :columns]
+            if self._alpha is None:
+                out[:rows, :columns] = colours[..., :3]  # without a fourth sample
+            else:
+                is_premultiplied = self._alpha == "premultiplied"
+                out[:rows, :columns] = on_white(colours, premultiplied=is_premultiplied)
         out[rows:] = WHITE  # beyond the border of the picture
         out[:rows, columns:] = WHITE
-
-    def _size_inside(self, index: int, out: RgbArray) -> Size:
-        """Returns (width, height) of the part of a segment that lies inside the picture, px.
-
-        `out` is of a whole segment, or of one that is still to be reduced.
-        """
-        row, column = divmod(index % (self.columns * self.rows), self.columns)
-        scale = out.shape[1] // self.segment[0]
-        width = min(self.segment[0], self.size[0] - column * self.segment[0])
-        height = min(self.segment[1], self.size[1] - row * self.segment[1])
-        return (width * scale, height * scale)
-
-    def _colours(self, pixels: Pixels) -> Pixels:
-        """Returns decoded px without their fourth sample; on white where it is alpha."""
-        if self._alpha is None:
-            return pixels[..., :3]
-        return on_white(pixels, premultiplied=self._alpha == "premultiplied")
 
     def _pixels(self, index: int, data: memoryview, out: RgbArray) -> Pixels:
         """Decodes (height, width, samples), one of them or RGB(A); in `out` where it can be."""

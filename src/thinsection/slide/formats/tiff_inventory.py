@@ -22,20 +22,19 @@ from thinsection.slide.formats.tiff_pages import (
     segment_size,
     tag_mpp,
 )
-from thinsection.slide.level_check import OTHER
+from thinsection.slide.level_check import OTHER, Verdicts
 from thinsection.slide.pictures import (
     Picture,
     PictureLevel,
     Role,
-    is_padded,
     role_of_name,
 )
 from thinsection.types import Mpp, Size
 
-# what pixels said of levels, by the offsets of the larger page and of the smaller one
-Verdicts = Mapping[tuple[int, int], str]
 SubIfds = Mapping[int, list[TiffPage]]  # pages below a page, by its offset
 _ASPECT_TOLERANCE = 0.02
+# by which the size of a level may differ from what its scale makes it
+ROUNDED_PX = 1.5
 _SAME_SCALE = (
     1e-3  # resolutions that differ by less are a copy, which says nothing of a level
 )
@@ -159,6 +158,17 @@ def stated_downsample(page: TiffPage, base: TiffPage) -> float | None:
     if abs(x_ratio / y_ratio - 1) > _ASPECT_TOLERANCE:
         return None
     return (x_ratio + y_ratio) / 2
+
+
+def padded_downsample(page: TiffPage, base: TiffPage) -> float | None:
+    """Returns the stated downsample of a page where its size contradicts it by over 1.5 px."""
+    downsample = stated_downsample(page, base)
+    if downsample is None:
+        return None
+    sides = zip(page_size(base), page_size(page))
+    if all(abs(whole / downsample - side) <= ROUNDED_PX for whole, side in sides):
+        return None
+    return downsample
 
 
 # pages that say themselves what they are
@@ -292,9 +302,7 @@ def _group(
         if not flags or _is_flagged(page):
             of_plane = [picture for picture in found if picture.plane == plane]
             parents = _possible_parents(page, of_plane, verdicts)
-            parent = _choose_parent(page, parents, verdicts)
-            if parent is not None:
-                parent.levels.append(page)
+            if _add_level(page, parents, verdicts):
                 continue
             if parents:
                 found.append(_failed(page, parents[0].base, claims, plane=plane))
@@ -346,16 +354,16 @@ def _possible_parents(
     exact = [
         each
         for each in fitting
-        if _has_shape_of(page, each.base) and _agrees_with_scale(page, each.base)
+        if _has_shape_of(page, each.base) and padded_downsample(page, each.base) is None
     ]
     padded = [each for each in fitting if _is_padded_level(page, each.base)]
     return exact or padded or fitting
 
 
-def _choose_parent(
+def _add_level(
     page: TiffPage, parents: Sequence[TiffPicture], verdicts: Verdicts
-) -> TiffPicture | None:
-    """Returns the picture of which a page is a level; None where all refuse it.
+) -> bool:
+    """Makes a page a level of one of some pictures; returns False where all refuse it.
 
     One whose pixels agree comes first, then the nearest page before it, then the first. The others
     remember it, so that their pixels are asked too.
@@ -367,7 +375,7 @@ def _choose_parent(
         and page_size(page) not in [page_size(level) for level in picture.levels]
     ]
     if not willing:
-        return None
+        return False
     agreed = [p for p in willing if (p.base.offset, page.offset) in verdicts]
     before = [picture for picture in willing if picture.base.index < page.index]
     nearest = sorted(before, key=lambda picture: -picture.base.index)
@@ -375,7 +383,8 @@ def _choose_parent(
     for picture in parents:
         if picture is not parent and (picture.base.offset, page.offset) not in verdicts:
             picture.possible.append(page)
-    return parent
+    parent.levels.append(page)
+    return True
 
 
 def _base_picture(
@@ -410,20 +419,22 @@ def _striped_picture(
     page: TiffPage, known: Sequence[TiffPicture], *, aperio: bool
 ) -> TiffPicture:
     """Returns the picture of a page in strips: a thumbnail below a slide of its shape."""
-    mpp = tag_mpp(page)
+    picture = TiffPicture(
+        base=page, role="slide", rule="a page of its own", mpp=tag_mpp(page)
+    )
+    slides = [each.base for each in known if each.role == "slide"]
     if aperio and page.index == 1:
-        rule = "second page of an Aperio file, in strips"
-        return TiffPicture(base=page, role="thumbnail", rule=rule, name="thumbnail")
-    for picture in known:
-        if picture.role == "slide" and _has_shape_of(page, picture.base):
-            rule = "smaller, in strips, and of the slide's shape"
-            return TiffPicture(base=page, role="thumbnail", rule=rule, mpp=mpp)
-    larger = [picture for picture in known if picture.role == "slide"]
-    if larger and _is_flagged(page):
-        rule = "flagged as reduced, of another shape than any slide"
-        return TiffPicture(base=page, role="other", rule=rule, mpp=mpp)
-    rule = "a page of its own"
-    return TiffPicture(base=page, role="slide", rule=rule, mpp=mpp)
+        picture.role = "thumbnail"
+        picture.rule = "second page of an Aperio file, in strips"
+        picture.name = "thumbnail"
+        picture.mpp = None
+    elif any(_has_shape_of(page, base) for base in slides):
+        picture.role = "thumbnail"
+        picture.rule = "smaller, in strips, and of the slide's shape"
+    elif slides and _is_flagged(page):
+        picture.role = "other"
+        picture.rule = "flagged as reduced, of another shape than any slide"
+    return picture
 
 
 def _failed(
@@ -463,20 +474,19 @@ def _ome_pictures(
     pictures = _without_flattened_levels(pictures, verdicts)
     free = [page for page in pages if page.index not in listed]
     for page in free:
-        stated = _stated_picture(page, aperio=False)
-        parents = []
-        if page.is_tiled:
-            open_pictures = [each for each in pictures if not each.has_own_levels]
-            parents = _possible_parents(page, open_pictures, verdicts)
-        parent = None if stated else _choose_parent(page, parents, verdicts)
-        if parent is not None:
-            parent.levels.append(page)
-        elif stated is not None:
-            pictures.append(stated)
-        elif parents:
-            pictures.append(_failed(page, parents[0].base, "a page beside the images"))
-        else:
-            pictures.append(_striped_picture(page, pictures, aperio=False))
+        picture = _stated_picture(page, aperio=False)
+        if picture is None:
+            parents = []
+            if page.is_tiled:
+                open_pictures = [each for each in pictures if not each.has_own_levels]
+                parents = _possible_parents(page, open_pictures, verdicts)
+            if _add_level(page, parents, verdicts):
+                continue
+            if parents:
+                picture = _failed(page, parents[0].base, "a page beside the images")
+            else:
+                picture = _striped_picture(page, pictures, aperio=False)
+        pictures.append(picture)
     for picture in pictures:
         picture.levels.sort(key=_area, reverse=True)
     return pictures
@@ -536,11 +546,8 @@ def _without_flattened_levels(
             and _may_be_level(picture.base, other.base)
             and _has_same_extent(picture, other)
         ]
-        parent = _choose_parent(picture.base, parents, verdicts)
-        if parent is None:
+        if not _add_level(picture.base, parents, verdicts):
             kept.append(picture)
-        else:
-            parent.levels.append(picture.base)
     return [picture for picture in pictures if picture in kept]
 
 
@@ -594,12 +601,6 @@ def _has_shape_of(page: TiffPage, base: TiffPage) -> bool:
     y_ratio = base.imagelength / page.imagelength
     tolerance = _ASPECT_TOLERANCE + 2 / page.imagelength
     return bool(x_ratio > 1 and abs(x_ratio / y_ratio - 1) < tolerance)
-
-
-def _agrees_with_scale(page: TiffPage, base: TiffPage) -> bool:
-    """Tells whether a page's size is what its stated scale makes it, or nothing is stated."""
-    level = PictureLevel(size=page_size(page), downsample=stated_downsample(page, base))
-    return not is_padded(level, PictureLevel(size=page_size(base)))
 
 
 def _is_padded_level(page: TiffPage, base: TiffPage) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import BinaryIO
 
 import numpy as np
@@ -23,13 +23,15 @@ from thinsection.errors import (
 from thinsection.slide.formats.channels import TiffChannels, find_channels
 from thinsection.slide.formats.tiff_decoder import colour_note
 from thinsection.slide.formats.tiff_inventory import (
+    ROUNDED_PX,
     TiffPicture,
-    Verdicts,
     find_pictures,
+    padded_downsample,
     page_size,
     stated_downsample,
 )
 from thinsection.slide.formats.tiff_pages import (
+    OmeImage,
     TiffMetadata,
     find_unsupported,
     has_unexplained_sample,
@@ -37,20 +39,17 @@ from thinsection.slide.formats.tiff_pages import (
     level_of_page,
     orientation_of,
     read_metadata,
-    segment_size,
 )
-from thinsection.slide.level_check import BY_SIZE, LevelClaim
+from thinsection.slide.level_check import BY_SIZE, LevelClaim, Verdicts
 from thinsection.slide.look import unpicked_channels_error
 from thinsection.slide.orientation import ORIENTATION_TAG, UPRIGHT
 from thinsection.slide.pictures import (
+    SLIDES,
     Picture,
-    PictureLevel,
-    Role,
     choose_picture,
-    is_padded,
     picture_notes,
-    place_levels,
 )
+from thinsection.slide.readers import LEFT_TO_TIFF
 from thinsection.types import Level, Mpp
 
 # what OpenSlide treats in a way of its own (overlaps, sparse layouts, restart markers)
@@ -61,7 +60,6 @@ _LEFT_TO_OPENSLIDE = {
     "philips": "Philips TIFF",
 }
 _ICC_TAG = 34675
-_SLIDE_ROLES: tuple[Role, ...] = ("slide", "plane", "path")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,31 +69,29 @@ class TiffLayout:
     Attributes:
         levels: finest first, without the padding that their pages may have.
         pages: pages of the levels.
+        possible: pages that may be levels too, for their pixels to decide.
+        ome: what OME-XML says of the slide.
         associated: by the name of an associated image, its only level and its page.
         metadata: what the file says of the slide.
         pictures: inventory of the file.
         picture: the one of them that is shown.
         notes: what is said of the choice, of the levels and of what was taken otherwise than the
             file says it.
-        possible: pages that may be levels too, for their pixels to decide.
         icc_profile: the colour profile, if any.
         checked: True where no page asks for memory beyond reason, so that a C library may see it.
     """
 
     levels: list[Level]
     pages: list[TiffPage]
+    possible: list[TiffPage]
+    ome: OmeImage | None
     associated: dict[str, tuple[Level, TiffPage]]
     metadata: TiffMetadata
     pictures: tuple[Picture, ...]
     picture: Picture
-    notes: tuple[str, ...] = ()
-    possible: tuple[TiffPage, ...] = ()
+    notes: tuple[str, ...]
     icc_profile: bytes | None = None
     checked: bool
-
-    def unchecked_claims(self, verdicts: Verdicts) -> list[LevelClaim]:
-        """Returns the levels of which the pixels have said nothing; see `with_levels_of`."""
-        return unchecked_claims([*self.pages, *self.possible], verdicts)
 
     def with_levels_of(self, claims: Sequence[LevelClaim]) -> TiffLayout:
         """Returns a layout of level 0 and the claimed levels."""
@@ -125,12 +121,9 @@ def unchecked_claims(pages: Sequence[TiffPage], verdicts: Verdicts) -> list[Leve
         if key in verdicts:
             continue
         level = level_of_page(page, len(claims) + 1, base)
-        stated = stated_downsample(page, base)
+        stated = padded_downsample(page, base)
         by_size = None
-        if stated is not None and is_padded(
-            PictureLevel(size=level.size, downsample=stated),
-            PictureLevel(size=page_size(base)),
-        ):
+        if stated is not None:
             by_size = level.downsample
             level = replace(level, downsample=stated)
         claims.append(LevelClaim(key=key, level=level, by_size=by_size))
@@ -143,7 +136,7 @@ def read_layout(
     handle: BinaryIO | None = None,
     *,
     image: str | None = None,
-    verdicts: Verdicts = MappingProxyType({}),
+    verdicts: Verdicts | None = None,
 ) -> TiffLayout:
     """Parses the layout of a local file, or of an opened binary file, which stays open.
 
@@ -160,43 +153,27 @@ def read_layout(
         SlideOpenError: not a TIFF, truncated, or left to OpenSlide.
     """
     with _parsed(path, handle) as file:
-        contents = _read_contents(file, image, verdicts)
-        shown = contents.shown
-        base = shown.base
-        channels = find_channels(file, base, shown.ome)
+        layout = _read_pictures(file, slide_mpp, image, verdicts or {})
+        base = layout.pages[0]
+        channels = find_channels(file, base, layout.ome)
         if channels is not None:
             raise unpicked_channels_error(channels.channels, file.filename)
-        _refuse_mixed_orientations(base, shown.pages)
-        for page in shown.pages:
-            _refuse_unsupported(page)
-        levels = _placed_levels(shown, verdicts)
-        doubts = [colour_note(base, file.filehandle), _sign_note(base)]
-        return TiffLayout(
-            levels=levels,
-            pages=shown.pages,
-            associated=_associated(contents),
-            metadata=read_metadata(base, shown.ome, slide_mpp),
-            pictures=contents.pictures,
-            picture=contents.picture,
-            notes=(
-                *contents.notes,
-                *_padding_notes(shown, levels),
-                *filter(None, doubts),
-            ),
-            possible=tuple(shown.possible),
-            icc_profile=base.tags.valueof(_ICC_TAG),
-            checked=contents.checked,
-        )
-
-
-def _sign_note(page: TiffPage) -> str:
-    """Returns a note where a page calls its samples signed; '' elsewhere."""
-    if page.dtype != np.dtype(np.int8):
-        return ""
-    return (
-        "its samples are called signed, and are shown as 0 to 255 like those of other files, as "
-        "OpenSlide shows them"
-    )
+        _refuse_mixed_orientations(layout.pages)
+        for page in layout.pages:
+            unsupported = find_unsupported(page)
+            if unsupported:
+                raise SlideOpenError(f"tiff: {unsupported} is not supported")
+        notes = [*layout.notes]
+        colours = colour_note(base, file.filehandle)
+        if colours:
+            notes.append(colours)
+        if base.dtype == np.dtype(np.int8):
+            notes.append(
+                "its samples are called signed, and are shown as 0 to 255 like those of other "
+                "files, as OpenSlide shows them"
+            )
+        icc_profile = base.tags.valueof(_ICC_TAG)
+        return replace(layout, notes=tuple(notes), icc_profile=icc_profile)
 
 
 def channel_layout(
@@ -208,9 +185,9 @@ def channel_layout(
         SlideOpenError: as `read_layout`; or there are no channels to pick.
     """
     with _parsed(path) as file:
-        contents = _read_contents(file, image, {})
-        base = contents.shown.base
-        channels = find_channels(file, base, contents.shown.ome)
+        layout = _read_pictures(file, slide_mpp, image, {})
+        base = layout.pages[0]
+        channels = find_channels(file, base, layout.ome)
         if channels is None:
             raise SlideOpenError(
                 "tiff: an RGB or gray picture of 8 bits has no channels to choose, in "
@@ -227,46 +204,67 @@ def channel_layout(
                     raise SlideOpenError(
                         "tiff: planes must have all segments; the file is damaged"
                     )
-        layout = TiffLayout(
-            levels=[
-                level_of_page(keyframe, index, base)
-                for index, keyframe in enumerate(keyframes)
-            ],
-            pages=[],
-            associated={},
-            metadata=read_metadata(base, contents.shown.ome, slide_mpp),
-            pictures=contents.pictures,
-            picture=contents.picture,
-            notes=contents.notes,
-            checked=False,
+        levels = [
+            level_of_page(keyframe, index, base)
+            for index, keyframe in enumerate(keyframes)
+        ]
+        notes = picture_notes(layout.pictures, layout.picture, image)
+        return (
+            replace(
+                layout,
+                levels=levels,
+                pages=[],
+                associated={},
+                notes=notes,
+                checked=False,
+            ),
+            channels,
         )
-        return layout, channels
 
 
-@dataclass(frozen=True, kw_only=True)
-class TiffContents:
-    """Pictures of a TIFF.
+def library_layout(
+    path: str, *, image: str | None = None, verdicts: Verdicts
+) -> TiffLayout | None:
+    """Returns what OpenSlide may show of a TIFF; None where the file is left to the library.
 
-    Attributes:
-        found: the pictures with their pages.
-        pictures: the same as plain values.
-        shown: the picture that is the slide.
-        picture: the same as a plain value.
-        notes: what is said of the choice.
-        checked: True where no page asks for memory beyond reason.
+    OpenSlide leaves px as they are stored, or mirrors them within each tile, and takes any fourth
+    sample for alpha. It takes the first picture of a size.
+
+    Raises:
+        ImageError: the file has no such picture, or none that could be a slide.
+        SlideOpenError: OpenSlide would show other px than the file describes.
     """
+    layout = None
+    objection = ""
+    try:
+        with _parsed(path) as file:
+            for page in file.pages:
+                orientation = orientation_of(page)
+                if orientation != UPRIGHT:
+                    objection = f"page {page.index} has orientation {orientation}"
+                elif has_unexplained_sample(page):
+                    objection = f"page {page.index} has a fourth sample"
+                if objection:
+                    break
+            else:
+                layout = _read_pictures(file, None, image, verdicts)
+                base = layout.pages[0]
+                for page in file.pages:
+                    is_rival = page.index < base.index and page.is_tiled
+                    if is_rival and page_size(page) == page_size(base):
+                        objection = f"image {layout.picture.number} is not the first"
+    except ImageError:
+        raise
+    except SlideOpenError:  # no TIFF, a damaged one, or one that is left to the library
+        return None
+    if objection:
+        raise SlideOpenError(f"{LEFT_TO_TIFF}: {objection}")
+    return layout
 
-    found: list[TiffPicture]
-    pictures: tuple[Picture, ...]
-    shown: TiffPicture
-    picture: Picture
-    notes: tuple[str, ...]
-    checked: bool
 
-
-def _read_contents(
-    file: TiffFile, image: str | None, verdicts: Verdicts
-) -> TiffContents:
+def _read_pictures(
+    file: TiffFile, slide_mpp: Mpp | None, image: str | None, verdicts: Verdicts
+) -> TiffLayout:
     """Makes the inventory of a file, and chooses its slide."""
     chain = _sound_chain(file)
     file_bytes = file.filehandle.size
@@ -280,139 +278,85 @@ def _read_contents(
         picture.described(number) for number, picture in enumerate(found, start=1)
     )
     picture = choose_picture(pictures, image, slide_path=file.filename)
-    return TiffContents(
-        found=found,
-        pictures=pictures,
-        shown=found[picture.number - 1],
-        picture=picture,
-        notes=picture_notes(pictures, picture, image),
-        checked=len(sound) == len(chain) + len(below),
-    )
-
-
-def _placed_levels(shown: TiffPicture, verdicts: Verdicts) -> list[Level]:
-    """Returns the levels of a picture, at the scale that they state, without their padding."""
-    base = shown.base
-    stated = []
-    for page in shown.pages:
-        downsample = stated_downsample(page, base)
-        if verdicts.get((base.offset, page.offset)) == BY_SIZE:
-            downsample = None
-        stated.append(PictureLevel(size=page_size(page), downsample=downsample))
-    levels = []
-    for index, (page, placed) in enumerate(zip(shown.pages, place_levels(stated))):
-        assert placed.downsample is not None
-        levels.append(
-            Level(
-                index=index,
-                size=placed.size,
-                downsample=placed.downsample,
-                segment=segment_size(page),
-            )
-        )
-    return levels
-
-
-def _padding_notes(shown: TiffPicture, levels: Sequence[Level]) -> tuple[str, ...]:
-    """Returns what is said of pages that are larger than what they show."""
+    shown = found[picture.number - 1]
+    # the other pictures that can be read whole, by their role or number
+    associated: dict[str, tuple[Level, TiffPage]] = {}
+    for number, other in enumerate(found, start=1):
+        page = other.base
+        if other is shown or other.role in SLIDES or find_unsupported(page):
+            continue
+        name = f"image{number}" if other.role == "other" else other.role
+        associated.setdefault(name, (level_of_page(page, 0, page), page))
+    levels = _place_levels(shown, verdicts)
     padded = [
         str(level.index)
         for page, level in zip(shown.pages, levels)
         if page_size(page) != level.size
     ]
-    if not padded:
-        return ()
-    levels_end = f"level {padded[0]} ends"
-    if len(padded) > 1:
-        levels_end = f"levels {', '.join(padded)} end"
-    return (
-        f"{levels_end} before the edge of the page, by the resolution that the page states: the "
-        "padding is left out",
+    notes = picture_notes(pictures, picture, image)
+    if padded:
+        levels_end = f"level {padded[0]} ends"
+        if len(padded) > 1:
+            levels_end = f"levels {', '.join(padded)} end"
+        notes = (
+            *notes,
+            f"{levels_end} before the edge of the page, by the resolution that the page states: "
+            "the padding is left out",
+        )
+    return TiffLayout(
+        levels=levels,
+        pages=shown.pages,
+        possible=shown.possible,
+        ome=shown.ome,
+        associated=associated,
+        metadata=read_metadata(shown.base, shown.ome, slide_mpp),
+        pictures=pictures,
+        picture=picture,
+        notes=notes,
+        checked=len(sound) == len(chain) + len(below),
     )
 
 
-def _associated(contents: TiffContents) -> dict[str, tuple[Level, TiffPage]]:
-    """Returns the other pictures that can be read whole, by their role or number."""
-    associated: dict[str, tuple[Level, TiffPage]] = {}
-    for number, found in enumerate(contents.found, start=1):
-        page = found.base
-        is_other = found is not contents.shown and found.role not in _SLIDE_ROLES
-        if not is_other or find_unsupported(page):
-            continue
-        name = f"image{number}" if found.role == "other" else found.role
-        if name not in associated:
-            associated[name] = (level_of_page(page, 0, page), page)
-    return associated
+def _place_levels(shown: TiffPicture, verdicts: Verdicts) -> list[Level]:
+    """Returns the levels of a picture at the downsample that counts, and without padding.
 
-
-@dataclass(frozen=True, kw_only=True)
-class LibraryView:
-    """What a C library may show of a TIFF.
-
-    Attributes:
-        contents: pictures of the file; None where these are left to the library.
-        levels: the slide's levels, without padding.
-        notes: what is said of the choice, and of padding.
-        claims: levels of which the pixels have said nothing.
-        objection: why the library would show other px than the file describes; '' where it would
-            not.
+    A level's downsample is the ratio of sizes where that agrees with the stated one within 1.5 px
+    of the level, else the stated one: the level or level 0 is then padded, and the slide ends where
+    the first of them ends.
     """
-
-    contents: TiffContents | None = None
-    levels: tuple[Level, ...] = ()
-    notes: tuple[str, ...] = ()
-    claims: tuple[LevelClaim, ...] = ()
-    objection: str = ""
-
-
-def library_view(
-    path: str,
-    *,
-    image: str | None = None,
-    verdicts: Verdicts = MappingProxyType({}),
-) -> LibraryView:
-    """Returns what OpenSlide may show of a file.
-
-    OpenSlide leaves px as they are stored, or mirrors them within each tile, and takes any fourth
-    sample for alpha. It takes the first picture of a size.
-
-    Raises:
-        ImageError: the file has no such picture, or none that could be a slide.
-    """
-    try:
-        with _parsed(path) as file:
-            objection = _objection(file)
-            if objection:
-                return LibraryView(objection=objection)
-            contents = _read_contents(file, image, verdicts)
-            shown = contents.shown
-            for page in file.pages:
-                is_rival = page.index < shown.base.index and page.is_tiled
-                if is_rival and page_size(page) == page_size(shown.base):
-                    objection = f"image {contents.picture.number} is not the first"
-            levels = _placed_levels(shown, verdicts)
-            return LibraryView(
-                contents=contents,
-                levels=tuple(levels),
-                notes=(*contents.notes, *_padding_notes(shown, levels)),
-                claims=tuple(unchecked_claims(shown.pages, verdicts)),
-                objection=objection,
+    base = shown.base
+    whole = page_size(base)
+    content = [float(px) for px in whole]
+    downsamples = []
+    for page in shown.pages:
+        size = page_size(page)
+        downsample = (whole[0] / size[0] + whole[1] / size[1]) / 2
+        stated = None
+        if verdicts.get((base.offset, page.offset)) != BY_SIZE:
+            stated = stated_downsample(page, base)
+            padded = padded_downsample(page, base)
+            if padded is not None:
+                downsample = padded
+                for side in (0, 1):
+                    # a level may end a px early, because sizes are rounded down
+                    end = size[side] * padded
+                    if end + ROUNDED_PX * padded < whole[side]:
+                        content[side] = min(content[side], end)
+        downsample = max(1.0, downsample)
+        downsamples.append((downsample, downsample == stated))
+    is_cut = content != [*whole]
+    levels = []
+    for index, page in enumerate(shown.pages):
+        downsample, is_stated = downsamples[index]
+        size = page_size(page)
+        if is_stated or is_cut:
+            size = (
+                min(size[0], max(1, math.ceil(content[0] / downsample))),
+                min(size[1], max(1, math.ceil(content[1] / downsample))),
             )
-    except ImageError:
-        raise
-    except SlideOpenError:  # no TIFF, a damaged one, or one that is left to the library
-        return LibraryView()
-
-
-def _objection(file: TiffFile) -> str:
-    """Returns which page OpenSlide would show otherwise; '' where none."""
-    for page in file.pages:
-        orientation = orientation_of(page)
-        if orientation != UPRIGHT:
-            return f"page {page.index} has orientation {orientation}"
-        if has_unexplained_sample(page):
-            return f"page {page.index} has a fourth sample"
-    return ""
+        level = level_of_page(page, index, base)
+        levels.append(replace(level, size=size, downsample=downsample))
+    return levels
 
 
 @contextmanager
@@ -420,7 +364,13 @@ def _parsed(path: str, handle: BinaryIO | None = None) -> Iterator[TiffFile]:
     """Opens the file by tifffile for the block; SlideOpenError for whatever it raises."""
     name = Path(path.split("?", 1)[0])
     if name.suffix.lower() == ".vsi":
-        _refuse_vsi(name)
+        folder = f"_{name.stem}_"
+        beside = "is" if name.with_name(folder).is_dir() else "is not"
+        raise SlideOpenError(
+            "tiff: this Olympus VSI contains a preview only; its pixels are in .ets files in "
+            f"'{folder}', which {beside} in the same folder; no reader here reads those: convert "
+            "it to OME-TIFF (QuPath or bfconvert)"
+        )
     if handle is not None:
         handle.seek(0)
     try:
@@ -432,16 +382,6 @@ def _parsed(path: str, handle: BinaryIO | None = None) -> Iterator[TiffFile]:
         raise DamagedTiffError(
             f"tiff: not a readable TIFF: {error or repr(error)}"
         ) from error
-
-
-def _refuse_vsi(path: Path) -> None:
-    folder = f"_{path.stem}_"
-    beside = "is" if path.with_name(folder).is_dir() else "is not"
-    raise SlideOpenError(
-        "tiff: this Olympus VSI contains a preview only; its pixels are in .ets files in "
-        f"'{folder}', which {beside} in the same folder; no reader here reads those: convert it to "
-        "OME-TIFF (QuPath or bfconvert)"
-    )
 
 
 def _sound_chain(file: TiffFile) -> list[TiffPage]:
@@ -482,20 +422,13 @@ def _next_page_offset(file: TiffFile, page: TiffPage) -> int:
     return int(offset)
 
 
-def _refuse_unsupported(page: TiffPage) -> None:
-    """Refuses a level of a kind that is left out here."""
-    unsupported = find_unsupported(page)
-    if unsupported:
-        raise SlideOpenError(f"tiff: {unsupported} is not supported")
-
-
-def _refuse_mixed_orientations(base: TiffPage, levels: Sequence[TiffPage]) -> None:
+def _refuse_mixed_orientations(pages: Sequence[TiffPage]) -> None:
     """Refuses levels that say that they are turned otherwise than the first page is.
 
     A level without the tag is turned as the first page: programs that set it set it there alone.
     """
-    first = orientation_of(base)
-    for page in levels:
+    first = orientation_of(pages[0])
+    for page in pages:
         if ORIENTATION_TAG not in page.tags or orientation_of(page) == first:
             continue
         raise SlideOpenError(

@@ -66,7 +66,7 @@ def is_sound(page: TiffPage, file_bytes: int, *, required: bool) -> bool:
         ProvedDamageError: blocks of the page are missing, and it is required, or may be a level.
         DamagedTiffError: its sizes may do harm, and it is required, or may be a level.
     """
-    fault = _find_fault(page, file_bytes)
+    fault = _find_fault(page)
     loss = "" if fault else _find_loss(page, file_bytes)
     if loss and (required or page.is_tiled):
         raise ProvedDamageError(f"tiff: page {page.index} {loss}; copy the file again")
@@ -75,7 +75,7 @@ def is_sound(page: TiffPage, file_bytes: int, *, required: bool) -> bool:
     return not fault and not loss
 
 
-def _find_fault(page: TiffPage, file_bytes: int) -> str:
+def _find_fault(page: TiffPage) -> str:
     """Returns what is wrong with a page's sizes, after 'page 3 '; '' where nothing is."""
     for code in (*_NUMBER_TAGS, _BITS_TAG):
         tags = page.tags.getall(code) or ()
@@ -96,9 +96,10 @@ def _find_fault(page: TiffPage, file_bytes: int) -> str:
             f"has a strip or tile of {segment_bytes >> 20} MiB, more than "
             f"{MAX_SEGMENT_BYTES >> 20}; convert it to a tiled TIFF"
         )
-    listed = min(len(page.dataoffsets), len(page.databytecounts))
+    counts = (len(page.dataoffsets), len(page.databytecounts))
+    listed = min(counts)
+    most = max(counts)
     expected = _num_segments(page)
-    most = max(len(page.dataoffsets), len(page.databytecounts))
     if listed >= expected and most > expected:
         return f"lists {most} segments and has {expected}; the file is damaged"
     return ""
@@ -106,11 +107,9 @@ def _find_fault(page: TiffPage, file_bytes: int) -> str:
 
 def _num_segments(page: TiffPage) -> int:
     """Returns how many segments a page must list."""
-    segment = segment_size(page)
+    width, height = segment_size(page)
     planes = page.samplesperpixel if page.planarconfig == SEPARATE else 1
-    columns = -(-page.imagewidth // segment[0])
-    rows = -(-page.imagelength // segment[1])
-    return int(columns * rows * planes)
+    return int(-(-page.imagewidth // width) * -(-page.imagelength // height) * planes)
 
 
 def _find_loss(page: TiffPage, file_bytes: int) -> str:
@@ -125,8 +124,10 @@ def _find_loss(page: TiffPage, file_bytes: int) -> str:
     pairs = zip(page.dataoffsets, page.databytecounts)
     beyond = sum(1 for offset, count in pairs if count and offset + count > file_bytes)
     if beyond:
-        place = "beyond the end of the file"
-        return f"has {beyond} of {expected} segments {place}; the file is truncated"
+        return (
+            f"has {beyond} of {expected} segments beyond the end of the file; the file is "
+            "truncated"
+        )
     return ""
 
 

@@ -15,7 +15,7 @@ from thinsection.slide.formats.channels import (
     Values,
     scale_channels,
 )
-from thinsection.slide.formats.segments import Decoder, SegmentedSlide
+from thinsection.slide.formats.segments import SegmentedSlide
 from thinsection.slide.formats.tiff_decoder import (
     PlanarDecoder,
     SegmentDecoder,
@@ -25,6 +25,7 @@ from thinsection.slide.formats.tiff_layout import (
     TiffLayout,
     channel_layout,
     read_layout,
+    unchecked_claims,
 )
 from thinsection.slide.formats.tiff_pages import (
     JPEG,
@@ -81,13 +82,13 @@ class TiffSlide(SegmentedSlide):
         super().__init__(
             path,
             layout.levels,
-            decoders,
             slide_mpp=layout.metadata.slide_mpp,
             objective_power=layout.metadata.objective_power,
             vendor=layout.metadata.vendor,
             properties=layout.metadata.properties,
             orientation=layout.metadata.orientation,
         )
+        self._read_by(layout.levels, decoders)
         self.notes = layout.notes
         empty = empty_segments_note(layout.pages)
         if empty:
@@ -214,7 +215,7 @@ def checked_layout(
                 raise
             continue
         # pages that one picture gives up may be levels of another one
-        while claims := layout.unchecked_claims(verdicts):
+        while claims := unchecked_claims([*layout.pages, *layout.possible], verdicts):
             trial = TiffSlide(path, source=source, layout=layout.with_levels_of(claims))
             verdicts |= judge_levels(trial, claims, num_places=num_places)
             layout = read(image=number, verdicts=verdicts)
@@ -248,7 +249,7 @@ class ChannelSlide(TiffSlide):
             decoders.append(_PlaneDecoder(level, picked_planes, self._source))
         names = [found.channels.names[channel] for channel in picked]
         self.rendering = scale_channels(decoders, names, look)
-        self._decoders = list[Decoder](decoders)
+        self._read_by(self.levels, decoders)
 
 
 class _PlaneDecoder(ScaledDecoder):

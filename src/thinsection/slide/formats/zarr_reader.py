@@ -10,8 +10,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import zarr
@@ -21,16 +22,16 @@ from thinsection.errors import ChannelsError, SlideOpenError
 from thinsection.files.urls import is_url, whole_url
 from thinsection.slide.base import GRAY
 from thinsection.slide.formats.channels import ScaledDecoder, Values, scale_channels
-from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES, SegmentedSlide
+from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES
 from thinsection.slide.formats.stated_levels import (
     Scale,
     StatedLevel,
-    judge_stated_levels,
-    settle_levels,
+    StatedSlide,
+    scale_ratio,
     state_level,
 )
 from thinsection.slide.geometry import positive_number, um_per_unit
-from thinsection.slide.level_check import LevelVerdict, slide_stamps
+from thinsection.slide.level_check import slide_stamps
 from thinsection.slide.look import (
     MAX_SHOWN,
     Channels,
@@ -47,7 +48,6 @@ from thinsection.slide.pictures import (
     role_of_name,
 )
 from thinsection.types import Document, Json, Level, Mpp, RgbArray, Size
-from thinsection.weights.stamps import Stamps
 
 _VERSION = re.compile(r"0\.[45]([.-]|$)")  # drafts of programs too: 0.4-dev-spatialdata
 _VERSIONS = "0.4 or 0.5"
@@ -57,39 +57,186 @@ _MAX_XML_BYTES = 1 << 24
 _IMAGE_NAME = re.compile(r"<(?:\w+:)?Image\b(?:[^>]*?\bName=\"([^\"]*)\")?", re.DOTALL)
 _NO_CHUNKS = (".z", "zarr.json", ".DS_Store")
 _MAX_LISTED = 1 << 14  # chunks of a level
+_METADATA_FILES = ("zarr.json", ".zattrs")
+_RGB_COLOURS = ["FF0000", "00FF00", "0000FF"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZarrImage:
+class _ZarrImage:
     """One multiscale image of an OME-Zarr.
 
     Attributes:
-        picture: what the inventory says of it.
         group: the group that holds its arrays.
         multiscale: its metadata.
         omero: how its channels are painted; {} where nothing is said.
+        axes: names of its axes, a letter each, in the order of its arrays.
     """
 
-    picture: Picture
     group: zarr.Group
     multiscale: Document
     omero: Document
+    axes: str
 
-    @property
-    def axes(self) -> str:
-        """Names of its axes, a letter each, in the order of its arrays."""
-        return _axes(self.multiscale)
+    def length(self, array: zarr.Array, axis: str) -> int:
+        """Returns the length along an axis; 1 where there is none of that name."""
+        return int(array.shape[self.axes.index(axis)]) if axis in self.axes else 1
+
+    def size(self, array: zarr.Array) -> Size:
+        """Returns (width, height), px."""
+        return (self.length(array, "x"), self.length(array, "y"))
+
+    def scale(self, dataset: Document) -> Scale | None:
+        """Returns units per px of a level; None where none is stated, or it is no number.
+
+        The scales of the image and of the level apply one after the other.
+        """
+        steps = self._steps(self.multiscale, "scale") + self._steps(dataset, "scale")
+        product = (math.prod(x for x, _ in steps), math.prod(y for _, y in steps))
+        if not steps or not all(0 < value < math.inf for value in product):
+            return None
+        return product
+
+    def mpp(self, dataset: Document) -> Mpp | None:
+        """Returns µm per px of a level; None where a unit or a scale is missing."""
+        sides = []
+        for value, axis in zip(self.scale(dataset) or (), "xy"):
+            unit = self.multiscale["axes"][self.axes.index(axis)].get("unit")
+            um = um_per_unit(unit if isinstance(unit, str) else None)
+            side = positive_number(str(value * um)) if um else None
+            if side is not None:
+                sides.append(side)
+        return (sides[0], sides[1]) if len(sides) == 2 else None
+
+    def is_shifted(self, finest: Document, dataset: Document, scale: Scale) -> bool:
+        """Tells whether a level begins more than one of its pixels away from level 0.
+
+        Programs that place a pixel by its centre shift a level by less than that.
+        """
+        px = (self._steps(finest, "scale") or [(1.0, 1.0)])[0]
+        origin = (self._steps(finest, "translation") or [(0.0, 0.0)])[0]
+        own_origin = (self._steps(dataset, "translation") or [origin])[0]
+        return any(
+            abs(own - first) > one_px * down
+            for own, first, one_px, down in zip(own_origin, origin, px, scale)
+        )
+
+    def _steps(self, part: Document, kind: str) -> list[Scale]:
+        """Returns the scales or translations along x and y that a part of the metadata states."""
+        steps = []
+        for step in part.get("coordinateTransformations") or ():
+            if step["type"] == kind:
+                x, y = (float(step[kind][self.axes.index(axis)]) for axis in "xy")
+                steps.append((x, y))
+        return steps
+
+    def picture(self, number: int, name: str) -> Picture:
+        """Returns what the inventory says of the image, by its name and its finest level."""
+        datasets = self.multiscale["datasets"]
+        role: Role = role_of_name(name) or "slide"
+        rule = "no macro, label or thumbnail by its name"
+        if role != "slide":
+            rule = "by its name"
+        size = (0, 0)
+        mpp = None
+        # the finest level stands first by the format; some programs write it last
+        for dataset in (datasets[0], datasets[-1]) if datasets else ():
+            array = self.group.get(str(dataset["path"]))
+            if not isinstance(array, zarr.Array) or not {"x", "y"} <= set(self.axes):
+                continue
+            if array.ndim == len(self.axes):
+                own_size = self.size(array)
+                if math.prod(own_size) > math.prod(size):
+                    size = own_size
+                    mpp = self.mpp(dataset)
+        if not math.prod(size):
+            role = "other"
+            rule = "it has no pixels"
+        return Picture(
+            number=number,
+            name=name,
+            role=role,
+            rule=rule,
+            size=size,
+            mpp=mpp,
+            levels=(PictureLevel(size=size, downsample=1.0, mpp=mpp),),
+        )
+
+    def levels(self) -> tuple[list[StatedLevel], list[zarr.Array]]:
+        """Returns the levels, finest first, each at the scale that it states, and their arrays.
+
+        A level without a scale, or with one that cannot be, is as fine as its size says.
+
+        Raises:
+            ChannelsError: planes differ by more than the channel.
+            SlideOpenError: a level is missing or damaged, or they are no pyramid.
+        """
+        datasets = self.multiscale["datasets"]
+        if not datasets:
+            raise SlideOpenError("zarr: an image must have levels, got none")
+        pairs = [(self._sound_array(str(each["path"])), each) for each in datasets]
+        pairs.sort(key=lambda pair: -math.prod(self.size(pair[0])))
+        arrays = [array for array, _ in pairs]
+        sizes = [self.size(array) for array in arrays]
+        areas = [math.prod(size) for size in sizes]
+        shrinks = all(larger > smaller for larger, smaller in pairwise(areas))
+        if len({self.length(array, "c") for array in arrays}) != 1 or not shrinks:
+            raise SlideOpenError(
+                f"zarr: levels must shrink and keep their channels, got {sizes}"
+            )
+        finest = pairs[0][1]
+        levels: list[StatedLevel] = []
+        for array, dataset in pairs:
+            size = self.size(array)
+            # a chunk may be declared larger than its level
+            width, height = (
+                min(array.chunks[self.axes.index(axis)], px)
+                for axis, px in zip("xy", size)
+            )
+            level = state_level(
+                str(dataset["path"]),
+                size,
+                (int(width), int(height)),
+                stated=scale_ratio(self.scale(dataset), self.scale(finest)),
+                finer=levels,
+            )
+            if levels and self.is_shifted(finest, dataset, level.scale):
+                level = replace(level, is_shifted=True)
+            levels.append(level)
+        return levels, arrays
+
+    def _sound_array(self, name: str) -> zarr.Array:
+        """Returns a level's array, whose axes and sizes are sound."""
+        array = self.group[name]
+        axes = self.axes
+        if len(axes) != array.ndim or not {"x", "y"} <= set(axes) <= set("tczyx"):
+            raise SlideOpenError(
+                f"zarr: axes must be of t, c, z, y and x, got {axes!r} for {array.ndim} of level "
+                f"{name!r}"
+            )
+        if array.dtype.kind not in "uif" or min(array.shape) < 1:
+            raise SlideOpenError(
+                f"zarr: pixels must be numbers, got {array.dtype} {array.shape} in level {name!r}"
+            )
+        chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize
+        if chunk_bytes > MAX_SEGMENT_BYTES:
+            raise SlideOpenError(
+                f"zarr: chunks must have <= 128 MiB, got {chunk_bytes >> 20} MiB in level "
+                f"{name!r}; write it with smaller chunks"
+            )
+        depths = {axis: self.length(array, axis) for axis in "zt"}
+        planes = ", ".join(
+            f"{depth} along {axis.upper()}"
+            for axis, depth in depths.items()
+            if depth > 1
+        )
+        if planes:
+            raise ChannelsError(
+                f"planes must differ by channel only, got {planes}; split the file"
+            )
+        return array
 
 
-@dataclass(frozen=True, kw_only=True)
-class ZarrLevels:
-    """Levels of an image as its metadata state them, finest first, with the array of each."""
-
-    stated: list[StatedLevel]
-    arrays: list[zarr.Array]
-
-
-def read_images(path: str) -> list[ZarrImage]:
+def _read_images(path: str) -> tuple[list[_ZarrImage], list[Picture]]:
     """Returns the images of a folder or URL; of each only the finest level is looked at.
 
     Raises:
@@ -109,14 +256,38 @@ def read_images(path: str) -> list[ZarrImage]:
     groups = [("", root)]
     if "multiscales" not in metadata:
         groups = list(_series(root, metadata))
-    images: list[ZarrImage] = []
-    for name, group in groups:
-        images.extend(_images_of_group(group, name, len(images)))
+    images: list[_ZarrImage] = []
+    pictures: list[Picture] = []
+    for series_name, group in groups:
+        own = _metadata(group)
+        multiscales = own.get("multiscales") or []
+        for multiscale in multiscales:
+            version = own.get("version") or multiscale.get("version")
+            if version is not None and not _VERSION.match(str(version)):
+                raise SlideOpenError(
+                    f"zarr: OME-Zarr must be of version {_VERSIONS}, got {version!r}"
+                )
+            name = str(multiscale.get("name") or "")
+            if len(multiscales) == 1 and (series_name or name in ("", "/")):
+                name = series_name
+            if "axes" not in multiscale:
+                raise SlideOpenError(
+                    f"zarr: an image must name its axes, as OME-Zarr {_VERSIONS} does; write it "
+                    "again"
+                )
+            image = _ZarrImage(
+                group=group,
+                multiscale=multiscale,
+                omero=own.get("omero") or {},
+                axes="".join(str(axis["name"]) for axis in multiscale["axes"]),
+            )
+            images.append(image)
+            pictures.append(image.picture(len(images), name))
     if not images:
         raise SlideOpenError(
             "zarr: not an OME-Zarr image, because its metadata have no 'multiscales'"
         )
-    return images
+    return images, pictures
 
 
 def _metadata(group: zarr.Group) -> Document:
@@ -148,28 +319,22 @@ def _series(root: zarr.Group, metadata: Document) -> Iterator[tuple[str, zarr.Gr
     """Yields name and group of each series of bioformats2raw's layout."""
     if "bioformats2raw.layout" not in metadata:
         return
-    listed = _listed_series(root)
-    names = _image_names(root)
-    for number in range(_MAX_SERIES):
-        if listed and number >= len(listed):
-            return
-        path = listed[number] if listed else str(number)
+    listed: list[str] = []
+    ome = root.get("OME")
+    if isinstance(ome, zarr.Group):
+        listed = [str(path) for path in _metadata(ome).get("series") or ()]
+    # without a list they are numbers from 0
+    paths = listed[:_MAX_SERIES] or [str(number) for number in range(_MAX_SERIES)]
+    for path, name in zip(paths, chain(_image_names(root), repeat(""))):
         group = root.get(path)
-        if not isinstance(group, zarr.Group):
-            if not listed:
-                return
+        if isinstance(group, zarr.Group):
+            yield name, group
+        elif listed:
             raise SlideOpenError(
                 f"zarr: series must be in the folder, got none at {path!r}; copy it again"
             )
-        yield names[number] if number < len(names) else "", group
-
-
-def _listed_series(root: zarr.Group) -> list[str]:
-    """Returns the paths that the group OME lists; [] where they are numbers from 0."""
-    group = root.get("OME")
-    if not isinstance(group, zarr.Group):
-        return []
-    return [str(path) for path in _metadata(group).get("series") or ()]
+        else:
+            return
 
 
 def _image_names(root: zarr.Group) -> list[str]:
@@ -183,235 +348,6 @@ def _image_names(root: zarr.Group) -> list[str]:
         return []
     text = data.to_bytes().decode("utf-8", errors="replace")
     return [html.unescape(match[1] or "") for match in _IMAGE_NAME.finditer(text)]
-
-
-def _images_of_group(
-    group: zarr.Group, series_name: str, num_before: int
-) -> Iterator[ZarrImage]:
-    """Yields the multiscale images of a group."""
-    metadata = _metadata(group)
-    multiscales = metadata.get("multiscales") or []
-    for place, multiscale in enumerate(multiscales):
-        version = metadata.get("version") or multiscale.get("version")
-        if version is not None and not _VERSION.match(str(version)):
-            raise SlideOpenError(
-                f"zarr: OME-Zarr must be of version {_VERSIONS}, got {version!r}"
-            )
-        own_name = str(multiscale.get("name") or "")
-        if len(multiscales) == 1 and (series_name or own_name in ("", "/")):
-            own_name = series_name
-        number = num_before + place + 1
-        yield ZarrImage(
-            picture=_picture(group, multiscale, number, own_name),
-            group=group,
-            multiscale=multiscale,
-            omero=metadata.get("omero") or {},
-        )
-
-
-def _picture(
-    group: zarr.Group, multiscale: Document, number: int, name: str
-) -> Picture:
-    """Returns what the inventory says of an image, by its name and its finest level."""
-    axes = _axes(multiscale)
-    datasets = multiscale["datasets"]
-    role: Role = role_of_name(name) or "slide"
-    rule = "no macro, label or thumbnail by its name"
-    if role != "slide":
-        rule = "by its name"
-    size = (0, 0)
-    mpp = None
-    # the finest level stands first by the format; some programs write it last
-    for dataset in (datasets[0], datasets[-1]) if datasets else ():
-        array = group.get(str(dataset["path"]))
-        if not isinstance(array, zarr.Array) or not {"x", "y"} <= set(axes):
-            continue
-        if array.ndim != len(axes):
-            continue
-        own_size = _size(array, axes)
-        if math.prod(own_size) > math.prod(size):
-            size = own_size
-            mpp = _find_mpp(multiscale, dataset)
-    if not math.prod(size):
-        role = "other"
-        rule = "it has no pixels"
-    return Picture(
-        number=number,
-        name=name,
-        role=role,
-        rule=rule,
-        size=size,
-        mpp=mpp,
-        levels=(PictureLevel(size=size, downsample=1.0, mpp=mpp),),
-    )
-
-
-def read_levels(image: ZarrImage) -> ZarrLevels:
-    """Returns the levels of an image, finest first, each at the scale that it states.
-
-    A level without a scale, or with one that cannot be, is as fine as its size says.
-
-    Raises:
-        ChannelsError: planes differ by more than the channel.
-        SlideOpenError: a level is missing or damaged, or they are no pyramid.
-    """
-    axes = image.axes
-    datasets = image.multiscale["datasets"]
-    if not datasets:
-        raise SlideOpenError("zarr: an image must have levels, got none")
-    arrays = [_sound_array(image.group, str(each["path"]), axes) for each in datasets]
-    pairs = list(zip(arrays, datasets, strict=True))
-    pairs.sort(key=lambda pair: -math.prod(_size(pair[0], axes)))
-    sizes = [_size(array, axes) for array, _ in pairs]
-    _refuse_no_pyramid([array for array, _ in pairs], sizes, axes)
-    finest = _scale(image.multiscale, pairs[0][1])
-    levels: list[StatedLevel] = []
-    for size, (array, dataset) in zip(sizes, pairs):
-        level = state_level(
-            str(dataset["path"]),
-            size,
-            _chunk_size(array, axes, size),
-            stated=_ratio(_scale(image.multiscale, dataset), finest),
-            finer=levels,
-        )
-        if levels and _is_shifted(pairs[0][1], dataset, axes, level.scale):
-            level = replace(level, is_shifted=True)
-        levels.append(level)
-    return ZarrLevels(stated=levels, arrays=[array for array, _ in pairs])
-
-
-def _refuse_no_pyramid(
-    arrays: Sequence[zarr.Array], sizes: Sequence[Size], axes: str
-) -> None:
-    """Refuses levels of one size, or of several numbers of channels."""
-    areas = [math.prod(size) for size in sizes]
-    channel_counts = {length(array, axes, "c") for array in arrays}
-    shrinks = all(larger > smaller for larger, smaller in pairwise(areas))
-    if len(channel_counts) != 1 or not shrinks:
-        raise SlideOpenError(
-            f"zarr: levels must shrink and keep their channels, got {sizes}"
-        )
-
-
-def _axes(multiscale: Document) -> str:
-    if "axes" not in multiscale:
-        raise SlideOpenError(
-            f"zarr: an image must name its axes, as OME-Zarr {_VERSIONS} does; write it again"
-        )
-    return "".join(str(axis["name"]) for axis in multiscale["axes"])
-
-
-def length(array: zarr.Array, axes: str, axis: str) -> int:
-    """Returns the length along an axis; 1 where there is none of that name."""
-    return int(array.shape[axes.index(axis)]) if axis in axes else 1
-
-
-def _size(array: zarr.Array, axes: str) -> Size:
-    """Returns (width, height), px."""
-    return (length(array, axes, "x"), length(array, axes, "y"))
-
-
-def _sound_array(group: zarr.Group, name: str, axes: str) -> zarr.Array:
-    """Returns a level's array, whose axes and sizes are sound."""
-    array = group[name]
-    if len(axes) != array.ndim or not {"x", "y"} <= set(axes) <= set("tczyx"):
-        raise SlideOpenError(
-            f"zarr: axes must be of t, c, z, y and x, got {axes!r} for {array.ndim} of level "
-            f"{name!r}"
-        )
-    if array.dtype.kind not in "uif" or min(array.shape) < 1:
-        raise SlideOpenError(
-            f"zarr: pixels must be numbers, got {array.dtype} {array.shape} in level {name!r}"
-        )
-    chunk_bytes = math.prod(array.chunks) * array.dtype.itemsize
-    if chunk_bytes > MAX_SEGMENT_BYTES:
-        raise SlideOpenError(
-            f"zarr: chunks must have <= 128 MiB, got {chunk_bytes >> 20} MiB in level {name!r}; "
-            "write it with smaller chunks"
-        )
-    depths = {axis: length(array, axes, axis) for axis in "zt"}
-    planes = ", ".join(
-        f"{depth} along {axis.upper()}" for axis, depth in depths.items() if depth > 1
-    )
-    if planes:
-        raise ChannelsError(
-            f"planes must differ by channel only, got {planes}; split the file"
-        )
-    return array
-
-
-def _chunk_size(array: zarr.Array, axes: str, size: Size) -> Size:
-    """Returns (width, height) of a chunk, which may be declared larger than its level."""
-    width = int(array.chunks[axes.index("x")])
-    height = int(array.chunks[axes.index("y")])
-    return (min(width, size[0]), min(height, size[1]))
-
-
-def _scale(multiscale: Document, dataset: Document) -> Scale | None:
-    """Returns units per px of a level; None where none is stated, or it is no number.
-
-    The scales of the image and of the level apply one after the other.
-    """
-    axes = _axes(multiscale)
-    product = [1.0, 1.0]
-    has_scale = False
-    for part in (multiscale, dataset):
-        for step in part.get("coordinateTransformations") or ():
-            if step["type"] != "scale":
-                continue
-            has_scale = True
-            for place, axis in enumerate("xy"):
-                product[place] *= float(step["scale"][axes.index(axis)])
-    if not has_scale or not all(0 < value < math.inf for value in product):
-        return None
-    return (product[0], product[1])
-
-
-def _is_shifted(finest: Document, dataset: Document, axes: str, scale: Scale) -> bool:
-    """Tells whether a level begins more than one of its pixels away from level 0.
-
-    Programs that place a pixel by its centre shift a level by less than that.
-    """
-    px = _step(finest, "scale", axes) or (1.0, 1.0)
-    origin = _step(finest, "translation", axes) or (0.0, 0.0)
-    own_origin = _step(dataset, "translation", axes) or origin
-    return any(
-        abs(own - first) > one_px * down
-        for own, first, one_px, down in zip(own_origin, origin, px, scale)
-    )
-
-
-def _step(dataset: Document, kind: str, axes: str) -> Scale | None:
-    """Returns a level's own scale or translation along x and y; None without one."""
-    for step in dataset.get("coordinateTransformations") or ():
-        if step["type"] == kind:
-            values = step[kind]
-            return (float(values[axes.index("x")]), float(values[axes.index("y")]))
-    return None
-
-
-def _ratio(scale: Scale | None, finest: Scale | None) -> Scale | None:
-    """Returns level-0 px per px of a level; None where one of the scales is not stated."""
-    if scale is None or finest is None:
-        return None
-    return (scale[0] / finest[0], scale[1] / finest[1])
-
-
-def _find_mpp(multiscale: Document, dataset: Document) -> Mpp | None:
-    """Returns µm per px of a level; None where a unit or a scale is missing."""
-    scale = _scale(multiscale, dataset)
-    if scale is None:
-        return None
-    axes = _axes(multiscale)
-    sides = []
-    for place, axis in enumerate("xy"):
-        unit = multiscale["axes"][axes.index(axis)].get("unit")
-        um = um_per_unit(unit if isinstance(unit, str) else None)
-        side = positive_number(str(scale[place] * um)) if um else None
-        if side is None:
-            return None
-        sides.append(side)
-    return (sides[0], sides[1])
 
 
 def missing_chunks_note(name: str, array: zarr.Array) -> str:
@@ -433,10 +369,6 @@ def missing_chunks_note(name: str, array: zarr.Array) -> str:
         f"level {name!r} lacks {expected - num_stored} of {expected} chunks; they show the "
         f"fill value {array.fill_value}"
     )
-
-
-_METADATA_FILES = ("zarr.json", ".zattrs")
-_RGB_COLOURS = ["FF0000", "00FF00", "0000FF"]
 
 
 class _ChunkDecoder(ScaledDecoder):
@@ -488,7 +420,7 @@ class _ChunkDecoder(ScaledDecoder):
         return chunk.transpose([axes.index(axis) for axis in "yxc"])
 
 
-class ZarrSlide(SegmentedSlide):
+class ZarrSlide(StatedSlide):
     """An OME-Zarr image, of a folder or a URL. Thread-safe.
 
     Memory: `segments.CACHE_BYTES`, and per reading thread the chunks of one place, stored and
@@ -505,14 +437,12 @@ class ZarrSlide(SegmentedSlide):
         look: Look | None = None,
         image: str | None = None,
     ) -> None:
-        images = read_images(path)
-        pictures = [each.picture for each in images]
+        images, pictures = _read_images(path)
         picture = choose_picture(pictures, image, slide_path=path)
         shown = images[picture.number - 1]
-        found = read_levels(shown)
-        self._arrays = found.arrays
-        num_channels = length(found.arrays[0], shown.axes, "c")
-        channels = _channels(shown.omero, num_channels, found.arrays[0].dtype)
+        stated, self._arrays = shown.levels()
+        num_channels = shown.length(self._arrays[0], "c")
+        channels = _channels(shown.omero, num_channels, self._arrays[0].dtype)
         picks = look.channels if look else ()
         if channels is not None and not picks:
             raise unpicked_channels_error(channels, path)
@@ -525,61 +455,31 @@ class ZarrSlide(SegmentedSlide):
         self._picked = [] if channels is None else [channels.index(n) for n in picks]
         super().__init__(
             path,
-            [each.level for each in found.stated],
-            self._make_decoders(found.stated),
+            [each.level for each in stated],
             slide_mpp=slide_mpp or picture.mpp,
             properties={"ome.Name": picture.name, "ome.Axes": shown.axes},
         )
-        notes = [*picture_notes(pictures, picture, image)]
-        notes += self._settle(found.stated, picture.number)
+        stamps = None
+        if not is_url(path):  # of the file that describes the images
+            each_stamps = [slide_stamps(f"{path}/{name}") for name in _METADATA_FILES]
+            stamps = next(filter(None, each_stamps), None)
+        # by URL each place costs requests
+        is_doubtful = any(each.by_size is not None for each in stated)
+        compares = len(stated) > 1 and (is_doubtful or not is_url(path))
+        settled, notes = self._read_stated(
+            stated, picture.number, stamps, compares=compares
+        )
+        for each in settled:
+            notes.append(missing_chunks_note(each.name, self._arrays[each.number]))
+        notes = [*picture_notes(pictures, picture, image), *filter(None, notes)]
         if channels is not None and look is not None:
             names = [channels.names[number] for number in self._picked]
-            self.rendering = scale_channels(self._chunks, names, look)
+            self.rendering = scale_channels(
+                cast("list[ScaledDecoder]", self._decoders), names, look
+            )
         elif num_channels == 1:
             notes.append(GRAY)
         self.notes = tuple(notes)
-        self.pictures = tuple(
-            replace(each, levels=self._picture_levels()) if each is picture else each
-            for each in pictures
-        )
-        self.picture = self.pictures[picture.number - 1]
-
-    def _make_decoders(self, levels: Sequence[StatedLevel]) -> list[_ChunkDecoder]:
-        self._chunks = [
-            _ChunkDecoder(
-                each.level, self._arrays[each.number], self._axes, self._picked
-            )
-            for each in levels
-        ]
-        return self._chunks
-
-    def _stamps(self) -> Stamps | None:
-        """Returns the stamps of the file that describes the images; None by URL."""
-        if is_url(self.slide_path):
-            return None
-        stamps = [
-            slide_stamps(str(Path(self.slide_path, name))) for name in _METADATA_FILES
-        ]
-        return next(filter(None, stamps), None)
-
-    def _settle(self, stated: Sequence[StatedLevel], picture: int) -> list[str]:
-        """Compares the levels' pixels, leaves out what is no level, and returns notes on it.
-
-        By URL only where a level's size contradicts its scale: each place costs requests.
-        """
-        is_doubtful = any(each.by_size is not None for each in stated)
-        verdicts: dict[tuple[int, int], LevelVerdict] = {}
-        if len(stated) > 1 and (is_doubtful or not is_url(self.slide_path)):
-            verdicts = judge_stated_levels(self, stated, picture, self._stamps())
-        settled, notes = settle_levels(stated, verdicts)
-        self.levels = tuple(each.level for each in settled)
-        self.size = self.levels[0].size
-        self._decoders = list(self._make_decoders(settled))
-        for each in settled:
-            notes.append(missing_chunks_note(each.name, self._arrays[each.number]))
-        return [note for note in notes if note]
-
-    def _picture_levels(self) -> tuple[PictureLevel, ...]:
         levels = []
         for level in self.levels:
             mpp = None
@@ -589,7 +489,13 @@ class ZarrSlide(SegmentedSlide):
             levels.append(
                 PictureLevel(size=level.size, downsample=level.downsample, mpp=mpp)
             )
-        return tuple(levels)
+        self.picture = replace(picture, levels=tuple(levels))
+        pictures[picture.number - 1] = self.picture
+        self.pictures = tuple(pictures)
+
+    def _decoder(self, stated: StatedLevel) -> _ChunkDecoder:
+        array = self._arrays[stated.number]
+        return _ChunkDecoder(stated.level, array, self._axes, self._picked)
 
 
 def _channels(
