@@ -43,7 +43,7 @@ from thinsection.slide.readers import (
     is_folder_slide,
     load_slide,
 )
-from thinsection.types import Level, Mpp, PointL0, Size
+from thinsection.types import Mpp, PointL0, Size
 
 # the reader that 'auto' prefers to OpenSlide
 FASTEST = "tiff"
@@ -329,48 +329,32 @@ def find_difference(slide: Slide, reference: Slide) -> str:
     if not np.allclose(own_mpp, reference_mpp, rtol=1e-6):
         return f"its resolution is {slide.slide_mpp}, but OpenSlide reads {reference.slide_mpp}"
     unread = ""
-    for level, place in product(reference.levels, _PROBES):
-        own_level = own_levels[level.size]
+    for level, (x_share, y_share) in product(reference.levels, _PROBES):
+        own = own_levels[level.size]
+        width, height = level.size
+        x = max(0, min(int(x_share * width), width - _PROBE_PX))
+        y = max(0, min(int(y_share * height), height - _PROBE_PX))
+        origin_l0 = corner_l0(own, x, y)
+        size = (min(_PROBE_PX, width), min(_PROBE_PX, height))
         try:
-            difference = _pixel_difference(slide, reference, own_level, level, place)
-        except UnreadReference as error:
-            unread = unread or str(error)
+            own_pixels = interpolated(slide, origin_l0, own.index, size)
         except SlideReadError as error:
             return str(error)
-        else:
-            if difference:
-                return difference
+        try:
+            reference_pixels = reference.read_region(origin_l0, level.index, size)
+        except SlideReadError as error:
+            unread = unread or str(error)
+            continue
+        difference = np.abs(own_pixels - reference_pixels)
+        if own.index == 0 and difference.any():
+            return f"its pixels at {origin_l0} differ by up to {difference.max():g}"
+        if difference.max() > _LEVEL_MAX or difference.mean() > _LEVEL_MEAN:
+            return (
+                f"its pixels of level {own.index} at {origin_l0} differ by up to "
+                f"{difference.max():.1f}, on average {difference.mean():.2f}"
+            )
     if unread:
         raise UnreadReference(unread)
-    return ""
-
-
-def _pixel_difference(
-    slide: Slide,
-    reference: Slide,
-    level: Level,
-    reference_level: Level,
-    place: tuple[float, float],
-) -> str:
-    """Returns by how much the pixels of one place differ; '' where they agree."""
-    width, height = level.size
-    x = max(0, min(int(place[0] * width), width - _PROBE_PX))
-    y = max(0, min(int(place[1] * height), height - _PROBE_PX))
-    origin_l0 = corner_l0(level, x, y)
-    size = (min(_PROBE_PX, width), min(_PROBE_PX, height))
-    own_pixels = interpolated(slide, origin_l0, level.index, size)
-    try:
-        reference_pixels = reference.read_region(origin_l0, reference_level.index, size)
-    except SlideReadError as error:
-        raise UnreadReference(str(error)) from error
-    difference = np.abs(own_pixels - reference_pixels)
-    if level.index == 0 and difference.any():
-        return f"its pixels at {origin_l0} differ by up to {difference.max():g}"
-    if difference.max() > _LEVEL_MAX or difference.mean() > _LEVEL_MEAN:
-        return (
-            f"its pixels of level {level.index} at {origin_l0} differ by up to "
-            f"{difference.max():.1f}, on average {difference.mean():.2f}"
-        )
     return ""
 
 

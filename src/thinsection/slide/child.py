@@ -14,14 +14,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from itertools import product
 
 from thinsection import errors
 from thinsection.errors import SlideOpenError, SlideReadError
-from thinsection.slide.base import Slide
 from thinsection.slide.geometry import corner_l0
 from thinsection.slide.look import Look
 from thinsection.slide.readers import load_slide
@@ -80,7 +79,16 @@ class _Child:
         """Returns why the reader does not open the file; '' where it does."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                self._process = self._start_process()
+                folders = os.pathsep.join(folder for folder in sys.path if folder)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _COMMAND],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": folders},
+                )
+                # at the latest when this process ends
+                weakref.finalize(self, _end_process, self._process)
             process = self._process
             assert process.stdin is not None
             assert process.stdout is not None
@@ -94,19 +102,6 @@ class _Child:
                 return str(json.loads(line))
             self._process = None
             return f"{reader}: {_end_process(process)} while it read this file; the file is damaged"
-
-    def _start_process(self) -> "subprocess.Popen[bytes]":
-        path = os.pathsep.join(folder for folder in sys.path if folder)
-        process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        # at the latest when this process ends
-        weakref.finalize(self, _end_process, process)
-        return process
 
 
 def _end_process(process: "subprocess.Popen[bytes]") -> str:
@@ -153,7 +148,18 @@ def _attempt(
     try:
         look = Look(channels=tuple(channels)) if channels else None
         with load_slide(reader, path, look=look, image=image) as slide:
-            for read in _reads(slide, whole):
+            size = (_PROBE_PX, _PROBE_PX)
+            reads: list[Callable[[], RgbArray]] = []
+            for level, share in product(slide.levels, _PLACES):
+                x = int(share * (level.size[0] - 1))
+                y = int(share * (level.size[1] - 1))
+                origin_l0 = corner_l0(level, x, y)
+                reads.append(partial(slide.read_region, origin_l0, level.index, size))
+            if whole:
+                reads.append(partial(slide.thumbnail, size))
+            for name in slide.associated_names:
+                reads.append(partial(slide.associated_image, name))
+            for read in reads:
                 # damage is reported again when the place is asked for
                 with suppress(SlideReadError):
                     read()
@@ -164,17 +170,3 @@ def _attempt(
     except MemoryError as error:
         return f"{reader}: {error!r}"
     return ""
-
-
-def _reads(slide: Slide, whole: bool) -> Iterator[Callable[[], RgbArray]]:
-    """Yields calls that read a few places of each level, and associated images."""
-    size = (_PROBE_PX, _PROBE_PX)
-    for level, share in product(slide.levels, _PLACES):
-        x = int(share * (level.size[0] - 1))
-        y = int(share * (level.size[1] - 1))
-        origin_l0 = corner_l0(level, x, y)
-        yield partial(slide.read_region, origin_l0, level.index, size)
-    if whole:
-        yield partial(slide.thumbnail, size)
-    for name in slide.associated_names:
-        yield partial(slide.associated_image, name)

@@ -132,16 +132,10 @@ def files_of_slide(path: str | Path) -> tuple[DicomFile, ...]:
     head = read_head(Path(path))
     if head is None:
         return ()
-    folder = Path(path).parent
-    beside = [each for each in folder.iterdir() if is_dicom_path(each)]
-    files = [read_head(each) for each in sorted(beside)]
-    return tuple(
-        file
-        for file in files
-        if file is not None
-        and file.series == head.series
-        and file.sop_class == head.sop_class
-    )
+    beside = sorted(each for each in Path(path).parent.iterdir() if is_dicom_path(each))
+    files = filter(None, map(read_head, beside))
+    kind = (head.series, head.sop_class)
+    return tuple(file for file in files if (file.series, file.sop_class) == kind)
 
 
 def check_one_slide(files: Sequence[DicomFile]) -> None:

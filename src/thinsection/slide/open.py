@@ -8,7 +8,6 @@ import os
 import shutil
 import tempfile
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -135,7 +134,13 @@ def _open_file(
                 f"slide must not be empty, got 0 bytes in {name!r}; copy it again"
             )
     if look.channels:
-        return _open_channels(name, slide_mpp, look, image)
+        for picking in PICKS_CHANNELS:
+            if path.suffix.lower() in READERS.entry(picking).suffixes:
+                return load_safely(picking, name, slide_mpp, look=look, image=image)
+        # parses TIFFs: slow to import
+        from thinsection.slide.formats.tiff_reader import ChannelSlide
+
+        return ChannelSlide(name, look, slide_mpp=slide_mpp, image=image)
     if reader == AUTO:
         return open_auto(name, slide_mpp, image)
     try:
@@ -150,27 +155,13 @@ def _open_file(
     return slide
 
 
-def _open_channels(
-    name: str, slide_mpp: Mpp | None, look: Look, image: str | None
-) -> Slide:
-    """Opens a file whose channels are picked."""
-    suffix = Path(name).suffix.lower()
-    for reader in PICKS_CHANNELS:
-        if suffix in READERS.entry(reader).suffixes:
-            return load_safely(reader, name, slide_mpp, look=look, image=image)
-    # parses TIFFs: slow to import
-    from thinsection.slide.formats.tiff_reader import ChannelSlide
-
-    return ChannelSlide(name, look, slide_mpp=slide_mpp, image=image)
-
-
 # by URL
 
 
 def _open_url(
     url: str, reader: str, slide_mpp: Mpp | None, look: Look, image: str | None
 ) -> Slide:
-    """Streams a TIFF that our own reader opens, and stages other files."""
+    """Streams a TIFF that our own reader opens, and stages other files. Memory: 8 MiB."""
     source = FsspecSource(url)
     if reader in (AUTO, _STREAMING) and not look.channels:
         try:
@@ -180,7 +171,15 @@ def _open_url(
         except SlideOpenError:
             if reader == _STREAMING:
                 raise
-    return _open_copy(source, reader, slide_mpp, look, image)
+    with ExitStack() as stack:
+        local = _stage(source, stack)
+        slide = _open_file(str(local), reader, slide_mpp, look, image)
+        slide.slide_path = source.name
+        if is_dicom_path(local):
+            slide.notes = (*slide.notes, _DICOM_BY_URL)
+        slide.source = source
+        slide.on_close.push(stack.pop_all())  # the copy goes when the slide is closed
+    return slide
 
 
 def _open_streamed(
@@ -201,36 +200,15 @@ def _open_streamed(
     slide.source = source
     if len(slide.levels) == 1:
         # the tissue's thumbnail reads all of it, and tiles read most of it again
-        source.keep_copy(lambda: _stage_if_room(source, slide))
+        def stage_if_room() -> Path | None:
+            """Copies the slide until it is closed; None if there is no room."""
+            if shutil.disk_usage(tempfile.gettempdir()).free >= source.size:
+                with suppress(DiskSpaceError):
+                    return _stage(source, slide.on_close)
+            return None
+
+        source.keep_copy(stage_if_room)
         slide.choice += "; of one level, so copied once pixels are read"
-    return slide
-
-
-def _stage_if_room(source: FsspecSource, slide: Slide) -> Path | None:
-    """Copies a streamed slide, which goes when the slide is closed; None if there is no room."""
-    if shutil.disk_usage(tempfile.gettempdir()).free < source.size:
-        return None
-    with suppress(DiskSpaceError):
-        return _stage(source, slide.on_close)
-    return None
-
-
-def _open_copy(
-    source: FsspecSource,
-    reader: str,
-    slide_mpp: Mpp | None,
-    look: Look,
-    image: str | None,
-) -> Slide:
-    """Opens a local copy, which goes when the slide is closed. Memory: 8 MiB."""
-    with ExitStack() as stack:
-        local = _stage(source, stack)
-        slide = _open_file(str(local), reader, slide_mpp, look, image)
-        slide.slide_path = source.name
-        if is_dicom_path(local):
-            slide.notes = (*slide.notes, _DICOM_BY_URL)
-        slide.source = source
-        slide.on_close.push(stack.pop_all())
     return slide
 
 
@@ -281,11 +259,11 @@ def apply_icc_profile(slide: Slide) -> None:
             f"icc profile must be a readable profile for RGB, got {error} in "
             f"{slide.slide_path!r}; omit --icc"
         ) from None
-    slide.recolor = partial(_convert, transform)
+
+    def convert(pixels: RgbArray) -> None:
+        image = Image.fromarray(np.ascontiguousarray(pixels))
+        ImageCms.applyTransform(image, transform, inPlace=True)
+        pixels[:] = np.asarray(image)
+
+    slide.recolor = convert
     slide.rendering = f"ICC profile {name!r} to sRGB, relative colorimetric"
-
-
-def _convert(transform: ImageCms.ImageCmsTransform, pixels: RgbArray) -> None:
-    image = Image.fromarray(np.ascontiguousarray(pixels))
-    ImageCms.applyTransform(image, transform, inPlace=True)
-    pixels[:] = np.asarray(image)

@@ -113,21 +113,22 @@ class ReaderStatus:
 
 def available_readers() -> list[ReaderStatus]:
     """Returns every reader, with its packages' versions or what it lacks."""
-    return [_status(name) for name in READERS.names()]
-
-
-def _status(name: str) -> ReaderStatus:
-    try:
-        entry = READERS.entry(name)
-        entry.load()
-        packages = [import_module(package) for package in entry.needs]
-    except (ImportError, InvalidInputError) as error:
-        return ReaderStatus(name, False, str(error))
-    versions = []
-    for package in packages:
-        version = getattr(package, "__version__", "")
-        versions.append(f"{package.__name__} {version}".strip())
-    return ReaderStatus(name, True, ", ".join(versions) or entry.help)
+    statuses = []
+    for name in READERS.names():
+        try:
+            entry = READERS.entry(name)
+            entry.load()
+            packages = [import_module(package) for package in entry.needs]
+        except (ImportError, InvalidInputError) as error:
+            statuses.append(ReaderStatus(name, False, str(error)))
+            continue
+        versions = []
+        for package in packages:
+            version = getattr(package, "__version__", "")
+            versions.append(f"{package.__name__} {version}".strip())
+        detail = ", ".join(versions) or entry.help
+        statuses.append(ReaderStatus(name, True, detail))
+    return statuses
 
 
 def load_slide(

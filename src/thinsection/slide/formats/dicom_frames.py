@@ -156,7 +156,12 @@ class DicomFrames:
         Raises:
             SlideReadError: it cannot be decoded, or is not in the file.
         """
-        places = self._parsed()
+        with self._lock:
+            if self._places is None:
+                self._descriptor = os.open(self.path, os.O_RDONLY)
+                with os.fdopen(os.dup(self._descriptor), "rb") as file:
+                    self._places = self._find_places(file)
+            places = self._places
         if frame >= len(places):
             raise self._error(frame, f"{len(places)} frames in the file")
         start, count = places[frame]
@@ -181,16 +186,8 @@ class DicomFrames:
                 self._descriptor = -1
             self._places = []
 
-    def _parsed(self) -> list[tuple[int, int]]:
-        """Returns (offset, bytes) of each frame, heads of items included."""
-        with self._lock:
-            if self._places is None:
-                self._descriptor = os.open(self.path, os.O_RDONLY)
-                with os.fdopen(os.dup(self._descriptor), "rb") as file:
-                    self._places = self._find_places(file)
-            return self._places
-
     def _find_places(self, file: BinaryIO) -> list[tuple[int, int]]:
+        """Returns (offset, bytes) of each frame, heads of items included."""
         parsed = read_elements(self.path, ("ExtendedOffsetTable",), before=_PIXEL_DATA)
         syntax = self.form.syntax
         if parsed.inflated:

@@ -200,15 +200,10 @@ def alpha_of(page: TiffPage) -> Alpha | None:
     Where the file has four samples and no tag ExtraSamples, the fourth is alpha (as Pillow has it);
     where the tag says 'unspecified' it is none, and is not shown.
     """
-    if page.samplesperpixel == _RGBA_SAMPLES and not page.extrasamples:
-        return "straight"
-    return _declared_alpha(page)
-
-
-def _declared_alpha(page: TiffPage) -> Alpha | None:
-    """Returns what the tag ExtraSamples says of the fourth sample."""
-    if page.samplesperpixel != _RGBA_SAMPLES or not page.extrasamples:
+    if page.samplesperpixel != _RGBA_SAMPLES:
         return None
+    if not page.extrasamples:
+        return "straight"
     return _ALPHA_BY_EXTRA_SAMPLE.get(int(page.extrasamples[0]))
 
 
@@ -216,7 +211,7 @@ def has_unexplained_sample(page: TiffPage) -> bool:
     """Tells whether px have a fourth sample that is not declared as alpha."""
     if page.samplesperpixel != _RGBA_SAMPLES:
         return False
-    return _declared_alpha(page) is None
+    return not page.extrasamples or alpha_of(page) is None
 
 
 _ROOT = re.compile(r"<(?:\w+:)?OME\b([^>]*)>")
@@ -349,13 +344,13 @@ def _planes(
             step *= lengths[axis]
         ifd = _count(data.get("IFD"), 0)
         default = 1 if "IFD" in data else count - first
-        num_planes = min(_count(data.get("PlaneCount"), default), count - first)
-        for number in range(num_planes):
-            rest = first + number
+        last = min(count, first + _count(data.get("PlaneCount"), default))
+        for number in range(first, last):
+            rest = number
             where = {}
             for axis in order:
                 rest, where[axis] = divmod(rest, lengths[axis])
-            planes[where["Z"], where["C"], where["T"]] = ifd + number
+            planes[where["Z"], where["C"], where["T"]] = ifd + number - first
     return planes
 
 
@@ -401,7 +396,15 @@ def read_metadata(
         properties[f"{OME}Channels"] = ", ".join(filter(None, ome.channel_names))
     properties["tiff.ImageDescription"] = str(base.description or "")
     vendor = "generic-tiff" if base.is_tiled else None
-    own_mpp, mpp_source = _find_mpp(base, aperio, ome)
+    # Aperio's resolution, else the OME-XML's, else that of the tags
+    own_mpp = aperio_mpp(aperio)
+    mpp_source = "Aperio's MPP"
+    if own_mpp is None:
+        own_mpp = ome.mpp if ome is not None else None
+        mpp_source = "OME-XML"
+        if own_mpp is None and not aperio:
+            own_mpp = tag_mpp(base)
+            mpp_source = "resolution tags"
     return TiffMetadata(
         slide_mpp=slide_mpp or own_mpp,
         mpp_source=mpp_source,
@@ -410,19 +413,6 @@ def read_metadata(
         properties=properties,
         orientation=orientation_of(base),
     )
-
-
-def _find_mpp(
-    base: TiffPage, aperio: Mapping[str, str], ome: OmeImage | None
-) -> tuple[Mpp | None, str]:
-    """Returns Aperio's resolution, else the OME-XML's, else that of the tags, and its source."""
-    own_mpp = aperio_mpp(aperio)
-    if own_mpp is not None:
-        return own_mpp, "Aperio's MPP"
-    ome_mpp = ome.mpp if ome is not None else None
-    if ome_mpp is not None or aperio:
-        return ome_mpp, "OME-XML"
-    return tag_mpp(base), "resolution tags"
 
 
 def aperio_words(page: TiffPage) -> dict[str, str]:

@@ -74,7 +74,7 @@ class TiffSlide(SegmentedSlide):
         self._source = source or FileSource(path)
         if layout is None:
             layout = checked_layout(path, slide_mpp, self._source, handle, image)
-        self._layout = layout
+        self.layout = layout
         decoders = [
             decoder_of(level, page, self._source)
             for level, page in zip(layout.levels, layout.pages)
@@ -101,17 +101,12 @@ class TiffSlide(SegmentedSlide):
         self.checked = layout.checked
         self.associated_names = tuple(sorted(layout.associated))
 
-    @property
-    def layout(self) -> TiffLayout:
-        """Structure of the file."""
-        return self._layout
-
     def icc_profile(self) -> bytes | None:
         """See `Slide.icc_profile`."""
-        return self._layout.icc_profile
+        return self.layout.icc_profile
 
     def _associated(self, name: str) -> RgbArray:
-        level, page = self._layout.associated[name]
+        level, page = self.layout.associated[name]
         decoder = decoder_of(level, page, self._source)
         width, height = decoder.size
         image = np.empty((height, width, 3), dtype=np.uint8)
@@ -140,7 +135,7 @@ class TiffSlide(SegmentedSlide):
         return self.reduced
 
     def _is_jpeg(self, level: int) -> bool:
-        return int(self._layout.pages[level].compression) in JPEG
+        return int(self.layout.pages[level].compression) in JPEG
 
     @cached_property
     def _fractions(self) -> dict[tuple[int, int], Level]:
@@ -149,35 +144,28 @@ class TiffSlide(SegmentedSlide):
         JPEGs come first, so that the indices of `reduced` do not depend on the others; and of
         these the least to read.
         """
-        coarsest_first = range(len(self._layout.pages))[::-1]
-        jpegs = [index for index in coarsest_first if self._is_jpeg(index)]
-        others = [index for index in coarsest_first if not self._is_jpeg(index)]
+        coarsest_first = range(len(self.layout.pages))[::-1]
         decoders = self._decoders[: len(self.levels)]
         fractions: dict[tuple[int, int], Level] = {}
-        for index in (*jpegs, *others):
+        for index in sorted(coarsest_first, key=self._is_jpeg, reverse=True):
+            level = self.levels[index]
+            segment = self._decoders[index].segment
+            is_planar = isinstance(self._decoders[index], PlanarDecoder)
             for factor in _DCT_FACTORS:
-                decoder = self._fraction_decoder(index, factor)
-                if decoder is None:
+                is_divisible = not any(px % factor for px in segment)
+                if is_planar or min(level.size) < factor or not is_divisible:
                     continue
+                page = self.layout.pages[index]
+                decoder = SegmentDecoder(level, page, self._source, factor)
                 fractions[index, factor] = Level(
                     index=len(decoders),
                     size=decoder.size,
-                    downsample=self.levels[index].downsample * factor,
+                    downsample=level.downsample * factor,
                     segment=decoder.segment,
                 )
                 decoders.append(decoder)
         self._decoders = decoders
         return fractions
-
-    def _fraction_decoder(self, index: int, factor: int) -> SegmentDecoder | None:
-        """Returns the decoder of a level at a fraction; None where segments cannot be divided."""
-        level = self.levels[index]
-        decoder = self._decoders[index]
-        if isinstance(decoder, PlanarDecoder) or min(level.size) < factor:
-            return None
-        if any(px % factor for px in decoder.segment):
-            return None
-        return SegmentDecoder(level, self._layout.pages[index], self._source, factor)
 
     def close(self) -> None:
         """Closes the file; reads that other threads have begun end well."""
