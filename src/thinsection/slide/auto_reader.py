@@ -54,6 +54,22 @@ _OWN_METADATA = (
 )
 _NO_VENDOR = (None, "generic-tiff")  # of a slide that OpenSlide opens as any TIFF
 _PLAIN_SUFFIXES = (".png", ".jpg", ".jpeg")  # of files that OpenSlide never opens
+# where px are compared: shares of a level's width and height, its border included
+_PROBES = (
+    (0.5, 0.5),
+    (0.31, 0.23),
+    (0.23, 0.71),
+    (0.77, 0.42),
+    (0.62, 0.83),
+    (0.0, 0.0),
+    (1.0, 1.0),
+)
+_PROBE_PX = 48
+# Lower levels are interpolated as OpenSlide does it; its arithmetic has 8 bits. Allowed absolute
+# difference, of 255: largest and mean. White noise, the worst case, gave 3.4 and .35; levels that
+# are 1 px apart differ by tens wherever there is texture.
+_LEVEL_MAX = 4.0
+_LEVEL_MEAN = 0.75
 
 
 def open_auto(path: str, slide_mpp: Mpp | None, image: str | None = None) -> Slide:
@@ -98,10 +114,16 @@ def open_auto(path: str, slide_mpp: Mpp | None, image: str | None = None) -> Sli
             attempts.answers.append(f"{LEFT_TO_TIFF}: {error}")
     if reference is None:
         slide = fast or plain or attempts.open_by_others(image)
+        answers = attempts.answers
+        left = [answer for answer in answers if answer.startswith(LEFT_TO_TIFF)]
         is_unknown = checked or plain is not None
-        slide.choice = (
-            f"{slide.reader}: {_why_not_openslide(attempts.answers, is_unknown)}"
-        )
+        if left:
+            why = left[0]
+        elif is_unknown or any(each.startswith(UNKNOWN_FORMAT) for each in answers):
+            why = "OpenSlide does not know the format"
+        else:
+            why = "; ".join(answers)
+        slide.choice = f"{slide.reader}: {why}"
         return slide
     if fast is None:
         reference.choice = "openslide: " + "; ".join(attempts.answers)
@@ -225,16 +247,6 @@ def _choose(fast: Slide, reference: Slide, answers: list[str]) -> Slide:
     return reference
 
 
-def _why_not_openslide(answers: list[str], is_unknown: bool) -> str:
-    """Returns why OpenSlide did not open a slide that another reader opened."""
-    for answer in answers:
-        if answer.startswith(LEFT_TO_TIFF):
-            return answer
-    if is_unknown or any(answer.startswith(UNKNOWN_FORMAT) for answer in answers):
-        return "OpenSlide does not know the format"
-    return "; ".join(answers)
-
-
 def load_safely(
     name: str,
     path: str,
@@ -285,24 +297,6 @@ def load_safely(
             image=image,
         )
     return load_slide(name, path, slide_mpp, look=look, image=image)
-
-
-# where px are compared: shares of a level's width and height, its border included
-_PROBES = (
-    (0.5, 0.5),
-    (0.31, 0.23),
-    (0.23, 0.71),
-    (0.77, 0.42),
-    (0.62, 0.83),
-    (0.0, 0.0),
-    (1.0, 1.0),
-)
-_PROBE_PX = 48
-# Lower levels are interpolated as OpenSlide does it; its arithmetic has 8 bits. Allowed absolute
-# difference, of 255: largest and mean. White noise, the worst case, gave 3.4 and .35; levels that
-# are 1 px apart differ by tens wherever there is texture.
-_LEVEL_MAX = 4.0
-_LEVEL_MEAN = 0.75
 
 
 class UnreadReference(Exception):

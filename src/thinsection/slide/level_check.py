@@ -64,6 +64,19 @@ OTHER: LevelVerdict = "other"
 Verdicts = dict[tuple[int, int], LevelVerdict]
 Values = npt.NDArray[np.float64]
 Place = tuple[float, float]
+_SHARDS = 256
+_MOST = 128
+_LEVELS = "levels"  # subject of verdicts on levels
+_MOST_LEVELS = 64  # verdicts on levels that are kept of one file
+# packages that decide which pixels the two readers see
+_PACKAGES = (
+    "thinsection",
+    "tifffile",
+    "imagecodecs",
+    "simplejpeg",
+    "openslide-python",
+    "openslide-bin",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +197,16 @@ def compare_levels(
             factor = downsample / finer.downsample
             finer_pixels = _read_finer(slide, finer, (x, y), edge, factor)
             pairs[index].append((own, _reduced(*finer_pixels, blocks)))
-    return [_difference(each) for each in pairs]
+    differences = []
+    for each in pairs:
+        own = np.concatenate([pair[0].reshape(-1, 3) for pair in each])
+        other = np.concatenate([pair[1].reshape(-1, 3) for pair in each])
+        variance = own.var(axis=0).sum() + other.var(axis=0).sum()
+        squared = ((own - other) ** 2).mean(axis=0).sum()
+        share = float(squared / variance) if variance > 0 else float(squared > 0)
+        mean = float(np.abs(own - other).mean())
+        differences.append(LevelDifference(mean=mean, share=share))
+    return differences
 
 
 def probe_places(slide: Slide, coarsest: Level) -> list[Place]:
@@ -235,31 +257,6 @@ def _reduced(
     image = Image.fromarray(pixels)
     small = image.resize((num_blocks, num_blocks), Image.Resampling.BOX, box=box)
     return np.asarray(small, dtype=np.float64)
-
-
-def _difference(pairs: Sequence[tuple[Values, Values]]) -> LevelDifference:
-    own = np.concatenate([pair[0].reshape(-1, 3) for pair in pairs])
-    finer = np.concatenate([pair[1].reshape(-1, 3) for pair in pairs])
-    difference = own - finer
-    variance = own.var(axis=0).sum() + finer.var(axis=0).sum()
-    squared = (difference**2).mean(axis=0).sum()
-    share = float(squared / variance) if variance > 0 else float(squared > 0)
-    return LevelDifference(mean=float(np.abs(difference).mean()), share=share)
-
-
-_SHARDS = 256
-_MOST = 128
-_LEVELS = "levels"  # subject of verdicts on levels
-_MOST_LEVELS = 64  # verdicts on levels that are kept of one file
-# packages that decide which pixels the two readers see
-_PACKAGES = (
-    "thinsection",
-    "tifffile",
-    "imagecodecs",
-    "simplejpeg",
-    "openslide-python",
-    "openslide-bin",
-)
 
 
 def slide_stamps(path: str) -> Stamps | None:

@@ -72,7 +72,13 @@ def read_resized(slide: Pyramid, size_th: Size) -> RgbArray:
             f"size_th must be from (1, 1) to {slide.size}, got {size_th} in {slide.slide_path!r}"
         )
     level = _level_to_read(slide, size_th)
-    rows_at_once = _rows_at_once(level, size_th)
+    # how many rows of the result are made from one array of rows reduced along x
+    rows_at_once = height_th
+    row_bytes = 3 * width_th
+    if level.size[1] * row_bytes > _EXACT_BYTES:
+        scale = level.size[1] / height_th
+        num_rows = (_EXACT_BYTES / row_bytes - 2 * _reach(scale)) / scale
+        rows_at_once = max(1, int(num_rows))
     parts = []
     for first in range(0, height_th, rows_at_once):
         last = min(height_th, first + rows_at_once)
@@ -94,16 +100,6 @@ def _level_to_read(slide: Pyramid, size_th: Size) -> Level:
         if coarse is not None:
             return coarse
     return level
-
-
-def _rows_at_once(level: Level, size_th: Size) -> int:
-    """Returns how many rows of the result are made from one array of rows reduced along x."""
-    width_th, height_th = size_th
-    row_bytes = 3 * width_th
-    if level.size[1] * row_bytes <= _EXACT_BYTES:
-        return height_th
-    scale = level.size[1] / height_th
-    return max(1, int((_EXACT_BYTES / row_bytes - 2 * _reach(scale)) / scale))
 
 
 def _read_rows(

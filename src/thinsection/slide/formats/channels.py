@@ -23,6 +23,8 @@ from thinsection.types import RgbArray
 
 _SAMPLED_PX = 1 << 22  # per channel, of which percentiles are taken
 Values = npt.NDArray[np.float32]
+_COLOURLESS = (0, 1)  # photometric interpretations: white is zero, black is zero
+_QPTIFF_NAME = re.compile(r"<(?:Name|Biomarker)>([^<]+)</")
 
 
 class ScaledDecoder(Decoder):
@@ -93,10 +95,6 @@ def scale_channels(
     )
 
 
-_COLOURLESS = (0, 1)  # photometric interpretations: white is zero, black is zero
-_QPTIFF_NAME = re.compile(r"<(?:Name|Biomarker)>([^<]+)</")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plane:
     """One channel on one level of a TIFF.
@@ -112,18 +110,15 @@ class Plane:
     first: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class TiffChannels:
-    """Channels of a TIFF, with their planes by level and channel."""
-
-    channels: Channels
-    planes: tuple[tuple[Plane, ...], ...]
+LevelPlanes = tuple[Plane, ...]  # in the order of the channels
 
 
 def find_channels(
     file: TiffFile, base: TiffPage, ome: OmeImage | None
-) -> TiffChannels | None:
-    """Returns the channels of a slide that is no picture of 8 bits, None of one that is.
+) -> tuple[Channels, list[LevelPlanes]] | None:
+    """Returns the channels of a slide that is no picture of 8 bits, and their planes by level.
+
+    None of a slide that is a picture of 8 bits.
 
     Args:
         file: the file.
@@ -157,7 +152,7 @@ def find_channels(
         raise ChannelsError(
             f"planes must differ by channel only, got {axes}; split the file"
         )
-    planes = tuple(_level_planes(level, depth, samples) for level in series.levels)
+    planes = [_level_planes(level, depth, samples) for level in series.levels]
     names: Sequence[str]
     count = depth * samples
     if int(base.photometric) == RGB and count == MAX_SHOWN:
@@ -168,13 +163,11 @@ def find_channels(
         texts = [str(page.description or "") for page in file.pages[:count]]
         matches = [_QPTIFF_NAME.search(text) for text in texts]
         names = [match[1] if match else "" for match in matches]
-    return TiffChannels(
-        channels=Channels(names=channel_names(names, count), dtype=series.dtype),
-        planes=planes,
-    )
+    channels = Channels(names=channel_names(names, count), dtype=series.dtype)
+    return channels, planes
 
 
-def _level_planes(level: TiffPageSeries, depth: int, samples: int) -> tuple[Plane, ...]:
+def _level_planes(level: TiffPageSeries, depth: int, samples: int) -> LevelPlanes:
     """Returns the planes of a level in the order of the channels."""
     pages = [page for page in level.pages if page is not None]
     if len(pages) != depth:

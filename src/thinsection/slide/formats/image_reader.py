@@ -33,6 +33,25 @@ MAX_DECODED_BYTES = 2 * GIB
 _STRIP_PX = 1 << 18  # that become RGB at once
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _DEEP = "16 bits a channel, of which the upper 8 are shown"  # a note
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+JPEG_MAGIC = b"\xff\xd8\xff"
+# What a byte of a file can hold: deflated bytes; pixels of a JPEG, of which encoders get 256 of
+# blank grey into a byte
+_MAX_DEFLATED = 1040
+_MAX_JPEG_PX = 2048
+_RGB_BYTES = 3  # of a decoded pixel
+_MAX_EXIF_BYTES = (
+    1 << 20
+)  # larger ones hold a preview; the tag is not looked for in them
+_PNG_SAMPLES = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # of a decoded pixel, by colour type
+_PNG_GRAY = (0, 4)  # colour types: without and with alpha
+_PNG_PALETTE = 3
+_PNG_IHDR_BYTES = 13
+_JPEG_APP1 = 0xE1
+_EXIF_MAGIC = b"Exif\0\0"
+_JPEG_PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
+_BLOCK_PX = 8  # edge of a block of coefficients
+_BLOCK_BYTES = 128  # 64 coefficients of 16 bits
 
 
 class FlatSlide(Slide):
@@ -158,29 +177,6 @@ def _decode_png(data: bytes) -> RgbArray:
             strip = (strip >> 8).astype(np.uint8)
         out[top : top + rows] = on_white(strip)
     return out
-
-
-PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
-JPEG_MAGIC = b"\xff\xd8\xff"
-# What a byte of a file can hold: deflated bytes; pixels of a JPEG, of which encoders get 256 of
-# blank grey into a byte
-_MAX_DEFLATED = 1040
-_MAX_JPEG_PX = 2048
-_RGB_BYTES = 3  # of a decoded pixel
-_MAX_EXIF_BYTES = (
-    1 << 20
-)  # larger ones hold a preview; the tag is not looked for in them
-
-_PNG_SAMPLES = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # of a decoded pixel, by colour type
-_PNG_GRAY = (0, 4)  # colour types: without and with alpha
-_PNG_PALETTE = 3
-_PNG_IHDR_BYTES = 13
-
-_JPEG_APP1 = 0xE1
-_EXIF_MAGIC = b"Exif\0\0"
-_JPEG_PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
-_BLOCK_PX = 8  # edge of a block of coefficients
-_BLOCK_BYTES = 128  # 64 coefficients of 16 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,6 +179,43 @@ class OpenSlideSlide(Slide):
         Raises:
             ImageError: a label, macro or thumbnail is asked for.
         """
+        pictures, origins = self._find_pictures()
+        areas = pictures[1 : len(origins) + 1]
+        picture = choose_picture(pictures, image, slide_path=self._path)
+        self.pictures = tuple(pictures)
+        self.picture = picture
+        if picture.role != "slide":
+            raise ImageError(
+                f"image must be the slide or one of its areas, got {image!r} in "
+                f"{Path(self._path).name!r}; read it by `slide.associated_image`"
+            )
+        if picture in areas:
+            self._origin_l0 = origins[areas.index(picture)]
+            of_area = []
+            for own in levels:
+                size = (
+                    max(1, round(picture.size[0] / own.downsample)),
+                    max(1, round(picture.size[1] / own.downsample)),
+                )
+                of_area.append(replace(own, level=replace(own.level, size=size)))
+            self._use_levels(of_area)
+            self.size = picture.size
+            self.notes = picture_notes(pictures, picture, image)
+        elif areas:
+            places = [
+                f"{area.size[0]} x {area.size[1]} px at {origin}"
+                for area, origin in zip(areas, origins)
+            ]
+            self.notes = (
+                f"{len(areas)} scanned areas are shown at their places on the glass: "
+                f"{', '.join(places)}; --image 'area 1' shows the first alone",
+            )
+
+    def _find_pictures(self) -> tuple[list[Picture], list[tuple[int, int]]]:
+        """Returns the slide, its scanned areas if it has several, and its associated images.
+
+        Returns the origins of the areas on OpenSlide's canvas, too.
+        """
         stated_levels = tuple(
             PictureLevel(size=level.size, downsample=level.downsample)
             for level in self.levels
@@ -210,7 +247,7 @@ class OpenSlideSlide(Slide):
             )
         if len(origins) == 1:
             pictures.pop()  # it is the slide
-        areas = pictures[1:]
+            origins.pop()
         for name in self.associated_names:
             prefix = f"openslide.associated.{name}"
             width, height = self._numbers(prefix, "width", "height")
@@ -223,35 +260,7 @@ class OpenSlideSlide(Slide):
                     size=(width, height),
                 )
             )
-        picture = choose_picture(pictures, image, slide_path=self._path)
-        self.pictures = tuple(pictures)
-        self.picture = picture
-        if picture.role != "slide":
-            raise ImageError(
-                f"image must be the slide or one of its areas, got {image!r} in "
-                f"{Path(self._path).name!r}; read it by `slide.associated_image`"
-            )
-        if picture in areas:
-            self._origin_l0 = origins[areas.index(picture)]
-            of_area = []
-            for own in levels:
-                size = (
-                    max(1, round(picture.size[0] / own.downsample)),
-                    max(1, round(picture.size[1] / own.downsample)),
-                )
-                of_area.append(replace(own, level=replace(own.level, size=size)))
-            self._use_levels(of_area)
-            self.size = picture.size
-            self.notes = picture_notes(pictures, picture, image)
-        elif areas:
-            places = [
-                f"{area.size[0]} x {area.size[1]} px at {origin}"
-                for area, origin in zip(areas, origins)
-            ]
-            self.notes = (
-                f"{len(areas)} scanned areas are shown at their places on the glass: "
-                f"{', '.join(places)}; --image 'area 1' shows the first alone",
-            )
+        return pictures, origins
 
     def _numbers(self, prefix: str, *names: str) -> list[int]:
         """Returns numbers among the properties; 0 for one that is missing."""

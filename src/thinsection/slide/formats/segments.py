@@ -417,19 +417,14 @@ class SegmentedSlide(Slide):
         if indices is None:
             self._assemble(decoder, origins, out)
             return
-        regions: Sequence[RgbArray] = list(out)
-        if decoder.sparse:
-            for index, region in zip(indices, regions):
-                if decoder.is_empty(index):
-                    region[:] = WHITE
-            stored = [
-                place
-                for place, index in enumerate(indices)
-                if not decoder.is_empty(index)
-            ]
-            indices = [indices[place] for place in stored]
-            regions = [regions[place] for place in stored]
-        for _ in decoder.decode(indices, regions):
+        stored = []
+        for index, region in zip(indices, out):
+            if decoder.sparse and decoder.is_empty(index):
+                region[:] = WHITE
+            else:
+                stored.append((index, region))
+        regions = [region for _, region in stored]
+        for _ in decoder.decode([index for index, _ in stored], regions):
             pass
 
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:

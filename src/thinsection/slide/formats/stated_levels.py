@@ -143,25 +143,18 @@ class StatedSlide(SegmentedSlide):
         self._read_by([each.level for each in stated], map(self._decoder, stated))
         verdicts: Verdicts = {}
         if compares:
-            verdicts = self._judge(stated, picture, stamps)
+            claims = []
+            for each in stated[1:]:
+                by_size = None if each.by_size is None else _mean(each.by_size)
+                key = (picture, each.number)
+                claims.append(LevelClaim(key=key, level=each.level, by_size=by_size))
+            verdicts = known_levels(stamps)
+            if any(claim.key not in verdicts for claim in claims):
+                verdicts |= judge_levels(self, claims)
+                keep_levels(stamps, verdicts)
         settled, notes = _settle_levels(stated, picture, verdicts)
         self._read_by([each.level for each in settled], map(self._decoder, settled))
         return settled, notes
-
-    def _judge(
-        self, stated: Sequence[StatedLevel], picture: int, stamps: Stamps | None
-    ) -> Verdicts:
-        """Returns what the pixels say of each level below the finest; see `judge_levels`."""
-        claims = []
-        for each in stated[1:]:
-            by_size = None if each.by_size is None else _mean(each.by_size)
-            key = (picture, each.number)
-            claims.append(LevelClaim(key=key, level=each.level, by_size=by_size))
-        verdicts = known_levels(stamps)
-        if any(claim.key not in verdicts for claim in claims):
-            verdicts |= judge_levels(self, claims)
-            keep_levels(stamps, verdicts)
-        return verdicts
 
 
 def _settle_levels(

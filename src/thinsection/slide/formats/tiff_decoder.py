@@ -19,7 +19,6 @@ from tifffile import FileHandle, TiffPage
 
 from thinsection.files.sources import ByteSource
 from thinsection.slide.base import WHITE, on_white
-from thinsection.slide.formats import tiff_pages
 from thinsection.slide.formats.jpeg_streams import (
     Buffer,
     Colours,
@@ -29,6 +28,19 @@ from thinsection.slide.formats.jpeg_streams import (
     with_colours,
 )
 from thinsection.slide.formats.segments import Decoder
+from thinsection.slide.formats.tiff_pages import (
+    APERIO_YCBCR,
+    BYTES,
+    DEFLATE,
+    JPEG,
+    LZW,
+    PICTURE_CODECS,
+    RAW,
+    RGB,
+    SEPARATE,
+    YCBCR,
+    alpha_of,
+)
 from thinsection.types import KIB, MIB, Level, RgbArray, Size
 
 Pixels = NDArray[np.uint8]  # (height, width, samples)
@@ -67,38 +79,43 @@ _J2K_CHROMA_STEP = 46  # where its SIZ says how many px wide one px of Cb is
 _TIFF_HEADER = struct.Struct("<2sHIH" + "HHII" * 10 + "I3H")
 _SHORT = 3  # types of tags
 _LONG = 4
+# segments that stand side by side in the file are read by one request: threads that decode meet
+# at every call of the system, because each gives the interpreter's lock away and waits for it
+MAX_READ_BYTES = MIB
+_MAX_GAP_BYTES = 512  # that writers leave between segments
+_Target = tuple[int, RgbArray]  # index of a segment, and the array that it fills
 
 
 def codec_of(page: TiffPage, segment: Size) -> Codec | None:
     """Returns what decodes a page's segments of (width, height); None where tifffile does."""
     compression = int(page.compression)
     samples = page.samplesperpixel
-    if compression in tiff_pages.JPEG and samples in (1, _RGB_SAMPLES):
+    if compression in JPEG and samples in (1, _RGB_SAMPLES):
         shown = "GRAY" if samples == 1 else "RGB"
         return partial(_decode_jpeg, JpegStreams(page), shown, segment)
     is_usual = (
         samples == _RGB_SAMPLES
-        and page.planarconfig != tiff_pages.SEPARATE
+        and page.planarconfig != SEPARATE
         and page.fillorder == _USUAL_FILL_ORDER
         and page.predictor in (_NO_PREDICTOR, _HORIZONTAL_PREDICTOR)
     )
     if not is_usual:
         return None
-    if compression in tiff_pages.LZW:
+    if compression in LZW:
         return partial(_decode_lzw, segment, page.predictor)
-    if compression in tiff_pages.BYTES:
+    if compression in BYTES:
         has_differences = page.predictor == _HORIZONTAL_PREDICTOR
         return partial(_decode_bytes, compression, has_differences)
-    if compression in tiff_pages.APERIO_YCBCR:
+    if compression in APERIO_YCBCR:
         return _decode_aperio_ycbcr
-    return partial(_unpack, tiff_pages.PICTURE_CODECS[compression])
+    return partial(_unpack, PICTURE_CODECS[compression])
 
 
 class JpegStreams:
     """JPEG segments of a page, with the colours that the page states."""
 
     def __init__(self, page: TiffPage) -> None:
-        is_ycbcr = int(page.photometric) == tiff_pages.YCBCR
+        is_ycbcr = int(page.photometric) == YCBCR
         self.colours: Colours = "YCbCr" if is_ycbcr else "RGB"
         self.tables: JpegHeader | None = None
         if page.jpegtables:
@@ -119,7 +136,7 @@ def colour_note(page: TiffPage, file: FileHandle) -> str:
 
     The first JPEG that is stored speaks for all; '' where it agrees, or cannot be parsed.
     """
-    if int(page.compression) not in tiff_pages.JPEG:
+    if int(page.compression) not in JPEG:
         return ""
     stored = [place for place, count in enumerate(page.databytecounts) if count]
     if not stored:
@@ -162,11 +179,11 @@ def _decode_bytes(
 ) -> Pixels:
     """Decodes a compression of bytes, perhaps of differences along the rows."""
     flat = out.reshape(-1)
-    is_raw = compression in tiff_pages.RAW
+    is_raw = compression in RAW
     if is_raw:
         unpacked = np.frombuffer(data, np.uint8)
     else:
-        codec = "deflate" if compression in tiff_pages.DEFLATE else "zstd"
+        codec = "deflate" if compression in DEFLATE else "zstd"
         unpacked = _unpack(codec, data, flat)
     if len(unpacked) != len(flat):
         raise ValueError(f"{len(unpacked)} bytes, expected {len(flat)}")
@@ -187,8 +204,8 @@ def _decode_lzw(
         (256, _LONG, 1, width),
         (257, _LONG, 1, height),
         (258, _SHORT, _RGB_SAMPLES, header_bytes - 6),  # bits stand at the header's end
-        (259, _LONG, 1, tiff_pages.LZW[0]),
-        (262, _LONG, 1, tiff_pages.RGB),
+        (259, _LONG, 1, LZW[0]),
+        (262, _LONG, 1, RGB),
         (273, _LONG, 1, header_bytes),  # where the strip begins
         (277, _LONG, 1, _RGB_SAMPLES),
         (278, _LONG, 1, height),  # rows of the strip
@@ -237,13 +254,6 @@ def _unpack(codec: str, data: memoryview, out: Pixels) -> Pixels:
     return np.asarray(decode(data, out=out))
 
 
-# segments that stand side by side in the file are read by one request: threads that decode meet
-# at every call of the system, because each gives the interpreter's lock away and waits for it
-MAX_READ_BYTES = MIB
-_MAX_GAP_BYTES = 512  # that writers leave between segments
-_Target = tuple[int, RgbArray]  # index of a segment, and the array that it fills
-
-
 class SegmentDecoder(Decoder):
     """Decodes segments of one level, whole: also what the file has beyond the image's border.
 
@@ -266,22 +276,22 @@ class SegmentDecoder(Decoder):
         self._codec = codec_of(page, self.segment)
         # segments that are no JPEG of their own: of another compression, or of one colour each
         self._jpegs: JpegStreams | None = None
-        if compression in tiff_pages.JPEG and page.planarconfig != tiff_pages.SEPARATE:
+        if compression in JPEG and page.planarconfig != SEPARATE:
             self._jpegs = JpegStreams(page)
-        self._alpha = tiff_pages.alpha_of(page)
+        self._alpha = alpha_of(page)
         # of JPEGs tifffile would give other px
-        self._codec_only = compression in (*tiff_pages.JPEG, *tiff_pages.APERIO_YCBCR)
+        self._codec_only = compression in (*JPEG, *APERIO_YCBCR)
         # whether the file's bytes are those of the array
         self._is_raw = (
             factor == 1
-            and compression in tiff_pages.RAW
+            and compression in RAW
             and page.predictor == 1
             and self._codec is not None
         )
         # shape to decode a segment in before it is reduced; None where it is decoded reduced
         self._whole_shape: tuple[int, int, int] | None = None
         if factor > 1:
-            if compression not in tiff_pages.JPEG:
+            if compression not in JPEG:
                 self._whole_shape = self.shape
             width, height = self.size
             self.size = (width // factor, height // factor)
@@ -428,6 +438,6 @@ class PlanarDecoder(SegmentDecoder):
 
 def decoder_of(level: Level, page: TiffPage, source: ByteSource) -> SegmentDecoder:
     """Returns the decoder of a page's segments."""
-    if page.planarconfig == tiff_pages.SEPARATE:
+    if page.planarconfig == SEPARATE:
         return PlanarDecoder(level, page, source)
     return SegmentDecoder(level, page, source)

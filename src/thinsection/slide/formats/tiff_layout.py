@@ -20,7 +20,7 @@ from thinsection.errors import (
     SlideOpenError,
     ThinsectionError,
 )
-from thinsection.slide.formats.channels import TiffChannels, find_channels
+from thinsection.slide.formats.channels import LevelPlanes, find_channels
 from thinsection.slide.formats.tiff_decoder import colour_note
 from thinsection.slide.formats.tiff_inventory import (
     ROUNDED_PX,
@@ -41,7 +41,7 @@ from thinsection.slide.formats.tiff_pages import (
     read_metadata,
 )
 from thinsection.slide.level_check import BY_SIZE, LevelClaim, Verdicts
-from thinsection.slide.look import unpicked_channels_error
+from thinsection.slide.look import Channels, unpicked_channels_error
 from thinsection.slide.orientation import ORIENTATION_TAG, UPRIGHT
 from thinsection.slide.pictures import (
     SLIDES,
@@ -157,7 +157,7 @@ def read_layout(
         base = layout.pages[0]
         channels = find_channels(file, base, layout.ome)
         if channels is not None:
-            raise unpicked_channels_error(channels.channels, file.filename)
+            raise unpicked_channels_error(channels[0], file.filename)
         _refuse_mixed_orientations(layout.pages)
         for page in layout.pages:
             unsupported = find_unsupported(page)
@@ -178,8 +178,8 @@ def read_layout(
 
 def channel_layout(
     path: str, slide_mpp: Mpp | None, image: str | None = None
-) -> tuple[TiffLayout, TiffChannels]:
-    """Parses the levels of a file with channels, and where these lie.
+) -> tuple[TiffLayout, Channels, list[LevelPlanes]]:
+    """Parses the levels of a file with channels, and where the planes of these lie by level.
 
     Raises:
         SlideOpenError: as `read_layout`; or there are no channels to pick.
@@ -187,15 +187,16 @@ def channel_layout(
     with _parsed(path) as file:
         layout = _read_pictures(file, slide_mpp, image, {})
         base = layout.pages[0]
-        channels = find_channels(file, base, layout.ome)
-        if channels is None:
+        found = find_channels(file, base, layout.ome)
+        if found is None:
             raise SlideOpenError(
                 "tiff: an RGB or gray picture of 8 bits has no channels to choose, in "
                 f"{path!r}; omit --channels"
             )
-        keyframes = [planes[0].page.keyframe for planes in channels.planes]
+        channels, planes_by_level = found
+        keyframes = [planes[0].page.keyframe for planes in planes_by_level]
         file_bytes = file.filehandle.size
-        for keyframe, planes in zip(keyframes, channels.planes):
+        for keyframe, planes in zip(keyframes, planes_by_level):
             is_sound(keyframe, file_bytes, required=True)
             for plane in planes:
                 counts = plane.page.databytecounts
@@ -209,17 +210,15 @@ def channel_layout(
             for index, keyframe in enumerate(keyframes)
         ]
         notes = picture_notes(layout.pictures, layout.picture, image)
-        return (
-            replace(
-                layout,
-                levels=levels,
-                pages=[],
-                associated={},
-                notes=notes,
-                checked=False,
-            ),
-            channels,
+        layout = replace(
+            layout,
+            levels=levels,
+            pages=[],
+            associated={},
+            notes=notes,
+            checked=False,
         )
+        return layout, channels, planes_by_level
 
 
 def library_layout(
@@ -393,7 +392,13 @@ def _sound_chain(file: TiffFile) -> list[TiffPage]:
         if getattr(file, f"is_{flag}"):
             raise SlideOpenError(f"tiff: {name} is left to OpenSlide")
     # tifffile only logs a broken chain: levels would be missing
-    following = _next_page_offset(file, pages[-1])
+    place = file.pages.next_page_offset
+    assert place is not None
+    handle = file.filehandle
+    handle.seek(place)
+    (following,) = struct.unpack(
+        file.tiff.offsetformat, handle.read(file.tiff.offsetsize)
+    )
     places = [page.offset for page in pages]
     if following in places:
         raise ProvedDamageError(
@@ -409,17 +414,6 @@ def _sound_chain(file: TiffFile) -> list[TiffPage]:
         raise SlideOpenError("tiff: the chain of pages is broken; the file is damaged")
     is_sound(pages[0], file.filehandle.size, required=True)
     return pages
-
-
-def _next_page_offset(file: TiffFile, page: TiffPage) -> int:
-    """Returns where the page after this one begins in the file; 0 after the last."""
-    form = file.tiff
-    handle = file.filehandle
-    handle.seek(page.offset)
-    (count,) = struct.unpack(form.tagnoformat, handle.read(form.tagnosize))
-    handle.seek(page.offset + form.tagnosize + count * form.tagsize)
-    (offset,) = struct.unpack(form.offsetformat, handle.read(form.offsetsize))
-    return int(offset)
 
 
 def _refuse_mixed_orientations(pages: Sequence[TiffPage]) -> None:

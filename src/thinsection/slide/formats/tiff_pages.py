@@ -52,6 +52,18 @@ _BITS_TAG = 258  # bits of a sample: one number for each
 # orientation, samples, rows of a strip, planes, predictor, width and height of a tile
 _NUMBER_TAGS = (256, 257, 259, 262, ORIENTATION_TAG, 277, 278, 284, 317, 322, 323)
 _INTEGER_TYPES = (3, 4, 16)
+_ROOT = re.compile(r"<(?:\w+:)?OME\b([^>]*)>")
+_IMAGE = re.compile(r"<(?:\w+:)?Image\b")
+_PIXELS = re.compile(r"<(?:\w+:)?Pixels\b([^>]*)>")
+_CHANNEL = re.compile(r"<(?:\w+:)?Channel\b([^>]*)>")
+_TIFF_DATA = re.compile(
+    r"<(?:\w+:)?TiffData\b([^>]*?)(?:/>|>(.*?)</(?:\w+:)?TiffData>)", re.DOTALL
+)
+_UUID = re.compile(r"<(?:\w+:)?UUID\b([^>]*)>([^<]*)<")
+_ATTRIBUTE = re.compile(r'([\w:]+)="([^"]*)"')
+_MAX_PLANES = 1 << 20  # that an image lists; more are a damaged file's
+OME = "ome."  # before what the OME-XML says, in a slide's properties
+_IMAGEJ_UNIT = re.compile(r"^unit=(.+)$", re.MULTILINE)
 
 
 def is_sound(page: TiffPage, file_bytes: int, *, required: bool) -> bool:
@@ -214,18 +226,6 @@ def has_unexplained_sample(page: TiffPage) -> bool:
     return not page.extrasamples or alpha_of(page) is None
 
 
-_ROOT = re.compile(r"<(?:\w+:)?OME\b([^>]*)>")
-_IMAGE = re.compile(r"<(?:\w+:)?Image\b")
-_PIXELS = re.compile(r"<(?:\w+:)?Pixels\b([^>]*)>")
-_CHANNEL = re.compile(r"<(?:\w+:)?Channel\b([^>]*)>")
-_TIFF_DATA = re.compile(
-    r"<(?:\w+:)?TiffData\b([^>]*?)(?:/>|>(.*?)</(?:\w+:)?TiffData>)", re.DOTALL
-)
-_UUID = re.compile(r"<(?:\w+:)?UUID\b([^>]*)>([^<]*)<")
-_ATTRIBUTE = re.compile(r'([\w:]+)="([^"]*)"')
-_MAX_PLANES = 1 << 20  # that an image lists; more are a damaged file's
-
-
 @dataclass(frozen=True, kw_only=True)
 class OmeImage:
     """One image of OME-XML.
@@ -361,10 +361,6 @@ def _count(text: str | None, default: int) -> int:
 
 def _attributes(text: str) -> dict[str, str]:
     return {name: html.unescape(value) for name, value in _ATTRIBUTE.findall(text)}
-
-
-OME = "ome."  # before what the OME-XML says, in a slide's properties
-_IMAGEJ_UNIT = re.compile(r"^unit=(.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)

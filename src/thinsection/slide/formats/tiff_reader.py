@@ -228,14 +228,14 @@ class ChannelSlide(TiffSlide):
         slide_mpp: Mpp | None = None,
         image: str | None = None,
     ) -> None:
-        layout, found = channel_layout(path, slide_mpp, image)
+        layout, channels, planes_by_level = channel_layout(path, slide_mpp, image)
         super().__init__(path, layout=layout)
-        picked = [found.channels.index(name) for name in look.channels]
+        picked = [channels.index(name) for name in look.channels]
         decoders = []
-        for level, planes in zip(self.levels, found.planes):
+        for level, planes in zip(self.levels, planes_by_level):
             picked_planes = [planes[channel] for channel in picked]
             decoders.append(_PlaneDecoder(level, picked_planes, self._source))
-        names = [found.channels.names[channel] for channel in picked]
+        names = [channels.names[channel] for channel in picked]
         self.rendering = scale_channels(decoders, names, look)
         self._read_by(self.levels, decoders)
 
