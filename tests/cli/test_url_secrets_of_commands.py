@@ -1,12 +1,11 @@
 """Secrets of URLs through every command that takes a slide by URL: no file, no line has them."""
 
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from tests.support.guarded_server import SIGNATURES, WORD, GuardedServer, leaks
+from tests.support.range_server import serving
 from typer.testing import CliRunner
 
 from thinsection.cli.app import build_app
@@ -72,14 +71,9 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comman
     monkeypatch.setattr(GuardedServer, "files", files)
     monkeypatch.setattr(GuardedServer, "signature", SIGNATURES[0], raising=False)
     monkeypatch.setattr(GuardedServer, "data", b"no slide", raising=False)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), GuardedServer)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
     (tmp_path / "out").mkdir()
-    yield Commands(tmp_path / "out", f"127.0.0.1:{server.server_port}")
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(GuardedServer) as port:
+        yield Commands(tmp_path / "out", f"127.0.0.1:{port}")
 
 
 def test_info_prints_the_public_form_of_a_url(commands: Commands) -> None:

@@ -5,14 +5,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.guarded_server import SIGNATURES, WORD, GuardedServer, leaks
+from tests.support.range_server import serving
 
 from thinsection.errors import CohortError, SlideOpenError
 from thinsection.files.atomic import write_json, write_table
@@ -173,13 +172,8 @@ def served(
     write_he_slide(path, (1200, 900), seed=5)
     GuardedServer.data = path.read_bytes()
     GuardedServer.signature = SIGNATURES[0]
-    server = ThreadingHTTPServer(("127.0.0.1", 0), GuardedServer)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"127.0.0.1:{server.server_port}", GuardedServer
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(GuardedServer) as port:
+        yield f"127.0.0.1:{port}", GuardedServer
 
 
 def test_a_run_by_urls_with_secrets_leaves_none_and_a_new_signature_resumes(

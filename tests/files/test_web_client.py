@@ -6,12 +6,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
+from tests.support.range_server import RangeServer, serving
 
 from thinsection.errors import SlideOpenError
 from thinsection.files.sources import FsspecSource
@@ -23,56 +22,25 @@ pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 DATA = b"thinsection" * 100
 
 
-class _Server(BaseHTTPRequestHandler):
+class _Server(RangeServer):
     """Serves bytes in ranges, and redirects below /to/."""
 
-    protocol_version = "HTTP/1.1"
     requests: list[str]
     target: str
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def _answer(self, *, with_body: bool) -> None:
+    def answer(self) -> tuple[int, bytes, dict[str, str]]:
         self.requests.append(self.path)
-        body = DATA
-        span = self.headers.get("Range")
         if self.path.startswith("/to/"):
-            body = b""
-            self.send_response(302)
-            self.send_header("Location", self.target)
-        elif span:
-            first, _, last = span.removeprefix("bytes=").partition("-")
-            end = min(int(last or len(body)), len(body) - 1)
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {first}-{end}/{len(body)}")
-            body = body[int(first) : end + 1]
-        else:
-            self.send_response(200)
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
+            return 302, b"", {"Location": self.target}
+        return 200, DATA, {}
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
     """Port of a web server of this machine."""
     _Server.requests = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Server)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(_Server) as number:
+        yield number
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Commands that write new files: `convert` and `deid` for slides, `frames` for tables."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from thinsection.cli.flags import EXIT_SOME_LEFT_OUT, Reader
 from thinsection.errors import InvalidInputError, ThinsectionError
 
 if TYPE_CHECKING:
@@ -43,12 +44,7 @@ def convert(
             help="JPEG quality of pixels that cannot be copied, from 1 to 100."
         ),
     ] = 90,
-    reader: Annotated[
-        str,
-        typer.Option(
-            help="Library that reads the slides, as in `thinsection run --help-all`."
-        ),
-    ] = "auto",
+    reader: Reader = "auto",
     slide_mpp: Annotated[
         float | None,
         typer.Option(
@@ -152,34 +148,45 @@ def deid(
         raise InvalidInputError(
             "out must be a folder, got none; pass --out DIR, or --check"
         )
+    from thinsection.deid import deidentify, deidentify_dicom, examine
+
     target = None if check else out
     sheet_folder = None
     if target is not None:
         sheet_folder = sheets or target / "contact-sheets"
     removed: list[str] = []  # filled while slides are examined
 
-    def deid_one(slide: Path) -> str:
-        report = _deid_tiff(slide, target, sheet_folder, overwrite=overwrite)
+    def described(report: "Report") -> str:
         removed.extend(report.removed)
-        return _indented(report)
+        return "".join(f"\n  {line}" for line in report.lines())
+
+    def deid_one(slide: Path) -> str:
+        if target is None or sheet_folder is None:
+            return described(examine(slide))
+        report = deidentify(
+            slide,
+            target / slide.name,
+            sheet=sheet_folder / f"{slide.name}.png",
+            overwrite=overwrite,
+        )
+        return described(report)
 
     def deid_study() -> str:
-        text = ""
-        reports = _deid_dicom(dicom, target, sheet_folder, overwrite=overwrite)
-        for slide, report in reports.items():
-            removed.extend(report.removed)
-            text += f"\n{slide}:{_indented(report)}"
-        return text
+        # all DICOM files together, because they refer to each other
+        reports = deidentify_dicom(
+            dicom,
+            target,
+            sheet=None if sheet_folder is None else sheet_folder / "dicom.png",
+            overwrite=overwrite,
+        )
+        lines = [f"\n{slide}:{described(one)}" for slide, one in reports.items()]
+        return "".join(lines)
 
     others, dicom = _split_by_kind(slides)
     jobs: list[Job] = [(str(slide), partial(deid_one, slide)) for slide in others]
     if dicom:
         jobs.append((f"{len(dicom)} DICOM files", deid_study))
     _run_each(jobs, identifying=removed if check else ())
-
-
-def _indented(report: "Report") -> str:
-    return "".join(f"\n  {line}" for line in report.lines())
 
 
 def _split_by_kind(slides: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -196,36 +203,6 @@ def _split_by_kind(slides: Sequence[Path]) -> tuple[list[Path], list[Path]]:
                 kind = dicom
         kind.append(slide)
     return others, dicom
-
-
-def _deid_tiff(
-    slide: Path, target: Path | None, sheets: Path | None, *, overwrite: bool
-) -> "Report":
-    """Checks one slide, and copies it if there is an output folder."""
-    from thinsection.deid import deidentify, examine
-
-    if target is None or sheets is None:
-        return examine(slide)
-    return deidentify(
-        slide,
-        target / slide.name,
-        sheet=sheets / f"{slide.name}.png",
-        overwrite=overwrite,
-    )
-
-
-def _deid_dicom(
-    slides: Sequence[Path], target: Path | None, sheets: Path | None, *, overwrite: bool
-) -> Mapping[Path, "Report"]:
-    """Checks all DICOM files together, because they refer to each other, and copies them."""
-    from thinsection.deid import deidentify_dicom
-
-    return deidentify_dicom(
-        slides,
-        target,
-        sheet=None if sheets is None else sheets / "dicom.png",
-        overwrite=overwrite,
-    )
 
 
 def _run_each(jobs: Sequence[Job], identifying: Sequence[str] = ()) -> None:
@@ -246,9 +223,7 @@ def _run_each(jobs: Sequence[Job], identifying: Sequence[str] = ()) -> None:
                 f"{name}: {error}", style="bold red", markup=False, soft_wrap=True
             )
     if failed or identifying:
-        from thinsection.run.ending import EXIT_SOME_FAILED
-
-        raise typer.Exit(EXIT_SOME_FAILED)
+        raise typer.Exit(EXIT_SOME_LEFT_OUT)
 
 
 @app.command("frames", no_args_is_help=True)

@@ -7,7 +7,7 @@ A flag takes precedence over the file, and the file over the dataclass default.
 import re
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from inspect import Parameter, Signature, signature
@@ -63,6 +63,18 @@ Verbose = Annotated[
         "--verbose",
         help="Print a line for every slide, also for skipped ones.",
         show_default=False,
+    ),
+]
+SlidesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        help="Slide files, folders, URLs, or cohort tables (CSV).", show_default=False
+    ),
+]
+Reader = Annotated[
+    str,
+    typer.Option(
+        help="Library that reads the slides, as in `thinsection run --help-all`."
     ),
 ]
 # names of these options, for commands whose `--help` leaves them to `--help-all`
@@ -326,3 +338,8 @@ def message_console(*, as_json: bool) -> "Console":
     from rich.console import Console
 
     return Console(file=sys.stderr if as_json else None, highlight=False)
+
+
+def count_words(counts: Mapping[str, int]) -> str:
+    """Counts in words, without those of 0: '3 done, 1 failed'."""
+    return ", ".join(f"{count} {status}" for status, count in counts.items() if count)

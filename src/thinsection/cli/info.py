@@ -11,11 +11,9 @@ from thinsection.cli.documents import (
     UnopenedFile,
     print_document,
 )
-from thinsection.cli.flags import AsJson
+from thinsection.cli.flags import EXIT_SOME_LEFT_OUT, AsJson, Reader
 from thinsection.errors import ThinsectionError
 from thinsection.types import counted, format_mpp
-
-_EXIT_FAILED = 3
 
 app = typer.Typer()
 
@@ -29,12 +27,7 @@ def info(
         ),
     ],
     *,
-    reader: Annotated[
-        str,
-        typer.Option(
-            help="Library that reads the slides, as in `thinsection run --help-all`."
-        ),
-    ] = "auto",
+    reader: Reader = "auto",
     image: Annotated[
         str | None,
         typer.Option(
@@ -74,7 +67,7 @@ def info(
         texts += [f"{each.slide_path}: {each.error}" for each in document.failures]
         print("\n\n".join(texts))
     if failures:
-        raise typer.Exit(_EXIT_FAILED)
+        raise typer.Exit(EXIT_SOME_LEFT_OUT)
 
 
 def _text(slide: SlideInfo) -> str:

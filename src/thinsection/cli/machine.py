@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -31,8 +31,8 @@ from thinsection.cli.documents import (
 )
 from thinsection.cli.flags import AsJson
 from thinsection.errors import MissingDependencyError
-from thinsection.extras import check_slides, slides_problem
-from thinsection.registry import Entry, Registry
+from thinsection.extras import check_slides
+from thinsection.registry import Registry
 from thinsection.types import format_bytes
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def doctor(
     Example:
       thinsection doctor --out /data/results
     """
-    findings = [*_devices(), *_slides(), *_entries(), *_places(out or Path())]
+    findings = [*_devices(), *_entries(), *_places(out or Path())]
     if as_json:
         document = DoctorDocument(
             thinsection_version=__version__,
@@ -99,40 +99,29 @@ def doctor(
     Console().print(table)
 
 
-def _slides() -> Iterator[Finding]:
-    """Whether the packages of the extra `slides` are installed."""
+def _entries() -> Iterator[Finding]:
+    """Whether slides can be read, and entries of the registries, whose modules import readers.
+
+    Entries that need the same packages share a line.
+    """
     try:
         check_slides()
     except MissingDependencyError as error:
         yield Finding("packages", "slides", False, str(error))
-    else:
-        yield Finding("packages", "slides", True, "every package that reads slides")
-
-
-def _entries() -> Iterator[Finding]:
-    """Entries of the registries; entries that need the same packages share a line.
-
-    None without the packages that read slides: the registries' modules import some of them.
-    """
-    if slides_problem():
         return
+    yield Finding("packages", "slides", True, "every package that reads slides")
     for place in REGISTRIES:
         registry: Registry[object] = resolve_name(place)
         names_by_state: dict[tuple[bool, str], list[str]] = {}
         for entry in registry:
-            state = (not entry.missing, _detail(entry))
+            versions = [_version(package) for package in entry.needs]
+            detail = ", ".join(filter(None, versions)) or "needs no package of its own"
+            if entry.missing:
+                detail = f"needs {', '.join(entry.missing)}: {entry.remedy}"
+            state = (not entry.missing, detail)
             names_by_state.setdefault(state, []).append(entry.name)
         for (usable, detail), names in names_by_state.items():
             yield Finding(registry.kind, ", ".join(names), usable, detail)
-
-
-def _detail(entry: Entry) -> str:
-    """Versions of the packages that an entry needs, or the remedy if one is missing."""
-    if entry.missing:
-        return f"needs {', '.join(entry.missing)}: {entry.remedy}"
-    versions = [_version(package) for package in entry.needs]
-    known = ", ".join(version for version in versions if version)
-    return known or "needs no package of its own"
 
 
 @cache
@@ -165,13 +154,13 @@ def _devices() -> Iterator[Finding]:
     build = f"torch {build_facts['__version__']}"
     is_cpu_build = build_facts["cuda"] is None and build_facts["hip"] is None
     is_linux = sys.platform == "linux"
+    no_gpu = Finding("device", "cuda", False, f"{build} sees no GPU; check the driver")
     if is_linux and is_cpu_build:
-        yield Finding(
-            "device", "cuda", False, f"{build} is a CPU build; install a CUDA build"
-        )
+        remedy = f"{build} is a CPU build; install a CUDA build"
+        yield Finding("device", "cuda", False, remedy)
         return
     if is_linux and not any(Path(driver).exists() for driver in _DRIVERS):
-        yield Finding("device", "cuda", False, f"{build} sees no GPU; check the driver")
+        yield no_gpu
         return
     import torch
 
@@ -181,7 +170,7 @@ def _devices() -> Iterator[Finding]:
         detail = f"{torch.cuda.get_device_name(index)}, {memory}, {build}"
         yield Finding("device", f"cuda:{index}", True, detail)
     if not torch.cuda.is_available():
-        yield Finding("device", "cuda", False, f"{build} sees no GPU; check the driver")
+        yield no_gpu
     if torch.backends.mps.is_available():
         yield Finding("device", "mps", True, build)
     engine = _version("openvino")
@@ -267,13 +256,11 @@ def _table(rows: list[dict[str, str]]) -> Table:
     """Rows for a terminal; names are not shortened, numbers are aligned to the right."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     longest_name = max(len(row["name"]) for row in rows)
-    for heading in rows[0]:
-        if heading == "name":
-            table.add_column(heading, no_wrap=True, min_width=longest_name)
-        elif heading in ("dim", "tile px", "µm/px", "params"):
-            table.add_column(heading, justify="right", overflow="fold")
-        else:
-            table.add_column(heading, overflow="fold")
+    table.add_column("name", no_wrap=True, min_width=longest_name)
+    for heading in list(rows[0])[1:]:
+        is_number = heading in ("dim", "tile px", "µm/px", "params")
+        justify: Literal["right", "left"] = "right" if is_number else "left"
+        table.add_column(heading, justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*row.values())
     return table

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from thinsection.cli.documents import JobPlan, PlanDocument, print_document
-from thinsection.cli.flags import AsJson, with_config
+from thinsection.cli.flags import AsJson, SlidesArgument, with_config
 from thinsection.machine import cpu_count
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from thinsection.run.plan import RunPlan
 
 app = typer.Typer()
-SlidesArgument = Annotated[
-    list[str],
-    typer.Argument(
-        help="Slide files, folders, URLs, or cohort tables (CSV).", show_default=False
-    ),
-]
 SlurmFlag = Annotated[
     bool,
     typer.Option("--slurm", help="Also print the #SBATCH lines of a Slurm job."),

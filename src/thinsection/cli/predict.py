@@ -1,11 +1,13 @@
 """`thinsection train`, `predict`, `zeroshot`, `heatmap` and `model`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from thinsection.cli.flags import EXIT_SOME_LEFT_OUT, with_config
+from thinsection.types import counted, rounded
 
 app = typer.Typer()
 group = typer.Typer(
@@ -90,7 +92,6 @@ def train_command(
 
     from thinsection.evaluation.rows import METRIC_WORDS
     from thinsection.predict.experiment import train
-    from thinsection.types import rounded
 
     result = train(
         data,
@@ -103,21 +104,16 @@ def train_command(
     cases = result["cases"]
     metric = METRIC_WORDS.get(result["metric"], result["metric"])
     score = "none" if result["value"] is None else rounded(result["value"], cases)
+    interval = _interval_words(result["interval"], cases, result["interval_missing"])
     if result["interval"]:
-        low, high = result["interval"]
-        interval = (
-            f"[{rounded(low, cases)}, {rounded(high, cases)}], {result['interval_by']}"
-        )
-    else:
-        interval = f"(no interval: {result['interval_missing']})"
+        interval += f", {result['interval_by']}"
     typer.echo(f"{metric} {score} {interval}; computed over {result['pooled_over']}")
     for other in result["against"]:
         cases = other["cases"]
         difference = rounded(other["value"], cases, "+")
-        low = rounded(other["low"], cases, "+")
-        high = rounded(other["high"], cases, "+")
+        interval = _interval_words((other["low"], other["high"]), cases, sign="+")
         typer.echo(
-            f"  against {other['name']}: {difference} [{low}, {high}], "
+            f"  against {other['name']}: {difference} {interval}, "
             f"p {other['p_value']:.3g}, Holm {other['p_holm']:.3g}"
         )
     typer.echo(out / "index.html")
@@ -173,10 +169,23 @@ def predict(
     raise typer.Exit(3 if num_missing else 0)
 
 
+def _interval_words(
+    interval: Sequence[float | None] | None,
+    cases: int,
+    missing: str | None = None,
+    *,
+    sign: str = "",
+) -> str:
+    """Confidence interval of a score of so many cases, or why there is none."""
+    low, high = interval or (None, None)
+    if low is None or high is None:
+        return f"(no interval: {missing})"
+    return f"[{rounded(low, cases, sign)}, {rounded(high, cases, sign)}]"
+
+
 def _validation_line(validation: dict[str, Any]) -> str:
     """Headline of a validation in one line."""
     from thinsection.evaluation.rows import METRIC_WORDS
-    from thinsection.types import counted, rounded
 
     cases = validation["cases"]
     line = f"{validation['validation']} validation on {validation['cases']} cases"
@@ -185,12 +194,9 @@ def _validation_line(validation: dict[str, Any]) -> str:
         if validation["averaged"]:
             metric += f", mean over {counted(len(validation['averaged']), 'label')},"
         line += f": {metric} {rounded(validation['value'], cases)}"
-        low, high = validation["interval"]
-        if low is None:
-            missing = validation["scores"][validation["metric"]]["missing"]
-            line += f" (no interval: {missing})"
-        else:
-            line += f" [{rounded(low, cases)}, {rounded(high, cases)}]"
+        scores = validation["scores"].get(validation["metric"], {})
+        missing = scores.get("missing")
+        line += " " + _interval_words(validation["interval"], cases, missing)
     if validation["positive_words"]:
         line += f"; positive class: {validation['positive_words']}"
     if validation["left_out"]:

@@ -18,6 +18,7 @@ from thinsection.cli.documents import (
 from thinsection.cli.flags import (
     EXIT_SOME_LEFT_OUT,
     AsJson,
+    count_words,
     message_console,
     with_config,
 )
@@ -25,8 +26,6 @@ from thinsection.exchange.peer_export import LAYOUTS, export_peer
 from thinsection.types import counted, format_bytes
 
 if TYPE_CHECKING:
-    from thinsection.results.folder import Results
-    from thinsection.results.records import Record
     from thinsection.store.cache.catalogue import CacheEntry
 
 FolderArgument = Annotated[
@@ -87,48 +86,31 @@ def ls(
     from thinsection.files.urls import is_url
     from thinsection.results.folder import open_results
 
-    def show(results: "Results") -> None:
-        if as_json:
-            print_document(LsDocument.of(folder, results))
-        else:
-            _show_results(folder, results)
+    if is_url(folder):
+        from thinsection.run.remote_out import listing_of
 
-    if not is_url(folder):
-        show(open_results(folder))
+        with listing_of(folder) as listed:
+            document = LsDocument.of(folder, open_results(listed))
+    else:
+        document = LsDocument.of(folder, open_results(folder))
+    if as_json:
+        print_document(document)
         return
-    from thinsection.run.remote_out import listing_of
-
-    with listing_of(folder) as listed:
-        show(open_results(listed))
-
-
-def _show_results(name: str, results: "Results") -> None:
-    """Prints the folders of results, the failures and the invocations."""
-    width = max([len(row.address) for row in results.folders], default=0)
-    print(f"{name}: {counted(len(results.slides), 'slide')}")
-    for row in results.folders:
-        facts = []
-        for key in ("encoder", "slide_encoder"):
-            if row.facts.get(key):
-                facts.append(str(row.facts[key]))
-        for key in ("dim", "slide_dim"):
-            if row.facts.get(key):
-                facts.append(f"dim {row.facts[key]}")
+    width = max([len(row.address) for row in document.results], default=0)
+    print(f"{folder}: {counted(document.num_slides, 'slide')}")
+    for row in document.results:
+        facts = [row.encoder, row.slide_encoder]
+        facts += [f"dim {dim}" for dim in (row.dim, row.slide_dim) if dim]
         size = f"{row.num_slides:>6} slides  {format_bytes(row.num_bytes):>10}"
-        print(f"  {row.address:<{width}}  {size}  {', '.join(facts)}".rstrip())
-    for slide_id, error in results.failures().items():
-        print(f"  failed: {slide_id}: {error}")
-    for record in results.records:
-        command = record.document.get("command")
-        print(f"  records/{record.folder.name}  {command}: {_outcome(record)}")
-
-
-def _outcome(record: "Record") -> str:
-    """Outcome of an invocation in words: '3 done, 1 failed'."""
-    counts = record.document.get("counts")
-    if not counts:
-        return "not finished"
-    return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        words = ", ".join(filter(None, facts))
+        print(f"  {row.address:<{width}}  {size}  {words}".rstrip())
+    for failure in document.failures:
+        print(f"  failed: {failure.slide_id}: {failure.error}")
+    for invocation in document.invocations:
+        outcome = "not finished"
+        if invocation.counts:
+            outcome = count_words(invocation.counts)
+        print(f"  records/{invocation.record}  {invocation.command}: {outcome}")
 
 
 @app.command("view")
@@ -427,13 +409,12 @@ def merge(
     for slide in summary.slides:
         if slide.status == "left-out":
             say(f"{slide.slide_id}: left out of {slide.source}: {slide.reason}")
-    counts = summary.counts
-    ends = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     size = format_bytes(summary.num_bytes)
+    ends = count_words(summary.counts)
     say(f"{ends}; {summary.num_files} files, {size} -> {out}/index.html, summary.csv")
     if as_json:
         print_document(MergeDocument.of(summary))
-    if counts["left-out"]:
+    if summary.counts["left-out"]:
         raise typer.Exit(EXIT_SOME_LEFT_OUT)
 
 

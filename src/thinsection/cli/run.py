@@ -9,8 +9,10 @@ from thinsection.cli.flags import (
     AsJson,
     Level,
     Quiet,
+    SlidesArgument,
     Verbose,
     chosen_level,
+    count_words,
     message_console,
     with_config,
 )
@@ -22,6 +24,7 @@ from thinsection.stages.config import (
     SlidesConfig,
 )
 from thinsection.stages.spec import resolve
+from thinsection.types import counted
 
 if TYPE_CHECKING:
     from thinsection.cli.progress import RunProgress
@@ -29,12 +32,6 @@ if TYPE_CHECKING:
     from thinsection.slide.cohort import SlideEntry
 
 app = typer.Typer()
-SlidesArgument = Annotated[
-    list[str],
-    typer.Argument(
-        help="Slide files, folders, URLs, or cohort tables (CSV).", show_default=False
-    ),
-]
 Out = Annotated[
     str,
     typer.Option(
@@ -177,16 +174,14 @@ def _run_and_report(
         )
     progress.say_skipped()
     counts = summary.counts
-    ends = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     if level != "quiet":
         console.print(
-            f"{ends} in {summary.seconds:.1f} s -> {out}/index.html, summary.csv",
+            f"{count_words(counts)} in {summary.seconds:.1f} s -> {out}/index.html, summary.csv",
             markup=False,
         )
     if counts["empty"]:
-        plural = "" if counts["empty"] == 1 else "s"
         console.print(
-            f"{counts['empty']} slide{plural} without any tile: look at the tissue in "
+            f"{counted(counts['empty'], 'slide')} without any tile: look at the tissue in "
             f"{out}/index.html; --allow-empty accepts such slides",
             style="red",
             markup=False,

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -238,33 +239,28 @@ class DaskBackend(Backend):
     def _local_cluster(self) -> "Cluster":
         """Workers on this node, one per GPU if the settings list GPUs."""
         scratch = str(self.stack.enter_context(scratch_folder("dask")))
-        memory_limit = local_memory(self.config, self.workers)
-        if not self.config.gpu_ids:
-            workers: Cluster = self._distributed.LocalCluster(
-                n_workers=self.workers,
-                threads_per_worker=1,
-                local_directory=scratch,
-                dashboard_address=_ANY_PORT,
-                memory_limit=memory_limit,
+        make_cluster = partial(self._distributed.LocalCluster, n_workers=self.workers)
+        if self.config.gpu_ids:
+            try:
+                from dask_cuda import LocalCUDACluster
+            except ImportError as error:
+                raise MissingDependencyError(
+                    f"--gpus needs dask-cuda with executor 'dask', got {error}; "
+                    "pip install dask-cuda, or use --executor pool, or start one run per GPU on "
+                    "the same --out with CUDA_VISIBLE_DEVICES set: they share the work"
+                ) from None
+            make_cluster = partial(
+                LocalCUDACluster,
+                CUDA_VISIBLE_DEVICES=list(self.config.gpu_ids),
+                device_memory_limit=0,
             )
-            return workers
-        try:
-            from dask_cuda import LocalCUDACluster
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"--gpus needs dask-cuda with executor 'dask', got {error}; "
-                "pip install dask-cuda, or use --executor pool, or start one run per GPU on "
-                "the same --out with CUDA_VISIBLE_DEVICES set: they share the work"
-            ) from None
-        gpu_workers: Cluster = LocalCUDACluster(
-            CUDA_VISIBLE_DEVICES=list(self.config.gpu_ids),
-            device_memory_limit=0,
+        cluster: Cluster = make_cluster(
             threads_per_worker=1,
             local_directory=scratch,
             dashboard_address=_ANY_PORT,
-            memory_limit=memory_limit,
+            memory_limit=local_memory(self.config, self.workers),
         )
-        return gpu_workers
+        return cluster
 
     def _slurm_cluster(self, threads: int) -> "Cluster":
         """Workers as jobs of Slurm, through dask-jobqueue."""

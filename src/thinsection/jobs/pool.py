@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
@@ -60,7 +61,8 @@ class PoolBackend(Backend):
 
     def send(self, jobs: Sequence[Attempt]) -> None:
         for job in jobs:
-            worker = self._idle_worker()
+            idle = [worker for worker in self._pool if worker not in self.sent]
+            worker = idle[0] if idle else self._start_worker()
             worker.reports = []
             self.sent[worker] = job
             worker.pipe.send((job.task, job.entries))
@@ -91,19 +93,10 @@ class PoolBackend(Backend):
                 worker.process.kill()
                 worker.process.join()
 
-    def _idle_worker(self) -> _Worker:
-        """Worker without a job; starts one if there is none."""
-        for worker in self._pool:
-            if worker not in self.sent:
-                return worker
-        return self._start_worker()
-
     def _start_worker(self) -> _Worker:
         """Starts a process with the lowest free number, which also decides its GPU."""
         taken = {worker.process.name for worker in self._pool}
-        number = 0
-        while str(number) in taken:
-            number += 1
+        number = next(number for number in count() if str(number) not in taken)
         gpus = self.config.gpu_ids
         gpu = gpus[number % len(gpus)] if gpus else None
         own_pipe, worker_pipe = self._context.Pipe()

@@ -114,15 +114,14 @@ def batch_script(
         "set -euo pipefail",
         f"export OMP_NUM_THREADS={request.cpus}",
         f"export {TIME_LIMIT_VARIABLE}={request.walltime_s}",
-        *(f"export {VARIABLE}={shlex.quote(place)}" for place in _secrets_file()),
+    ]
+    # file with the whole URLs of slides, where this command has one
+    if VARIABLE in os.environ:
+        lines.append(f"export {VARIABLE}={shlex.quote(os.environ[VARIABLE])}")
+    lines += [
         f'exec {shlex.join(command)} --index "$SLURM_ARRAY_TASK_ID"',
     ]
     return "\n".join(lines) + "\n"
-
-
-def _secrets_file() -> list[str]:
-    """Path of the file with the whole URLs of slides, where this command has one."""
-    return [os.environ[VARIABLE]] if VARIABLE in os.environ else []
 
 
 def resource_directives(request: Request, config: ExecutorConfig) -> list[str]:

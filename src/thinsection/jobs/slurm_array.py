@@ -127,7 +127,7 @@ def task_states(job_id: int, num_tasks: int) -> dict[int, TaskState]:
             state=state,
             exit_code=wait_status >> 8,
             signal=wait_status & 0x7F,
-            waits_for=_waiting_reason(state, reason),
+            waits_for="" if state != _WAITING or reason in _NO_REASON else reason,
         )
         match = _TASK.match(name)
         if match:
@@ -157,11 +157,6 @@ def accounted_states(job_id: int) -> dict[int, TaskState]:
                 signal=int(signal_number or 0),
             )
     return states
-
-
-def _waiting_reason(state: str, reason: str) -> str:
-    """Slurm's reason of a task that waits; '' where it only waits for its turn."""
-    return reason if state == _WAITING and reason not in _NO_REASON else ""
 
 
 def node_list() -> str:
@@ -318,57 +313,54 @@ class Array:
             ) from error
         return reports
 
-    def states(self, *, among: Collection[int] | None = None) -> dict[int, str]:
+    def states(self) -> dict[int, str]:
         """State per array index: 'DONE' (reported), Slurm's state if it is listed, or 'LOST'."""
-        states, _ = self._look_up_states(among)
-        return states
+        return {index: state for index, (state, _) in self._look_up(None).items()}
 
     def waiting_reasons(self) -> Counter[str]:
         """Slurm's reasons for which array tasks wait, with the number of tasks."""
-        states, listed = self._look_up_states(None)
-        waiting = [index for index, state in states.items() if state == "PENDING"]
-        return Counter(
-            listed[index].waits_for for index in waiting if listed[index].waits_for
-        )
+        states = self._look_up(None).values()
+        reasons = [task.waits_for for state, task in states if state == _WAITING]
+        return Counter(filter(None, reasons))
 
     def ended(self, *, among: Collection[int] | None = None) -> dict[int, Attempt]:
         """Array tasks that ended; the accounting still lists tasks that squeue has dropped."""
-        states, listed = self._look_up_states(among)
-        lost = {index for index, state in states.items() if state == "LOST"}
-        if lost - listed.keys():
-            listed = accounted_states(self.job_id or 0) | listed
+        states = self._look_up(among)
+        accounted: dict[int, TaskState] = {}
+        if ("LOST", TaskState()) in states.values():
+            accounted = accounted_states(self.job_id or 0)
         ended = {}
-        for index, state in states.items():
+        for index, (state, task) in states.items():
             job = replace(self.attempt, entries=self.chunks[index - 1])
             if state == "DONE":
                 report = merge_reports(self.reports(index))
                 ended[index] = job.ended("reported", report=report)
             elif state == "LOST":
-                task = listed.get(index, TaskState())
-                ended[index] = self._unreported(job, index, task)
+                last = task if task.state else accounted.get(index, task)
+                ended[index] = self._unreported(job, index, last)
         return ended
 
-    def _look_up_states(
+    def _look_up(
         self, among: Collection[int] | None
-    ) -> tuple[dict[int, str], dict[int, TaskState]]:
-        """States of some indices (None means all), and those of the indices that squeue listed."""
+    ) -> dict[int, tuple[str, TaskState]]:
+        """State of some indices (None means all) as in `states`, and what squeue says of it."""
         indices = range(1, len(self.chunks) + 1) if among is None else among
         job_id = self.job_id
         if job_id is None:
-            return dict.fromkeys(indices, "WRITTEN"), {}
+            return dict.fromkeys(indices, ("WRITTEN", TaskState()))
         # squeue is asked before the results are read, since a task reports first and then leaves it
         listed = task_states(job_id, len(self.chunks))
         states = {}
         for index in indices:
             num_reported = sum(len(report.results) for report in self.reports(index))
-            task = listed.get(index)
+            task = listed.get(index, TaskState())
+            state = task.state
             if num_reported == len(self.chunks[index - 1]):
-                states[index] = "DONE"
-            elif task is None or task.ended:
-                states[index] = "LOST"
-            else:
-                states[index] = task.state
-        return states, listed
+                state = "DONE"
+            elif task.ended or not task.state:
+                state = "LOST"
+            states[index] = (state, task)
+        return states
 
     def _unreported(self, job: Attempt, index: int, state: TaskState) -> Attempt:
         """End of an array task that has not reported everything.
