@@ -52,29 +52,17 @@ def slides_problem() -> str:
     if python < SLIDES_PYTHON:
         problems.append(f"Python {_dotted(python)} (needs >={_dotted(SLIDES_PYTHON)})")
     missing = []
-    for name, least in _slides_requirements():
-        version = _installed_version(name)
+    for name, least in _REQUIREMENT_LINE.findall(_metadata("thinsection")):
+        version = _VERSION_LINE.search(_metadata(name))
         if version is None:
             missing.append(name)
-        elif _release(version) < _release(least):
-            problems.append(f"{name} {version} (needs >={least})")
+        elif _release(version[1]) < _release(least):
+            problems.append(f"{name} {version[1]} (needs >={least})")
     if missing:
         shown = ", ".join(missing[:_SHOWN])
         more = len(missing) - _SHOWN
         problems.append(f"no {shown}" + (f" and {more} more" if more > 0 else ""))
     return ", ".join(problems)
-
-
-def _slides_requirements() -> list[tuple[str, str]]:
-    """Name and least version of each package of the extra; none where nothing is installed."""
-    pairs: list[tuple[str, str]] = _REQUIREMENT_LINE.findall(_metadata("thinsection"))
-    return pairs
-
-
-def _installed_version(name: str) -> str | None:
-    """Version of an installed distribution; None where there is none."""
-    match = _VERSION_LINE.search(_metadata(name))
-    return None if match is None else match[1]
 
 
 def _metadata(name: str) -> str:

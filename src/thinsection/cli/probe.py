@@ -1,6 +1,6 @@
 """`thinsection probe` and `bench`. Each probe of the registry is a subcommand."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,7 @@ from thinsection.cli.flags import EXIT_SOME_LEFT_OUT, with_config
 from thinsection.errors import ThinsectionError
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.registry import PROBES, Probe, load_probe
-from thinsection.probe.result import ProbeResult, selection_words
+from thinsection.probe.result import selection_words
 
 if TYPE_CHECKING:
     from thinsection.probe.grid import ProbeRow
@@ -77,6 +77,7 @@ def _probe_command(probe: Probe) -> Callable[..., None]:
     data_argument = typer.Argument(metavar=probe.kind.metavar, help=probe.kind.help)
 
     def command(path: Path, out: Path, config: Any) -> None:
+        from thinsection.probe.page import interval_words, write_probe_report
         from thinsection.report.index import refresh_index
 
         data = probe.kind.load(path, config)
@@ -84,12 +85,15 @@ def _probe_command(probe: Probe) -> Callable[..., None]:
             typer.echo(f"split: {data.facts['split_rule']}")
         left_out: dict[str, str] = {}
         for result in probe.run(data, config):
-            _write_and_print(result, out)
+            page = write_probe_report(result, out)
+            score = f"{result.metric_words} {result.score:.4f}"
+            typer.echo(f"{result.probe} on {result.dataset}: {score}")
+            settings = f"settings: {selection_words(result)}"
+            for line in (interval_words(result), settings, *result.remarks, page):
+                typer.echo(f"  {line}")
             left_out |= result.left_out
         refresh_index(out)
-        for name, reason in left_out.items():
-            typer.echo(f"{name}: left out: {reason}")
-        raise typer.Exit(EXIT_SOME_LEFT_OUT if left_out else 0)
+        _print_left_out_and_exit(left_out)
 
     command.__annotations__["path"] = Annotated[Path, data_argument]
     command.__annotations__["out"] = Out
@@ -101,20 +105,6 @@ def _raising(error: ThinsectionError) -> Callable[[], None]:
         raise error
 
     return command
-
-
-def _write_and_print(result: ProbeResult, out: Path) -> None:
-    """Writes the report and prints the score and the path."""
-    from thinsection.probe.page import interval_words, write_probe_report
-
-    page = write_probe_report(result, out)
-    score = f"{result.metric_words} {result.score:.4f}"
-    typer.echo(f"{result.probe} on {result.dataset}: {score}")
-    typer.echo(f"  {interval_words(result)}")
-    typer.echo(f"  settings: {selection_words(result)}")
-    for remark in result.remarks:
-        typer.echo(f"  {remark}")
-    typer.echo(f"  {page}")
 
 
 def _compare(
@@ -216,7 +206,14 @@ def _print_rows_and_exit(rows: Sequence["ProbeRow"], file: Path) -> None:
         typer.echo(f"{row.job}: {row.status}, {row.probe}: {score}")
     typer.echo(file)
     left_out = {name: why for row in rows for name, why in row.left_out.items()}
+    has_failed = any(row.status == "failed" for row in rows)
+    _print_left_out_and_exit(left_out, has_failed=has_failed)
+
+
+def _print_left_out_and_exit(
+    left_out: Mapping[str, str], *, has_failed: bool = False
+) -> None:
+    """Prints the slides left out; exit code 3 if there are any, or if a job failed."""
     for name, reason in left_out.items():
         typer.echo(f"{name}: left out: {reason}")
-    is_complete = not left_out and all(row.status != "failed" for row in rows)
-    raise typer.Exit(0 if is_complete else EXIT_SOME_LEFT_OUT)
+    raise typer.Exit(EXIT_SOME_LEFT_OUT if left_out or has_failed else 0)

@@ -77,7 +77,12 @@ class RunProgress:
                 self._expected_tiles[event.slide_id] = max(1, event.num_tiles)
             elif event.kind == "tiles":
                 self._begin_phase("first batch", "first batch")
-                self._add_tiles(event)
+                self._num_tiles += event.num_tiles
+                self._bottleneck = event.text
+                # share of the slide that these tiles are
+                expected = self._expected_tiles.get(event.slide_id, event.num_tiles)
+                share_done = self._share_done + event.num_tiles / expected
+                self._share_done = min(share_done, len(self._expected_tiles) or 1)
             elif event.kind == "waiting":
                 self.say(f"{event.slide_id}: waiting, {event.text}")
             elif event.kind == "ended" and event.result is not None:
@@ -98,13 +103,8 @@ class RunProgress:
         is_skipped = result.status == "skipped"
         has_news = is_bad or result.status == "excluded" or result.facts.get("warnings")
         self._num_skipped += is_skipped
-        if self._level == "verbose":
-            is_shown = True
-        elif self._level == "quiet":
-            is_shown = bool(has_news) and not is_skipped
-        else:
-            is_shown = not is_skipped
-        if is_shown:
+        is_shown = not is_skipped and (has_news or self._level != "quiet")
+        if is_shown or self._level == "verbose":
             self._print(describe(result), style="red" if is_bad else "")
 
     def say_skipped(self) -> None:
@@ -117,14 +117,6 @@ class RunProgress:
 
     def _print(self, text: str, *, style: str = "") -> None:
         self._console.print(Text(text, style=style), highlight=False, soft_wrap=True)
-
-    def _add_tiles(self, event: RunEvent) -> None:
-        """Counts the tiles of an event, and their share of the slide."""
-        self._num_tiles += event.num_tiles
-        self._bottleneck = event.text
-        expected = self._expected_tiles.get(event.slide_id, event.num_tiles)
-        share_done = self._share_done + event.num_tiles / expected
-        self._share_done = min(share_done, len(self._expected_tiles) or 1)
 
     def _begin_phase(self, name: str, text: str) -> None:
         """Prints a line when a step begins for the first time, with the time since the start."""

@@ -23,6 +23,25 @@ import psutil
 from thinsection.machine import affinity_count, cgroup_limits, file_text, stalled_s
 from thinsection.types import MIB, Document, PlainValues
 
+USAGE_FOLDER = "usage"
+# file systems in a network, from which weights load slowly at every start
+NETWORK_FILESYSTEMS = frozenset(
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "fuse.sshfs",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "ceph",
+        "9p",
+    ]
+)
+# set by our own batch script, since Slurm before 23.02 does not pass it to jobs
+TIME_LIMIT_VARIABLE = "THINSECTION_TIME_LIMIT_S"
 _Work = npt.NDArray[np.float64]
 # reading the whole process table is slow, so it is done once in this many samples
 _REFRESH_SAMPLES = 5
@@ -171,10 +190,6 @@ def _net_bytes() -> int:
     return 0
 
 
-# set by our own batch script, since Slurm before 23.02 does not pass it to jobs
-TIME_LIMIT_VARIABLE = "THINSECTION_TIME_LIMIT_S"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
     """Resources that a process may use, and the source of the limits."""
@@ -264,25 +279,6 @@ def _number(text: str | None) -> float | None:
     with suppress(ValueError):
         return float(text or "")
     return None
-
-
-USAGE_FOLDER = "usage"
-# file systems in a network, from which weights load slowly at every start
-NETWORK_FILESYSTEMS = frozenset(
-    [
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb3",
-        "smbfs",
-        "fuse.sshfs",
-        "lustre",
-        "gpfs",
-        "beegfs",
-        "ceph",
-        "9p",
-    ]
-)
 
 
 @dataclass(frozen=True, kw_only=True)
