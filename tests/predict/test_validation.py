@@ -32,7 +32,8 @@ from thinsection.evaluation.survival import breslow_baseline
 from thinsection.evaluation.target import Target
 from thinsection.predict.model_file import Lock, load_model, read_card, save_model
 from thinsection.predict.predicting import predict
-from thinsection.predict.validation_figures import Rows, figures
+from thinsection.predict.tested import Tested
+from thinsection.predict.validation_figures import figures
 from thinsection.predict.validation_review import beside_training
 
 DIM = 8
@@ -292,7 +293,10 @@ def test_a_label_of_one_class_is_not_in_the_mean_over_labels_and_it_is_said() ->
     truth[:, 1] = 1
     answers = np.clip(0.3 * truth + 0.6 * rng.random((60, 3)), 0, 1)
     answers[::4, 0] = 0.5
-    rows = Rows(
+    rows = Tested(
+        cases=tuple(map(str, range(60))),
+        slides=tuple((str(i),) for i in range(60)),
+        fold=np.zeros(60, dtype=np.int64),
         target=Target(
             kind="multilabel", columns=("a", "b", "c"), names=("a", "b", "c")
         ),

@@ -138,7 +138,7 @@ def prevalences(cohort: Cohort) -> dict[str, Estimate]:
     if cohort.target.exclusive:
         members = {name: truth[:, 0] == k for k, name in enumerate(cohort.target.names)}
         if cohort.target.kind == "binary":
-            positive = cohort.target.names[cohort.target.positive_index]
+            positive = cohort.target.positive_name
             members = {positive: members[positive]}
         return {name: proportion(of, cohort.groups) for name, of in members.items()}
     if cohort.target.kind != "multilabel":

@@ -90,6 +90,11 @@ class Target:
         return self.names.index(self.positive) if self.positive else 1
 
     @property
+    def positive_name(self) -> str:
+        """The positive class of two; '' for other targets."""
+        return self.names[self.positive_index] if self.kind == "binary" else ""
+
+    @property
     def kind_words(self) -> str:
         """Kind of the target in the words of the field."""
         return _KIND_WORDS.get(self.kind, self.kind)
@@ -109,9 +114,7 @@ class Target:
         """The positive class of two, and why it is this one; '' for other targets."""
         if self.kind != "binary":
             return ""
-        return (
-            f"{self.names[self.positive_index]} ({_POSITIVE_WORDS[self.positive_by]})"
-        )
+        return f"{self.positive_name} ({_POSITIVE_WORDS[self.positive_by]})"
 
     def fitted(self, values: Floats) -> "Target":
         """The target with centre, spread and edges of training cases, values (n, T)."""

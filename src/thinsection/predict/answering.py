@@ -156,7 +156,8 @@ class PredictTask(Task[Prediction, Prediction]):
         slides, left_out = _read_slides(model, paths)
         paths = [path for path in paths if path.stem not in left_out]
         bag = bag_of(slides, paths, cells=model.heads[0].needs_cells)
-        contents, means = _content_marks(slides)
+        contents = [content_mark(content_digest(tiles)) for tiles in slides]
+        means = np.stack([tiles.mean(axis=0, dtype=np.float64) for tiles in slides])
         del slides  # the bag may be a copy
         stems = [path.stem for path in paths]
         names = name_marks(entry.name, entry.case_id, entry.patient_id, *stems)
@@ -218,18 +219,6 @@ def _read_slides(
         reasons = "; ".join(f"{slide}: {why}" for slide, why in left_out.items())
         raise StoreError(f"a case must have a slide that can be used, got {reasons}")
     return slides, left_out
-
-
-def _content_marks(
-    slides: Sequence[npt.NDArray[np.floating]],
-) -> tuple[list[str], npt.NDArray[np.float64]]:
-    """Mark and mean embedding (S, D) of each slide."""
-    contents = []
-    means = []
-    for tiles in slides:
-        contents.append(content_mark(content_digest(tiles)))
-        means.append(tiles.mean(axis=0, dtype=np.float64))
-    return contents, np.stack(means)
 
 
 def _write_heatmap(

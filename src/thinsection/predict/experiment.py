@@ -246,18 +246,14 @@ def _train_folds(
         raise ClusterError(
             f"each fold must be trained, got {errors[0]}; run the command again"
         )
-    return [_best_setting(out, jobs, study) for jobs in jobs_by_fold]
-
-
-def _best_setting(out: Path, jobs: Sequence[FoldJob], study: Study) -> FoldResult:
-    """Result of a fold with the lowest inner loss, the first if several are equal."""
-    results = []
-    for job in jobs:
-        result = read_fold(out, job.name, fold_key(job, study))
-        if result is None:
+    best = []
+    for jobs in jobs_by_fold:
+        results = [read_fold(out, job.name, fold_key(job, study)) for job in jobs]
+        whole = [result for result in results if result is not None]
+        if len(whole) < len(jobs):
             raise StoreError("each fold must have its file, got fewer files than folds")
-        results.append(result)
-    return min(results, key=lambda result: result.stop_loss)
+        best.append(min(whole, key=lambda result: result.stop_loss))
+    return best
 
 
 def _settings(config: TrainConfig) -> Iterator[tuple[HeadConfig, FitConfig]]:

@@ -8,10 +8,10 @@ OUT/folds/<job>.safetensors    weights `head.*`; `logits` (n, K) of the test cas
     <job>.checkpoint       checkpoint of an unfinished fold
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import psutil
@@ -34,7 +34,7 @@ from thinsection.predict.model_file import FOLDS
 from thinsection.predict.training import Losses, State, Trainer, read_state
 from thinsection.run.task import set_threads
 from thinsection.store.ledger import stage_key
-from thinsection.types import Json, counted, parse_bytes, rounded
+from thinsection.types import counted, parse_bytes, rounded
 
 COHORT_NAME = "cohort.json"
 FORMAT = 4  # format of a fold's file
@@ -234,6 +234,9 @@ def _epochs_words(epochs: Sequence[int]) -> str:
 def fold_key(job: FoldJob, study: Study) -> str:
     """Hash of all that decides a fold's bytes: embeddings, labels, split, settings."""
     cohort = study.cohort
+    target = as_mapping(cohort.target)
+    # the positive class changes no model
+    del target["positive"], target["positive_by"]
     return stage_key(
         format=FORMAT,
         head=as_mapping(job.head),
@@ -241,17 +244,10 @@ def fold_key(job: FoldJob, study: Study) -> str:
         cases=cohort.cases,
         slides=cohort.slides,
         values=cohort.values,
-        target=_learnt_mapping(cohort.target),
+        target=target,
         part=as_mapping(study.parts[job.fold]),
         digests=study.digests,
     )
-
-
-def _learnt_mapping(target: Target) -> dict[str, Json]:
-    """The target without its positive class, which changes no model."""
-    mapping = as_mapping(target)
-    del mapping["positive"], mapping["positive_by"]
-    return mapping
 
 
 def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None:
@@ -260,23 +256,19 @@ def read_fold(out: Path, name: str, key: str | None = None) -> FoldResult | None
         header, tensors = read_state(out / FOLDS / f"{name}.safetensors")
         if key is not None and header["key"] != key:
             return None
-        return _fold_of(name, header, tensors)
+        logits = tensors.pop("logits").numpy()
+        inner_logits = tensors.pop("stop").numpy()
+        slide_logits = tensors.pop("slides").numpy()
+        return FoldResult(
+            name=name,
+            state={k.removeprefix("head."): v for k, v in tensors.items()},
+            losses=[(train, inner) for train, inner in header["losses"]],
+            best=header["best"],
+            first_epochs=tuple(header.get("first_epochs", [0])),
+            target=from_mapping(Target, header["target"]),
+            logits=logits,
+            stop=inner_logits,
+            slides=slide_logits,
+        )
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _fold_of(name: str, header: Mapping[str, Any], tensors: State) -> FoldResult:
-    logits = tensors.pop("logits").numpy()
-    inner_logits = tensors.pop("stop").numpy()
-    slide_logits = tensors.pop("slides").numpy()
-    return FoldResult(
-        name=name,
-        state={k.removeprefix("head."): v for k, v in tensors.items()},
-        losses=[(train, inner) for train, inner in header["losses"]],
-        best=header["best"],
-        first_epochs=tuple(header.get("first_epochs", [0])),
-        target=from_mapping(Target, header["target"]),
-        logits=logits,
-        stop=inner_logits,
-        slides=slide_logits,
-    )

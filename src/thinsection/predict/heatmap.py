@@ -35,7 +35,7 @@ from thinsection.files.lock import (
     unfinished_files_of,
 )
 from thinsection.jobs.backend import ignore_message
-from thinsection.predict.answering import Prediction, score_column
+from thinsection.predict.answering import score_column
 from thinsection.predict.model_file import SUFFIX, check_model_exists, read_card
 from thinsection.predict.predicting import PredictRunConfig, predict
 from thinsection.predict.replacing import (
@@ -181,7 +181,13 @@ def heatmap(
     if Path(source).suffix == SUFFIX or len(Path(source).parts) > 1:
         check_model_exists(Path(source))
     if not Path(source).is_file():
-        results = open_results(_only_folder(slides))
+        folders = [slides] if isinstance(slides, str | Path) else list(slides)
+        if len(folders) != 1:
+            raise InvalidInputError(
+                "slides must be one results folder where a column is drawn, got "
+                f"{len(folders)}"
+            )
+        results = open_results(Path(folders[0]))
         root = results.folder if out is None else Path(out)
         return _draw_column(results, str(source), root, config.heatmap, leave_out)
     if config.heatmap.grid is not None:
@@ -199,9 +205,12 @@ def heatmap(
         on_event=on_event,
         on_message=on_message,
     )
-    for line in _prediction_lines(predictions.rows, card.target):
-        if on_message is not None:
-            on_message(line)
+    say = on_message or ignore_message
+    for row in predictions.rows:
+        if row.answers:
+            say(f"{row.name}: {_answer_words(row.answers, card.target)}")
+        for warning in row.warnings:
+            say(f"{row.name}: {warning}")
     for row in predictions.rows:
         if not row.answers:
             leave_out(row.name, row.error)
@@ -234,15 +243,6 @@ def heatmap(
     return written
 
 
-def _prediction_lines(rows: Sequence[Prediction], target: Target) -> Iterator[str]:
-    """Prediction of each slide and case, and its warnings, for the screen."""
-    for row in rows:
-        if row.answers:
-            yield f"{row.name}: {_answer_words(row.answers, target)}"
-        for warning in row.warnings:
-            yield f"{row.name}: {warning}"
-
-
 def _answer_words(answers: Sequence[float], target: Target) -> str:
     """The predicted class with its probability, else each output."""
     if target.exclusive:
@@ -255,16 +255,6 @@ def _answer_words(answers: Sequence[float], target: Target) -> str:
     if target.kind == "multilabel":
         return f"predicted probability of {words}"
     return words
-
-
-def _only_folder(slides: Sequence[str | Path] | str | Path) -> Path:
-    """The results folder whose column is drawn."""
-    folders = [slides] if isinstance(slides, str | Path) else list(slides)
-    if len(folders) != 1:
-        raise InvalidInputError(
-            f"slides must be one results folder where a column is drawn, got {len(folders)}"
-        )
-    return Path(folders[0])
 
 
 def _draw_column(
@@ -335,7 +325,7 @@ def _drawn_scores(
     if not target.exclusive or target.kind == "ordinal":
         return [score_column(name) for name in target.score_names[:MAX_SCORES]]
     if len(target.names) == 2:
-        return [score_column(target.names[target.positive_index])]
+        return [score_column(target.positive_name)]
     return [score_column(target.names[int(np.argmax(answers))])]
 
 
@@ -453,10 +443,6 @@ def _limits(
     return dict.fromkeys(columns_by_slide, shared)
 
 
-def _ignore_reason(slide_id: str, reason: str) -> None:
-    """Does nothing with a slide that is left out."""
-
-
 def _shared_limits(
     drawing: Drawing, columns_by_slide: Mapping[str, Sequence[str]]
 ) -> dict[str, Limits]:
@@ -473,7 +459,7 @@ def _shared_limits(
     for slide_id, columns in columns_by_slide.items():
         table = None
         # its own block reports it when it is drawn
-        with slide_boundary(slide_id, _ignore_reason):
+        with slide_boundary(slide_id, lambda slide_id, reason: None):
             table = drawing.load(slide_id)
         if table is None:
             continue

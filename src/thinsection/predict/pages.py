@@ -12,6 +12,7 @@ from scipy.stats import rankdata
 
 from thinsection.evaluation.calibration import ECE_BINS
 from thinsection.evaluation.curves import Band
+from thinsection.evaluation.intervals import Sampling
 from thinsection.evaluation.metrics import MIN_OF_BIN
 from thinsection.evaluation.plots import (
     Columns,
@@ -89,6 +90,7 @@ def experiment_page(
 
     Raises MissingDependencyError: matplotlib is not installed.
     """
+    heatmaps = Path(document["heatmaps"])
     values = {
         "against": [],
         "experiments": 1,
@@ -115,7 +117,8 @@ def experiment_page(
         "counted": counted,
         "links": LINKS_NAME,
         "home": home,
-        "heatmap_layer": _heatmap_layer(document["heatmaps"]),
+        # key of the viewer's layer, for the folder GRID/heatmap_NAME
+        "heatmap_layer": "/".join(heatmaps.parts[-2:]) + ":attention",
     }
     return render_page("thinsection.predict", "experiment.html.j2", **values)
 
@@ -183,18 +186,13 @@ def _facts(document: Mapping[str, Json], tested: Tested) -> list[tuple[str, str]
     return [*facts, ("head", document["head"]), ("date", document["date"])]
 
 
-def _heatmap_layer(heatmaps: str) -> str:
-    """Key of the viewer's layer for the folder `GRID/heatmap_NAME` of an experiment's heatmaps."""
-    return "/".join(Path(heatmaps).parts[-2:]) + ":attention"
-
-
 def _experiment_pictures(document: Mapping[str, Json], tested: Tested) -> list[Picture]:
     first = tested.rows()[0]
     drawn = []
     if isinstance(first, Predictions):
         if tested.target.exclusive:
             drawn.append(draw_picture("confusion", first, _draw_confusion))
-        columns = outcome_columns(tested.target, tested.truth, tested.answers)
+        columns = outcome_columns(tested)
         curves = Columns(
             columns, tested.sampling, ordered=tested.target.kind == "ordinal"
         )
@@ -319,27 +317,19 @@ def _errors(tested: Tested) -> Floats:
 
 
 def validation_page(
-    document: Mapping[str, Json],
-    curves: Columns,
-    truth: Floats,
-    answers: Floats,
-    *,
-    home: str | None = None,
+    document: Mapping[str, Json], tested: Tested, *, home: str | None = None
 ) -> str:
     """Page as HTML.
 
     Args:
         document: the content of validation.json.
-        curves: classes or labels of the scored cases; empty for values and survival.
-        truth: true values of the scored cases, (n, T).
-        answers: predictions for the scored cases, (n, K).
+        tested: the scored cases.
         home: address of the results' index on the page, if there is one.
 
     Raises MissingDependencyError: matplotlib is not installed.
     """
     pictures = [
-        picture.for_page()
-        for picture in _validation_pictures(document, curves, truth, answers)
+        picture.for_page() for picture in _validation_pictures(document, tested)
     ]
     return render_page(
         "thinsection.predict",
@@ -387,9 +377,12 @@ def _net_benefit_rows(curve: Mapping[str, Json]) -> list[dict[str, Json]]:
     return rows
 
 
-def _validation_pictures(
-    document: Mapping[str, Json], curves: Columns, truth: Floats, answers: Floats
-) -> list[Picture]:
+def _validation_pictures(document: Mapping[str, Json], tested: Tested) -> list[Picture]:
+    curves = Columns(
+        outcome_columns(tested),
+        Sampling.of_rows(tested.groups),
+        ordered=tested.target.kind == "ordinal",
+    )
     drawn = []
     if curves.columns:
         drawn.append(draw_picture("roc", curves, draw_roc))
@@ -398,7 +391,8 @@ def _validation_pictures(
         drawn.append(draw_picture("calibration", document["outcomes"], draw))
         drawn.append(draw_picture("decision", curves, draw_decision))
     if document["task"] == "regression":
-        drawn.append(draw_picture("values", (truth[:, 0], answers[:, 0]), draw_values))
+        pair = (tested.truth[:, 0], tested.answers[:, 0])
+        drawn.append(draw_picture("values", pair, draw_values))
     survival = document["survival"]
     if survival and survival["groups"]:
         draw_survival = partial(

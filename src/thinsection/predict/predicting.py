@@ -273,7 +273,9 @@ def predict(
     if cohort is not None and labels is not None:
         page = validation / "index.html"
         locked = Locked(card=card, path=path, sha256=task.model_sum)
-        answered = _rows_of_cases(rows, cohort)
+        # a case is its one slide, or has a row of its own
+        row_by_files = {row.files: row for row in rows}
+        answered = [row_by_files[files] for files in cohort.files]
         document = write_validation(
             page.parent,
             locked,
@@ -399,12 +401,6 @@ def _labels_config(config: ValidationConfig, target: Target) -> LabelsConfig | N
     )
 
 
-def _rows_of_cases(rows: Sequence[Prediction], cohort: Cohort) -> list[Prediction]:
-    """Row of each labelled case, from its one slide, or from all its slides."""
-    row_by_files = {row.files: row for row in rows}
-    return [row_by_files[files] for files in cohort.files]
-
-
 def _embed(
     slides: Sequence[str | Path],
     card: ModelCard,
@@ -460,7 +456,10 @@ def _embeddings(
         embeddings = feature_files(data, address)
         facts = _first_facts(embeddings)
         candidates[embeddings.place] = (facts, embeddings)
-        likeness[embeddings.place] = _likeness(inputs, facts, embeddings.place)
+        # facts that are those of the training, and the settings of the grid
+        shared = [getattr(facts, f) == value for f, value in asdict(inputs).items()]
+        grid = embeddings.place.split("/", maxsplit=1)[0]
+        likeness[embeddings.place] = sum(shared) + is_grid_of(inputs, grid)
     place, *others = [
         name for name, alike in likeness.items() if alike == max(likeness.values())
     ]
@@ -487,14 +486,6 @@ def _first_facts(embeddings: FeatureFiles) -> Inputs:
     raise StoreError(
         f"embeddings must be readable, got none in {embeddings.place!r} ({shown})"
     )
-
-
-def _likeness(inputs: Inputs, facts: Inputs, place: str) -> int:
-    """Number of facts that embeddings share with those of the training, and the grid's settings."""
-    alike: int = sum(
-        getattr(facts, name) == value for name, value in asdict(inputs).items()
-    )
-    return alike + is_grid_of(inputs, place.split("/", maxsplit=1)[0])
 
 
 def _bags(

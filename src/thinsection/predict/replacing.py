@@ -97,9 +97,9 @@ def _changed_data(out: Path, study: Study) -> list[str]:
             changes.append("other folds")
         if _columns(earlier) != _columns(study):
             changes.append("other sites or subgroups")
-    if _positive_class(old.target) != _positive_class(new.target):
+    if old.target.positive_name != new.target.positive_name:
         changes.append(
-            f"positive class {_positive_class(old.target)}, now {_positive_class(new.target)}"
+            f"positive class {old.target.positive_name}, now {new.target.positive_name}"
         )
     elif not changes and old.target.names != new.target.names:
         changes.append("another order of the classes")
@@ -112,10 +112,6 @@ def _classes_only(target: Target) -> Target:
         return target
     names = tuple(sorted(target.names))
     return replace(target, names=names, positive="", positive_by="")
-
-
-def _positive_class(target: Target) -> str:
-    return target.names[target.positive_index] if target.kind == "binary" else ""
 
 
 def _labels(cohort: Cohort) -> list[str] | tuple[tuple[float | None, ...], ...]:

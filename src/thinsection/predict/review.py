@@ -26,7 +26,7 @@ from thinsection.evaluation.table_one import table_one
 from thinsection.evaluation.target import Floats
 from thinsection.predict.config import FoldsConfig, TrainConfig
 from thinsection.predict.folds import FoldResult, Study
-from thinsection.predict.tested import Tested
+from thinsection.predict.tested import Tested, score_table
 from thinsection.types import Json
 
 # metrics that compare cases of the same fold, and so can compare those of the same site
@@ -154,17 +154,14 @@ def subgroup_rows(
         if row["missing"]:
             continue
         try:
-            scorer = part.scorers[tested.metric]
+            scorers = {tested.metric: part.scorers[tested.metric]}
         except InvalidInputError as error:  # there is no comparable pair
             row["missing"] = str(error)
             continue
-        bounds = intervals.interval(part.sampling, scorer, tested.metric, seed=seed)
-        row["missing"] = bounds.missing
-        if not bounds.missing:
-            row["value"] = part.score()
-            row["low"] = bounds.low
-            row["high"] = bounds.high
-            row["method"] = bounds.method
+        score = score_table(scorers, part.sampling, seed=seed)[tested.metric]
+        row["missing"] = score["missing"]
+        if not score["missing"]:
+            row |= {name: score[name] for name in ("value", "low", "high", "method")}
     return rows
 
 
@@ -246,13 +243,13 @@ def _within_sites(study: Study, tested: Tested, seed: int) -> dict[str, Json]:
         scorer = replace(tested, fold=cells).scorers[tested.metric]
     except InvalidInputError as error:  # there is no comparable pair
         return {"within": None, "within_missing": str(error)}
-    bounds = intervals.interval(tested.sampling, scorer, tested.metric, seed=seed)
-    value = float(scorer(np.ones((1, len(tested.cases))))[0])
+    table = score_table({tested.metric: scorer}, tested.sampling, seed=seed)
+    score = table[tested.metric]
     return {
-        "within": value,
-        "within_low": None if bounds.missing else bounds.low,
-        "within_high": None if bounds.missing else bounds.high,
-        "within_missing": bounds.missing,
+        "within": score["value"],
+        "within_low": score["low"],
+        "within_high": score["high"],
+        "within_missing": score["missing"],
     }
 
 
@@ -320,13 +317,8 @@ def _checklist_answers(
     counts = f"{tested.groups.of_cases(len(cohort.cases))}, {sum(map(len, cohort.slides))} slides"
     if tested.num_positive is not None:
         events = cohort.target.time_words
-        noun = (
-            "with the event"
-            if events
-            else cohort.target.names[cohort.target.positive_index]
-        )
+        noun = "with the event" if events else cohort.target.positive_name
         counts += f", {tested.num_positive} {noun}"
-    sites = f"{len(set(cohort.sites))} sites" if cohort.sites else ""
     weighted = (
         "rare classes have larger weights in the loss"
         if config.fit.class_weights
@@ -335,17 +327,11 @@ def _checklist_answers(
     predicted = {"cox": "predicted risks", "regression": "predicted values"}.get(
         cohort.target.kind, "predicted probabilities"
     )
-    answers = {
+    return shared_answers(cohort, cohort.account) | {
         "4": "development with internal validation by cross-validation",
-        "6a": sites and f"{sites}; setting and location: to be filled by the authors",
-        "7": "; ".join(cohort.account),
         "9b": f"embeddings of whole-slide images in {cohort.place}; encoder and tiles are in "
         "the model card",
         "10": f"{counts}; justification: to be filled by the authors",
-        "11": (
-            f"{cohort.unlabelled} rows without a label and {cohort.without_embeddings} without "
-            "embeddings are not used; nothing is imputed"
-        ),
         "12a": methods["folds"],
         "12c": (
             f"head {config.head.head}; {methods['chosen on the validation set']}; all settings "
@@ -355,7 +341,6 @@ def _checklist_answers(
         "12f": "none",
         "12g": f"mean of the {predicted} of the folds' models (model.safetensors)",
         "13": weighted if cohort.target.exclusive else "",
-        "15": f"{cohort.target.kind_words}: {', '.join(cohort.target.names)}",
         "16": "not applicable: no other cohort was evaluated",
         "18f": "versions of the software are in experiment.json; code of the study: to be filled "
         "by the authors",
@@ -368,9 +353,20 @@ def _checklist_answers(
         "23a": "Scores"
         + (f"; by {', '.join(subgroup_columns)}" if subgroup_columns else ""),
         "12d": "scores by site and a probe of the site" if cohort.sites else "",
+    }
+
+
+def shared_answers(cohort: Cohort, account: Sequence[str]) -> dict[str, str]:
+    """Answers to the items of TRIPOD+AI that experiments and validations give alike."""
+    sites = f"{len(set(cohort.sites))} sites" if cohort.sites else ""
+    return {
+        "6a": sites and f"{sites}; setting and location: {OPEN}",
+        "7": "; ".join(account),
+        "11": f"{cohort.unlabelled} rows without a label and {cohort.without_embeddings} without "
+        "embeddings are not used; nothing is imputed",
+        "15": f"{cohort.target.kind_words}: {', '.join(cohort.target.names)}",
         "23b": "Scores by site" if cohort.sites else "",
     }
-    return {number: answer for number, answer in answers.items() if answer}
 
 
 class Item(NamedTuple):

@@ -112,7 +112,7 @@ class Tested:
         for k in range(len(self.target.names)):
             rows = np.flatnonzero(np.isfinite(self.truth[:, k]))
             if len(rows) == 0:
-                return {self.metric: _no_value}
+                return {self.metric: lambda weights: np.full(len(weights), np.nan)}
             labels.append((rows, self.label(k).scorers))
         return mean_over_labels(labels)
 
@@ -225,10 +225,6 @@ def mean_over_labels(
     }
 
 
-def _no_value(weights: metrics.Weights) -> metrics.FloatVector:
-    return np.full(len(weights), np.nan)
-
-
 def score_table(
     scorers: metrics.Scorers, sampling: Sampling, *, seed: int
 ) -> dict[str, Score]:
@@ -249,11 +245,14 @@ def score_table(
     return table
 
 
-def outcome_columns(target: Target, truth: Floats, answers: Floats) -> list[Column]:
+def outcome_columns(tested: Tested) -> list[Column]:
     """Each class or label against the rest; for two classes only the positive one.
 
     Ordered classes: each but the lowest, together with the higher ones, against the lower ones.
     """
+    target = tested.target
+    truth = tested.truth
+    answers = tested.answers
     if target.kind == "ordinal":
         return [
             Column(f"{name} or higher", truth[:, 0] >= k, answers[:, k:].sum(axis=1))
@@ -268,15 +267,11 @@ def outcome_columns(target: Target, truth: Floats, answers: Floats) -> list[Colu
             rows = np.flatnonzero(np.isfinite(label))
             columns.append(Column(name, label[rows] == 1, probability[rows], rows))
         return columns
-    if target.exclusive:
-        truths = [truth[:, 0] == k for k in range(len(target.names))]
-    else:
+    if not target.exclusive:
         return []
     columns = [
-        Column(name, outcome, probability)
-        for name, outcome, probability in zip(
-            target.names, truths, answers.T, strict=True
-        )
+        Column(name, truth[:, 0] == k, answers[:, k])
+        for k, name in enumerate(target.names)
     ]
     return [columns[target.positive_index]] if target.kind == "binary" else columns
 

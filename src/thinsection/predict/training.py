@@ -113,7 +113,11 @@ class Trainer:
                     self._draw_head(config, dim)
                 losses = (self._epoch(len(self.losses) + 1), self._inner_loss())
                 self.losses.append(losses)
-                self._check_losses()
+                if not np.isfinite(losses).all():
+                    raise InvalidInputError(
+                        f"loss must stay finite, got {losses} in epoch {len(self.losses)} of "
+                        f"fold {self.fold}; lower --lr"
+                    )
                 if _best_epoch(self.losses) == len(self.losses):
                     best = {
                         name: value.detach().clone()
@@ -169,14 +173,6 @@ class Trainer:
         start = np.zeros(len(self.target.names))
         best = minimize(mean_loss, start, (self.part.train,), "L-BFGS-B", jac=True)
         return mean_loss(best.x, self.part.stop)[0]
-
-    def _check_losses(self) -> None:
-        """Raises InvalidInputError: the losses of the last epoch are not finite."""
-        if not np.isfinite(self.losses[-1]).all():
-            raise InvalidInputError(
-                f"loss must stay finite, got {self.losses[-1]} in epoch {len(self.losses)} "
-                f"of fold {self.fold}; lower --lr"
-            )
 
     def _seed(self, epoch: int, case: int) -> None:
         """Seeds torch for the dropout of a case in an epoch."""
@@ -363,21 +359,17 @@ def criterion_of(target: Target, train: Tensor, *, weighted: bool) -> Criterion:
         weighted: True gives rare classes a larger weight.
     """
     if target.exclusive:
-        return _class_loss(len(target.names), train, weighted=weighted)
+        weights = torch.ones(len(target.names))
+        if weighted:
+            counts = torch.bincount(train, minlength=len(weights))
+            weights = len(train) / (len(weights) * counts)
+        return lambda z, y: F.cross_entropy(z.float(), y) * weights.to(z.device)[y]
     if target.kind == "multilabel":
         return _label_loss(train, weighted=weighted)
     if target.kind == "regression":
         # squared error, but linear beyond FAR: one far value does not rule the gradient
         return lambda z, y: 2 * F.huber_loss(z.float(), y, delta=FAR)
     return discrete_loss
-
-
-def _class_loss(num_classes: int, train: Tensor, *, weighted: bool) -> Criterion:
-    weights = torch.ones(num_classes)
-    if weighted:
-        counts = torch.bincount(train, minlength=num_classes)
-        weights = len(train) / (num_classes * counts)
-    return lambda z, y: F.cross_entropy(z.float(), y) * weights.to(z.device)[y]
 
 
 def _label_loss(train: Tensor, *, weighted: bool) -> Criterion:

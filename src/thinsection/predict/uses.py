@@ -10,7 +10,7 @@ names and labels.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,7 +130,13 @@ def record_use(use: Use, folders: Sequence[Path]) -> Uses:
         )
     if unreadable:
         missing.append(f"records that cannot be read: {', '.join(unreadable)}")
-    others = [*_others(use, known)]
+    # the first use of these cases by each other model
+    others = []
+    models = {use.sha256}
+    for one in sorted(known, key=lambda one: (one.date, one.model)):
+        if one.sha256 not in models and use.shared(one):
+            models.add(one.sha256)
+            others.append(one)
     return Uses(
         earlier=tuple(_words(one, use) for one in others if one.date < use.date),
         later=tuple(_words(one, use) for one in others if one.date >= use.date),
@@ -150,15 +156,6 @@ def _read_uses(folders: Sequence[Path]) -> tuple[list[Use], list[str]]:
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 unreadable.append(path.name)
     return [*uses.values()], unreadable
-
-
-def _others(use: Use, known: Sequence[Use]) -> Iterator[Use]:
-    """First use of these cases by each other model, by date."""
-    models = {use.sha256}
-    for one in sorted(known, key=lambda one: (one.date, one.model)):
-        if one.sha256 not in models and use.shared(one):
-            models.add(one.sha256)
-            yield one
 
 
 def _words(other: Use, use: Use) -> OtherUse:

@@ -19,24 +19,17 @@ from thinsection.config import as_mapping
 from thinsection.errors import DatasetError
 from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.labels import Cohort
-from thinsection.evaluation.plots import Columns
 from thinsection.evaluation.rows import strict
-from thinsection.evaluation.target import Target
 from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.files.workbook import split_sheet
 from thinsection.predict.answering import UNLIKE, Prediction
-from thinsection.predict.model_file import Lock, ModelCard, versions
+from thinsection.predict.model_file import ModelCard, versions
 from thinsection.predict.pages import validation_page
 from thinsection.predict.review import subgroup_tables
 from thinsection.predict.tested import Tested
-from thinsection.predict.uses import Uses, record_use, use_of
-from thinsection.predict.validation_figures import (
-    SEED,
-    Rows,
-    figures,
-)
+from thinsection.predict.uses import record_use, use_of
+from thinsection.predict.validation_figures import SEED, figures
 from thinsection.predict.validation_review import (
-    ReadCohort,
     beside_training,
     checklist_of,
     copies_of,
@@ -84,10 +77,9 @@ def write_validation(
 
     Raises DatasetError: no case is left, or no two times can be compared.
     """
-    left_out = [_why_left_out(one) for one in answered]
     internal = all(one.seen in ("name", "content") for one in answered)
-    if internal:
-        left_out = [_why_no_test(one, model.card) for one in answered]
+    members = len(model.card.members)
+    left_out = [_why_left_out(one, members if internal else None) for one in answered]
     kept = [i for i, why in enumerate(left_out) if not why]
     if not kept:
         shown = "; ".join(dict.fromkeys(left_out))
@@ -96,11 +88,14 @@ def write_validation(
             f"({shown}); pass cases that are not in its training study"
         )
     scored = cohort.take(kept)
-    rows = Rows(
+    tested = Tested(
         target=model.card.target,
+        cases=scored.cases,
+        groups=scored.groups,
+        slides=scored.slides,
+        fold=np.zeros(len(kept), dtype=np.int64),
         truth=scored.array,
         answers=np.array([answered[i].answers for i in kept]),
-        groups=scored.groups,
     )
     test_set = read_slides(scored)
     training_set = None
@@ -112,13 +107,13 @@ def write_validation(
         "cases": len(kept),
         "slides": sum(map(len, scored.slides)),
         # None: nobody knows whose the cases are
-        "patients": rows.groups.total if cohort.unit == "patients" else None,
-        "independent": rows.groups.words,
-        "unit": rows.groups.unit,
-        "units": rows.groups.total,
+        "patients": tested.groups.total if cohort.unit == "patients" else None,
+        "independent": tested.groups.words,
+        "unit": tested.groups.unit,
+        "units": tested.groups.total,
         "left_out": _left_out_rows(cohort, left_out),
-        **figures(rows, model.card.lock),
-        "subgroups": strict(_subgroups(rows, scored)),
+        **figures(tested, model.card.lock),
+        "subgroups": strict(subgroup_tables(scored, tested, seed=SEED)),
         "beside_training": beside_training(
             described(test_set.cohort, test_set.contents.num_tiles.tolist()),
             model.card.data,
@@ -127,17 +122,34 @@ def write_validation(
         "uses": None,
     }
     if not internal:
-        uses = _recorded(test_set, model, table, results)
+        folders = [split_sheet(table)[0].absolute().parent]
+        if (results / SLIDES).is_dir() and results != folders[0]:
+            folders.append(results)
+        use = use_of(
+            test_set.cohort,
+            test_set.contents.digests,
+            model=model.card.name,
+            sha256=model.sha256,
+            date=datetime.now(UTC).isoformat(),
+        )
+        uses = record_use(use, folders)
         document["uses"] = {"number": uses.number, **as_mapping(uses)}
     if len(kept) < len(cohort.cases):
         document["account"].append(
             f"{len(cohort.cases) - len(kept)} of these {counted(len(cohort.cases), 'case')} not "
             f"scored, see the warnings: the test set is {counted(len(kept), 'case')}"
         )
+    lock = model.card.lock
+    threshold_warnings = []
+    if lock is not None and lock.thresholds and lock.inner_cases < FEW_INNER_CASES:
+        threshold_warnings.append(
+            f"in training the threshold was chosen on only {lock.inner_cases} cases of the folds' "
+            "validation sets: other cases could have given a different threshold"
+        )
     document["warnings"] = [
         *cohort.warnings,
         *_warnings(cohort, answered, kept),
-        *_threshold_warnings(model.card.lock),
+        *threshold_warnings,
         *document["copies"]["warnings"],
         *use_lines(document),
     ]
@@ -146,12 +158,7 @@ def write_validation(
     lines = _case_lines(model.card, cohort, answered, left_out)
     write_table(out / "cases.csv", lines)
     write_json(out / "validation.json", document)
-    curves = Columns(
-        rows.columns, rows.sampling(), ordered=rows.target.kind == "ordinal"
-    )
-    page = validation_page(
-        document, curves, rows.truth, rows.answers, home=index_address(out)
-    )
+    page = validation_page(document, tested, home=index_address(out))
     write_text(out / "index.html", page)
     return document
 
@@ -159,6 +166,11 @@ def write_validation(
 def _sources(model: Locked, cohort: Cohort, table: Path) -> dict[str, Json]:
     """Model, labels and target of a test, and how the labels were read."""
     target = model.card.target
+    new_classes = {label for _, label in cohort.new_classes}
+    reading = [asdict(one) for one in cohort.reading]
+    for row in reading:
+        if row["becomes"] in new_classes:
+            row["becomes"] = "not used: the model does not have this class"
     return {
         "model": {
             "name": model.card.name,
@@ -172,24 +184,14 @@ def _sources(model: Locked, cohort: Cohort, table: Path) -> dict[str, Json]:
         "task": target.kind,
         "task_words": target.kind_words,
         "target": list(cohort.target.columns),
-        "positive": _positive(target),
+        "positive": target.positive_name or None,
         "positive_words": target.positive_words,
         "order_words": target.order_words,
         "outputs": list(target.names),
         "account": list(cohort.account),
-        "reading": _reading_rows(cohort),
+        "reading": reading,
         "versions": versions(),
     }
-
-
-def _reading_rows(cohort: Cohort) -> list[dict[str, Json]]:
-    """How the labels were read; classes that the model does not have are not used."""
-    new = {label for _, label in cohort.new_classes}
-    rows = [asdict(reading) for reading in cohort.reading]
-    for row in rows:
-        if row["becomes"] in new:
-            row["becomes"] = "not used: the model does not have this class"
-    return rows
 
 
 def _left_out_rows(cohort: Cohort, left_out: Sequence[str]) -> list[dict[str, str]]:
@@ -207,35 +209,6 @@ def _left_out_rows(cohort: Cohort, left_out: Sequence[str]) -> list[dict[str, st
 
 def _new_class_words(label: str) -> str:
     return f"class {label!r}, which the model does not have"
-
-
-def _recorded(test_set: ReadCohort, model: Locked, table: Path, results: Path) -> Uses:
-    """Records the use of these cases beside the labels, and in a results folder of ours."""
-    folders = [split_sheet(table)[0].absolute().parent]
-    if (results / SLIDES).is_dir() and results != folders[0]:
-        folders.append(results)
-    use = use_of(
-        test_set.cohort,
-        test_set.contents.digests,
-        model=model.card.name,
-        sha256=model.sha256,
-        date=datetime.now(UTC).isoformat(),
-    )
-    return record_use(use, folders)
-
-
-def _subgroups(rows: Rows, scored: Cohort) -> list[dict[str, Json]]:
-    """Scores by site and by each subgroup column."""
-    tested = Tested(
-        target=rows.target,
-        cases=scored.cases,
-        groups=rows.groups,
-        slides=scored.slides,
-        fold=np.zeros(len(rows.truth), dtype=np.int64),
-        truth=rows.truth,
-        answers=rows.answers,
-    )
-    return subgroup_tables(scored, tested, seed=SEED)
 
 
 def use_lines(document: Mapping[str, Json]) -> Iterator[str]:
@@ -270,31 +243,23 @@ def nth(number: int) -> str:
     return f"{number}{ending}"
 
 
-def _positive(target: Target) -> str | None:
-    """The positive class of two; None for other targets."""
-    return target.names[target.positive_index] if target.kind == "binary" else None
+def _why_left_out(one: Prediction, members: int | None) -> str:
+    """Reason why a case is not scored; '' if it is scored.
 
-
-def _why_left_out(one: Prediction) -> str:
-    """Reason why a case is not scored; '' if it is scored."""
-    if one.seen == "name":
+    `members`: of an internal validation, models of folds; then a training case is scored by those
+    that were not trained on it.
+    """
+    if members is None and one.seen == "name":
         return "part of the training study"
-    if one.seen == "content":
+    if members is None and one.seen == "content":
         return "the embeddings of a training slide with another name"
-    return _why_unanswered(one)
-
-
-def _why_unanswered(one: Prediction) -> str:
-    return "" if one.answers else f"no prediction: {one.error}"
-
-
-def _why_no_test(one: Prediction, card: ModelCard) -> str:
-    """Reason why a training case is not scored: all models were trained on it."""
-    if one.answers and one.members == len(card.members):
+    if not one.answers:
+        return f"no prediction: {one.error}"
+    if one.members == members:
         return (
             "part of the training study, and the models of all folds were trained on it"
         )
-    return _why_unanswered(one)
+    return ""
 
 
 def _warnings(
@@ -320,16 +285,6 @@ def _warnings(
             "mean embedding of a slide is farther from the training cases than that of 99 % of them"
         )
     return warnings
-
-
-def _threshold_warnings(lock: Lock | None) -> list[str]:
-    """Warning for each threshold that was chosen on few cases."""
-    if lock is None or not lock.thresholds or lock.inner_cases >= FEW_INNER_CASES:
-        return []
-    return [
-        f"in training the threshold was chosen on only {lock.inner_cases} cases of the folds' "
-        "validation sets: other cases could have given a different threshold"
-    ]
 
 
 def _cells_at_threshold(card: ModelCard, one: Prediction) -> dict[str, object]:

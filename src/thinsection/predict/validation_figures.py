@@ -1,7 +1,7 @@
 """Figures of a validation: discrimination, calibration, decisions, net benefit, survival."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,14 +14,13 @@ from thinsection.evaluation.intervals import Sampling
 from thinsection.evaluation.metrics import (
     Flags,
     FloatVector,
-    IndexArray,
     Scorers,
     class_distance,
     class_scorers,
     shown_of,
     value_scorers,
 )
-from thinsection.evaluation.plots import Column, RiskGroup, risk_group, round_times
+from thinsection.evaluation.plots import RiskGroup, risk_group, round_times
 from thinsection.evaluation.rows import strict
 from thinsection.evaluation.survival import (
     MIN_OF_EACH,
@@ -34,11 +33,12 @@ from thinsection.evaluation.survival import (
     survival_probability,
     usable_times,
 )
-from thinsection.evaluation.target import Floats, Target
+from thinsection.evaluation.target import Floats
 from thinsection.predict.model_file import Lock
 from thinsection.predict.tested import (
     HEADLINE,
     Score,
+    Tested,
     mean_over_labels,
     outcome_columns,
     score_table,
@@ -57,36 +57,6 @@ OF_ORDERED_CLASSES = ("weighted_kappa", "mae", "balanced_accuracy", "ece")
 OF_VALUES = ("r2", "mae", "pearson", "spearman")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Scored cases, n of them."""
-
-    target: Target
-    truth: Floats  # (n, T), see `Cohort.values`
-    answers: Floats  # (n, K), see `Target.answers`
-    groups: Groups  # (n,), the patient of each case
-
-    @property
-    def columns(self) -> list[Column]:
-        """See `outcome_columns`."""
-        return outcome_columns(self.target, self.truth, self.answers)
-
-    def take(self, rows: IndexArray) -> "Rows":
-        """Some of the rows."""
-        return replace(
-            self,
-            truth=self.truth[rows],
-            answers=self.answers[rows],
-            groups=self.groups.take(rows),
-        )
-
-    def sampling(
-        self, *, classes: IndexArray | None = None, events: Flags | None = None
-    ) -> Sampling:
-        """Sampling of patients as units, with the classes or events by which they are counted."""
-        return Sampling.of_rows(self.groups, classes=classes, events=events)
-
-
 class Survival(NamedTuple):
     """Follow-up and risk of the scored cases, (n,) each."""
 
@@ -95,7 +65,7 @@ class Survival(NamedTuple):
     risk: FloatVector
 
 
-def figures(rows: Rows, lock: Lock | None) -> dict[str, Json]:
+def figures(rows: Tested, lock: Lock | None) -> dict[str, Json]:
     """All figures, as JSON holds them: the headline, scores, and those for the kind of the target.
 
     Args:
@@ -121,7 +91,7 @@ def figures(rows: Rows, lock: Lock | None) -> dict[str, Json]:
         missing += without
     elif kind == "regression":
         scorers = _pick(value_scorers(rows.truth, rows.answers), OF_VALUES)
-        scores = score_table(scorers, rows.sampling(), seed=SEED)
+        scores = score_table(scorers, Sampling.of_rows(rows.groups), seed=SEED)
         parts["values"] = external.value_line(
             rows.truth[:, 0], rows.answers[:, 0], rows.groups
         )
@@ -163,12 +133,12 @@ def _pick(scorers: Scorers, names: Sequence[str]) -> Scorers:
     return {name: scorers[name] for name in names}
 
 
-def _outcomes(rows: Rows, lock: Lock) -> list[dict[str, Json]]:
+def _outcomes(rows: Tested, lock: Lock) -> list[dict[str, Json]]:
     """Figures of each outcome of `outcome_columns`."""
     several_classes = rows.target.kind in ("multiclass", "ordinal")
     predicted = rows.answers.argmax(axis=1)
     outcomes = []
-    for k, column in enumerate(rows.columns):
+    for k, column in enumerate(outcome_columns(rows)):
         threshold = lock.thresholds.get(column.name)
         called = None
         if rows.target.kind == "multiclass":
@@ -196,21 +166,28 @@ def _outcomes(rows: Rows, lock: Lock) -> list[dict[str, Json]]:
 
 
 def _outcome(
-    rows: Rows, truth: Flags, probability: FloatVector, called: Flags | None
+    rows: Tested, truth: Flags, probability: FloatVector, called: Flags | None
 ) -> dict[str, Json]:
     """Discrimination, calibration, decisions and net benefit for one class or label."""
-    sampling = rows.sampling(classes=truth.astype(np.int64))
+    sampling = Sampling.of_rows(rows.groups, classes=truth)
     decision = external.decision_curve(truth, probability, sampling)
     calls = None
+    counts = None
     if called is not None:
         calls = external.threshold_metrics(truth, called, rows.groups)
+        counts = {
+            "true_positive": int((truth & called).sum()),
+            "false_positive": int((~truth & called).sum()),
+            "false_negative": int((truth & ~called).sum()),
+            "true_negative": int((~truth & ~called).sum()),
+        }
     return {
         "cases": len(truth),
         "units": rows.groups.total,
         "positive": int(truth.sum()),
         "scores": score_table(_label_scorers(truth, probability), sampling, seed=SEED),
         "calls": calls,
-        "counts": None if called is None else _counts(truth, called),
+        "counts": counts,
         "calibration": external.calibration_line(truth, probability, rows.groups),
         "calibration_curve": external.calibration_curve(
             truth, probability, rows.groups
@@ -223,12 +200,12 @@ def _outcome(
     }
 
 
-def _label_means(rows: Rows) -> tuple[dict[str, Score], list[str], list[str]]:
+def _label_means(rows: Tested) -> tuple[dict[str, Score], list[str], list[str]]:
     """Mean over the labels that have cases of two classes, their names, and why others are not."""
     labels = []
     names = []
     missing = []
-    for column in rows.columns:
+    for column in outcome_columns(rows):
         if column.rows is None or column.truth.all() or not column.truth.any():
             missing.append(
                 f"{column.name}: not in the mean over labels, because it has no cases of two "
@@ -239,16 +216,18 @@ def _label_means(rows: Rows) -> tuple[dict[str, Score], list[str], list[str]]:
         names.append(column.name)
     if not labels:
         return {}, names, missing
-    sampling = rows.sampling(classes=rows.target.strata(rows.truth))
+    sampling = Sampling.of_rows(rows.groups, classes=rows.target.strata(rows.truth))
     return score_table(mean_over_labels(labels), sampling, seed=SEED), names, missing
 
 
-def _label_scorers(truth: Flags, probability: FloatVector) -> Scorers:
+def _label_scorers(
+    truth: Flags, probability: FloatVector, names: Sequence[str] = OF_CASE
+) -> Scorers:
     """Scores of one class or label against the rest."""
     shares = np.stack([1 - probability, probability], axis=1)
     calls = (probability > 0.5).astype(np.int64)
     scorers = class_scorers(truth.astype(np.int64), calls, 2, shares)
-    return _pick(scorers, shown_of(OF_CASE, len(truth)))
+    return _pick(scorers, shown_of(names, len(truth)))
 
 
 def _smooth(
@@ -276,31 +255,18 @@ def _recalibration(
         line = external.calibration_line(truth, new.probability, groups)
     if new is None or line is None:
         return None
-    labels = truth.astype(np.int64)
-    shares = np.stack([1 - new.probability, new.probability], axis=1)
-    calls = (new.probability > 0.5).astype(np.int64)
-    scorers = class_scorers(labels, calls, 2, shares)
     return {
         "intercept": new.intercept,
         "slope": new.slope,
         "calibration": line,
         "scores": score_table(
-            _pick(scorers, shown_of(AFTER, len(truth))), sampling, seed=SEED
+            _label_scorers(truth, new.probability, AFTER), sampling, seed=SEED
         ),
         "smooth_calibration": _smooth(truth, new.probability, groups),
     }
 
 
-def _counts(truth: Flags, called: Flags) -> dict[str, int]:
-    return {
-        "true_positive": int((truth & called).sum()),
-        "false_positive": int((~truth & called).sum()),
-        "false_negative": int((truth & ~called).sum()),
-        "true_negative": int((~truth & ~called).sum()),
-    }
-
-
-def _classes(rows: Rows) -> tuple[dict[str, Score], dict[str, Json]]:
+def _classes(rows: Tested) -> tuple[dict[str, Score], dict[str, Json]]:
     """Scores over several classes, and the confusion matrix with an interval for each share."""
     truth = rows.truth[:, 0].astype(np.int64)
     predicted = rows.answers.argmax(axis=1)
@@ -309,7 +275,8 @@ def _classes(rows: Rows) -> tuple[dict[str, Score], dict[str, Json]]:
     scorers["mae"] = class_distance(truth, predicted)
     ordered = rows.target.kind == "ordinal"
     names = shown_of(OF_ORDERED_CLASSES if ordered else OF_CLASSES, len(truth))
-    scores = score_table(_pick(scorers, names), rows.sampling(classes=truth), seed=SEED)
+    sampling = Sampling.of_rows(rows.groups, classes=truth)
+    scores = score_table(_pick(scorers, names), sampling, seed=SEED)
     counts = np.zeros((num_classes, num_classes), dtype=np.int64)
     np.add.at(counts, (truth, predicted), 1)
     shares = [
@@ -331,7 +298,7 @@ def _classes(rows: Rows) -> tuple[dict[str, Score], dict[str, Json]]:
 
 
 def _survival(
-    rows: Rows, lock: Lock
+    rows: Tested, lock: Lock
 ) -> tuple[dict[str, Score], dict[str, Json], list[str]]:
     """Scores, figures by risk group and by time, and the reasons for missing figures."""
     cases = Survival(
@@ -344,7 +311,7 @@ def _survival(
             "labels must contain two cases whose times can be compared, got none in "
             f"{len(cases.time)} cases; add cases with an event before the end of another case"
         )
-    sampling = rows.sampling(events=cases.event)
+    sampling = Sampling.of_rows(rows.groups, events=cases.event)
     scorers: Scorers = {"c_index": concordance(*cases)}
     scores = score_table(scorers, sampling, seed=SEED)
     times = usable_times(cases.event, cases.time, lock.horizons)
@@ -369,6 +336,20 @@ def _survival(
         missing.append(
             "no hazard ratio: all cases are in one group, or one group has no event"
         )
+    calibration = None
+    if survival is not None and times:
+        place = len(times) // 2
+        bins = survival_bins(
+            cases.event, cases.time, survival[:, place], times[place], rows.groups
+        )
+        calibration = {"time": times[place], "bins": bins}
+    slope = None
+    if rows.target.kind == "cox":
+        # 1 if the spread of risks is right
+        slope = hazard_ratio(*cases, rows.groups)
+    if slope is not None:
+        value, low, high = np.log([slope.value, slope.low, slope.high]).tolist()
+        slope = replace(slope, value=value, low=low, high=high)
     parts = {
         "events": int(cases.event.sum()),
         "median_time": float(np.median(cases.time)),
@@ -376,9 +357,9 @@ def _survival(
         "groups": groups,
         "ticks": ticks.tolist(),
         "hazard_ratio": ratio,
-        "slope": _risk_slope(cases, rows.groups) if rows.target.kind == "cox" else None,
+        "slope": slope,
         "at_times": at_times,
-        "calibration": _survival_calibration(cases, rows.groups, survival, times),
+        "calibration": calibration,
     }
     return scores, parts, missing
 
@@ -426,28 +407,3 @@ def _risk_groups(
     if len(groups) < 2:
         return groups, None
     return groups, hazard_ratio(event, time, high.astype(np.float64), patients)
-
-
-def _risk_slope(cases: Survival, patients: Groups) -> Estimate | None:
-    """Slope of the log hazard on the log risk; 1 if the spread of risks is right."""
-    ratio = hazard_ratio(*cases, patients)
-    if ratio is None:
-        return None
-    value, low, high = np.log([ratio.value, ratio.low, ratio.high]).tolist()
-    return replace(ratio, value=value, low=low, high=high)
-
-
-def _survival_calibration(
-    cases: Survival,
-    patients: Groups,
-    survival: Floats | None,
-    times: Sequence[float],
-) -> dict[str, Json] | None:
-    """Observed survival in groups of similar predicted survival, at the middle time."""
-    if survival is None or not times:
-        return None
-    place = len(times) // 2
-    bins = survival_bins(
-        cases.event, cases.time, survival[:, place], times[place], patients
-    )
-    return {"time": times[place], "bins": bins}

@@ -16,7 +16,7 @@ from thinsection.evaluation.table_one import prevalences, table_one
 from thinsection.predict.answering import Prediction
 from thinsection.predict.folds import Study
 from thinsection.predict.model_file import ModelCard, content_mark
-from thinsection.predict.review import Item, checklist
+from thinsection.predict.review import Item, checklist, shared_answers
 from thinsection.predict.tested import Score
 from thinsection.types import Json, counted
 
@@ -277,38 +277,49 @@ def checklist_of(
     target = ", ".join(cohort.target.columns)
     kind = document["validation"]
     units = document["independent"]
-    events = _event_words(document)
+    events = f"{counted(document['cases'], 'case')} of {document['units']} {document['unit']}"
+    counts = [f"{one['name']} {one['positive']}" for one in document["outcomes"]]
+    if document["survival"]:
+        counts = [counted(document["survival"]["events"], "event")]
+    if counts:
+        events += f"; {', '.join(counts)}"
     left_out = counted(len(document["left_out"]), "labelled case")
     columns = ", ".join(table["column"] for table in document["subgroups"])
     scores: Mapping[str, Score] = document["scores"]
     if not scores and document["outcomes"]:
         scores = document["outcomes"][0]["scores"]
     shown = ", ".join(METRIC_WORDS.get(name, name) for name in scores)
-    sites = f"{len(set(cohort.sites))} sites" if cohort.sites else ""
+    updating = "the model was not changed"
+    if any(one["recalibration"] for one in document["outcomes"]):
+        updating += "; recalibration is shown beside its calibration"
+    inputs = card.inputs
+    embeddings = (
+        f"{inputs.level} embeddings of {inputs.encoder or 'an unknown encoder'}"
+    )
+    if inputs.tile_px:
+        embeddings += f", tiles of {inputs.tile_px} px"
+    if inputs.tile_mpp:
+        embeddings += f" at {inputs.tile_mpp} µm/px"
     beside = "Table 1 beside that of the training cohort"
     shares = ""
     if document["beside_training"]["prevalence"]:
         shares = ", and the difference of the shares of the classes below it"
-    answers = {
+    shared = shared_answers(cohort, document["account"])
+    answers = shared | {
         "4": f"evaluation of a finished model: {kind} validation of {card.name}",
-        "6a": sites and f"{sites}; setting and location: to be filled by the authors",
-        "7": "; ".join(document["account"]),
         "8a": f"{target} as in {document['labels']['file']}; definition and assessment: to be "
         "filled by the authors",
         "9a": "not applicable: no model was developed",
-        "9b": _input_words(card),
+        "9b": embeddings,
         "10": f"{events}; justification: to be filled by the authors",
-        "11": f"{cohort.unlabelled} rows without a label and {cohort.without_embeddings} without "
-        "embeddings are not used; nothing is imputed",
         "12a": f"all scored cases test the model, none is used to fit it; {left_out} not used",
         "12c": "not applicable: no model was developed",
         "12d": "scores by site" if cohort.sites else "",
         "12e": f"{shown}; 95 % confidence intervals over {units}",
-        "12f": _updating_words(document),
+        "12f": updating,
         "12g": f"mean of the predictions of the {len(card.members)} models in "
         f"{document['model']['file']} (SHA-256 {document['model']['sha256']})",
-        "15": f"{cohort.target.kind_words}: {', '.join(cohort.target.names)}"
-        + _FIXED.get(cohort.target.kind, ""),
+        "15": shared["15"] + _FIXED.get(cohort.target.kind, ""),
         "16": document["beside_training"]["missing"] or f"{beside}{shares}",
         "18f": "versions of the software are in validation.json; code of the study: to be filled "
         "by the authors",
@@ -323,35 +334,6 @@ def checklist_of(
         )
         + (", calibration, risk groups" if document["survival"] else "")
         + (f"; by {columns}" if columns else "; no subgroups were named"),
-        "23b": "Scores by site" if cohort.sites else "",
-        "24": _updating_words(document),
+        "24": updating,
     }
-    return checklist({number: words for number, words in answers.items() if words})
-
-
-def _input_words(card: ModelCard) -> str:
-    """Encoder and tiles of the embeddings, as far as they are known."""
-    inputs = card.inputs
-    words = f"{inputs.level} embeddings of {inputs.encoder or 'an unknown encoder'}"
-    if inputs.tile_px:
-        words += f", tiles of {inputs.tile_px} px"
-    if inputs.tile_mpp:
-        words += f" at {inputs.tile_mpp} µm/px"
-    return words
-
-
-def _event_words(document: Mapping[str, Json]) -> str:
-    """Cases, who they are of, and events of each class or of survival."""
-    words = f"{counted(document['cases'], 'case')} of {document['units']} {document['unit']}"
-    counts = [f"{one['name']} {one['positive']}" for one in document["outcomes"]]
-    if document["survival"]:
-        counts = [counted(document["survival"]["events"], "event")]
-    return f"{words}; {', '.join(counts)}" if counts else words
-
-
-def _updating_words(document: Mapping[str, Json]) -> str:
-    if any(one["recalibration"] for one in document["outcomes"]):
-        return (
-            "the model was not changed; recalibration is shown beside its calibration"
-        )
-    return "the model was not changed"
+    return checklist(answers)

@@ -172,7 +172,9 @@ def zeroshot(
     for slide_id in slides:
         _check_same_encoder(opened, address, slide_id, text_encoder)
     classes = class_vectors(text_encoder, prompts)
-    folder = _folder(opened.folder, address, prompts)
+    grid, _, features = address.partition("/")
+    encoder = features.removeprefix("features_")
+    folder = opened.folder / grid / f"{FOLDER}{encoder}_{prompts.name}"
     recorded = as_mapping(config) | {"prompts": prompts.name}
     document: dict[str, Json] = {
         "prompts": {name: list(prompts.texts(name)) for name in prompts.classes},
@@ -191,7 +193,12 @@ def zeroshot(
         files = {slide_id: opened.file(slide_id, address) for slide_id in slides}
         compared = _compared(files, text_encoder, classes, on_message)
         for slide_id, tiles, cosines in compared:
-            _write_columns(folder / f"{slide_id}.h5", tiles, cosines, prompts)
+            columns: dict[str, Column] = {
+                name: np.ascontiguousarray(cosines[:, number])
+                for number, name in enumerate(prompts.classes)
+            }
+            path = folder / f"{slide_id}.h5"
+            write_columns(path, tiles.coords_l0, columns, tiles.attributes)
             rows.append(
                 _scores(slide_id, cosines, prompts, options.top_k, text_encoder.scale)
             )
@@ -208,8 +215,8 @@ def zeroshot(
                 on_message(f"{slide_id}: the tile table of an earlier call stays")
         table = folder / "scores.csv"
         write_table(table, [_line(row, prompts, options.top_k) for row in rows])
-    columns = tuple(f"{folder.name}:{name}" for name in prompts.classes)
-    return Zeroshot(folder, table, rows, columns, unread)
+    names = tuple(f"{folder.name}:{name}" for name in prompts.classes)
+    return Zeroshot(folder, table, rows, names, unread)
 
 
 def class_vectors(encoder: TextEncoder, prompts: Prompts) -> Cosines:
@@ -268,12 +275,6 @@ def _check_same_encoder(
         )
 
 
-def _folder(root: Path, address: str, prompts: Prompts) -> Path:
-    """GRID/zeroshot_ENCODER_PROMPTS."""
-    grid, _, features = address.partition("/")
-    return root / grid / f"{FOLDER}{features.removeprefix('features_')}_{prompts.name}"
-
-
 def _compared(
     files: Mapping[str, Path],
     encoder: TextEncoder,
@@ -292,17 +293,6 @@ def _compared(
                 units = encoder.project(torch.from_numpy(block)).numpy()
                 cosines[start : start + ROWS] = units @ classes.T
             yield slide_id, stored.tiles, cosines
-
-
-def _write_columns(
-    path: Path, tiles: TilesFile, cosines: Cosines, prompts: Prompts
-) -> None:
-    """Writes the table of a slide's tiles, with a column for each class."""
-    columns: dict[str, Column] = {
-        name: np.ascontiguousarray(cosines[:, number])
-        for number, name in enumerate(prompts.classes)
-    }
-    write_columns(path, tiles.coords_l0, columns, tiles.attributes)
 
 
 def _scores(
