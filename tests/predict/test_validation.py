@@ -30,9 +30,9 @@ from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.embeddings import read_embeddings
 from thinsection.evaluation.survival import breslow_baseline
 from thinsection.evaluation.target import Target
+from thinsection.predict import tested
 from thinsection.predict.model_file import Lock, load_model, read_card, save_model
 from thinsection.predict.predicting import predict
-from thinsection.predict.tested import Tested
 from thinsection.predict.validation_figures import figures
 from thinsection.predict.validation_review import beside_training
 
@@ -293,7 +293,7 @@ def test_a_label_of_one_class_is_not_in_the_mean_over_labels_and_it_is_said() ->
     truth[:, 1] = 1
     answers = np.clip(0.3 * truth + 0.6 * rng.random((60, 3)), 0, 1)
     answers[::4, 0] = 0.5
-    rows = Tested(
+    rows = tested.Tested(
         cases=tuple(map(str, range(60))),
         slides=tuple((str(i),) for i in range(60)),
         fold=np.zeros(60, dtype=np.int64),
