@@ -12,7 +12,7 @@ import torch
 from tests.predict.planted import planted
 
 from benchmarks.harness import arguments, finish
-from thinsection.evaluation.labels import LabelsConfig
+from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import train
 from thinsection.predict.heads.config import HeadConfig

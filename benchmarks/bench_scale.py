@@ -25,7 +25,8 @@ import psutil
 
 from benchmarks.fabricated import MODEL, SETTINGS, fabricate
 from benchmarks.harness import arguments, finish
-from thinsection.evaluation.labels import LabelsConfig, read_cohort
+from thinsection.evaluation.label_values import LabelsConfig
+from thinsection.evaluation.labels import read_cohort
 from thinsection.files.atomic import read_table, write_table
 from thinsection.report.index import THUMBNAILS, write_index
 from thinsection.results.folder import open_results

@@ -21,7 +21,8 @@ import torch
 from tests.predict.planted import planted, write_embeddings
 
 from benchmarks.harness import arguments, finish
-from thinsection.evaluation.labels import LabelsConfig, read_cohort
+from thinsection.evaluation.label_values import LabelsConfig
+from thinsection.evaluation.labels import read_cohort
 from thinsection.evaluation.parts import Part
 from thinsection.predict.bags import Bags
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig

@@ -34,7 +34,7 @@ from tests.predict.planted import planted
 from torch import nn
 
 from benchmarks.harness import environment
-from thinsection.evaluation.labels import LabelsConfig
+from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.leaks import read_labelled
 from thinsection.evaluation.parts import Part
 from thinsection.files.lock import hold

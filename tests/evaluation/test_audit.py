@@ -9,7 +9,7 @@ from scipy.stats import fisher_exact
 from tests.predict.planted import write_embeddings
 
 from thinsection.evaluation.audit import Audit, audit_features, id_key
-from thinsection.evaluation.labels import LabelsConfig
+from thinsection.evaluation.label_values import LabelsConfig
 
 Tiles = np.ndarray
 Change = Callable[[Tiles, np.random.Generator], Tiles]

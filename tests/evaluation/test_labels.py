@@ -9,13 +9,8 @@ import pytest
 
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.evaluation.embeddings import FeatureFiles
-from thinsection.evaluation.labels import (
-    Cohort,
-    LabelsConfig,
-    encode_labels,
-    join_labels,
-    several,
-)
+from thinsection.evaluation.label_values import LabelsConfig
+from thinsection.evaluation.labels import Cohort, encode_labels, join_labels, several
 from thinsection.evaluation.readings import class_name, is_missing, read_number
 from thinsection.evaluation.target import Target
 

@@ -13,7 +13,8 @@ import pytest
 from tests.predict.planted import write_embeddings
 
 from thinsection.errors import DatasetError
-from thinsection.evaluation.labels import LabelsConfig, read_cohort
+from thinsection.evaluation.label_values import LabelsConfig
+from thinsection.evaluation.labels import read_cohort
 from thinsection.evaluation.leaks import (
     SKETCH_NEAR,
     content_digest,

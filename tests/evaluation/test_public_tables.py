@@ -15,7 +15,7 @@ from thinsection.evaluation.label_report import (
     read_label_report,
     write_clean_table,
 )
-from thinsection.evaluation.labels import LabelsConfig
+from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.readings import is_missing
 from thinsection.evaluation.survival import concordance
 from thinsection.files.tables import open_table

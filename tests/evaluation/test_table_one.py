@@ -6,7 +6,8 @@ import pandas as pd
 from lifelines import KaplanMeierFitter
 from tests.predict.planted import write_embeddings
 
-from thinsection.evaluation.labels import LabelsConfig, read_cohort
+from thinsection.evaluation.label_values import LabelsConfig
+from thinsection.evaluation.labels import read_cohort
 from thinsection.evaluation.leaks import read_contents
 from thinsection.evaluation.table_one import TableOne, table_one
 

@@ -9,7 +9,7 @@ import pytest
 from tests.predict.planted import write_embeddings
 
 from thinsection.errors import DatasetError
-from thinsection.evaluation.labels import LabelsConfig
+from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import train
 from thinsection.predict.heads.config import HeadConfig

@@ -19,7 +19,8 @@ from tests.predict.planted import write_embeddings
 from tests.predict.test_training import config_for, files_of
 
 from thinsection.errors import ConfigError, DatasetError
-from thinsection.evaluation.labels import LabelsConfig, read_cohort
+from thinsection.evaluation.label_values import LabelsConfig
+from thinsection.evaluation.labels import read_cohort
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_table
 from thinsection.predict.config import FitConfig

@@ -8,7 +8,8 @@ import pytest
 from tests.predict.planted import write_embeddings
 
 from thinsection.errors import ConfigError, DatasetError, InvalidInputError
-from thinsection.evaluation.labels import LabelsConfig, read_cohort
+from thinsection.evaluation.label_values import LabelsConfig
+from thinsection.evaluation.labels import read_cohort
 from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.evaluation.tables import SLIDE_ALIASES
 from thinsection.evaluation.target import Target

@@ -8,7 +8,7 @@ from tests.predict.planted import write_embeddings
 
 from thinsection.evaluation import intervals, metrics
 from thinsection.evaluation.cases import Groups
-from thinsection.evaluation.labels import LabelsConfig
+from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.target import Target
 from thinsection.predict import tested
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig

@@ -15,7 +15,8 @@ from tests.predict.planted import planted, write_embeddings
 
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.cases import Groups
-from thinsection.evaluation.labels import LabelsConfig, read_cohort
+from thinsection.evaluation.label_values import LabelsConfig
+from thinsection.evaluation.labels import read_cohort
 from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_table

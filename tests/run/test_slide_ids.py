@@ -18,7 +18,8 @@ import tifffile
 from thinsection.cli.slurm import TASKS
 from thinsection.config import replace_flat
 from thinsection.errors import OutputError, StoreError
-from thinsection.evaluation.labels import LabelsConfig, read_cohort
+from thinsection.evaluation.label_values import LabelsConfig
+from thinsection.evaluation.labels import read_cohort
 from thinsection.jobs.backend import Attempt
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.slurm_array import Array, load_array

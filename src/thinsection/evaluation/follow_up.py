@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thinsection.evaluation.readings import (
+    Cell,
     ColumnValues,
     Meaning,
     Numbers,
     event_of,
     plain_text,
+    read_cells,
 )
 from thinsection.types import counted
 
@@ -25,8 +27,6 @@ _DAYS = {
 }
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
-Cell = tuple[str, Meaning, str]  # text, meaning, what it becomes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUp:
@@ -37,7 +37,6 @@ class FollowUp:
         times: in the unit of the first column.
         event_cells: how each cell of the event was read.
         time_cells: how each cell of a time was read, by column.
-        unclear: rows whose event is not clear.
         unusable: rows whose event is known but whose time is not, with the reason.
         notes: sentences on which column a time is from, and on units.
     """
@@ -46,7 +45,6 @@ class FollowUp:
     times: tuple[float | None, ...]
     event_cells: tuple[Cell, ...]
     time_cells: dict[str, tuple[Cell, ...]]
-    unclear: tuple[int, ...]
     unusable: dict[int, str]
     notes: tuple[str, ...]
 
@@ -63,7 +61,9 @@ def read_follow_up(
     days_to_death where there is one, else days_to_last_follow_up. Times of other units, by the
     names of the columns, are converted to that of the first.
     """
-    event_cells = _event_cells([row[event_column] for row in rows], overrides)
+    texts = [row[event_column] for row in rows]
+    known = ColumnValues(texts, overrides)
+    event_cells = read_cells(texts, map(known.value, texts), _event_reading)
     events = [
         None if cell[1] not in ("event", "censored") else cell[1] == "event"
         for cell in event_cells
@@ -71,7 +71,11 @@ def read_follow_up(
     cells = {}
     values = {}
     for column in time_columns:
-        cells[column] = _time_cells([row[column] for row in rows], overrides)
+        texts = [row[column] for row in rows]
+        known = ColumnValues(texts, overrides)
+        read = [known.value(text) for text in texts]
+        numbers = Numbers([value for value in read if value is not None])
+        cells[column] = read_cells(texts, read, numbers.reading)
         values[column] = [
             float(cell[2]) if cell[1] == "number" else None for cell in cells[column]
         ]
@@ -109,44 +113,16 @@ def read_follow_up(
         times=tuple(times),
         event_cells=event_cells,
         time_cells=cells,
-        unclear=tuple(i for i, cell in enumerate(event_cells) if cell[1] == "unclear"),
         unusable=unusable,
         notes=tuple(notes),
     )
 
 
-def _event_cells(
-    texts: Sequence[str], overrides: Mapping[str, str]
-) -> tuple[Cell, ...]:
-    values = ColumnValues(texts, overrides)
-    cells: list[Cell] = []
-    for text in texts:
-        value = values.value(text)
-        event = None if value is None else event_of(value)
-        if value is None:
-            cells.append((text, "missing", ""))
-        elif event is None:
-            cells.append((text, "unclear", ""))
-        else:
-            cells.append((text, "event" if event else "censored", str(int(event))))
-    return tuple(cells)
-
-
-def _time_cells(texts: Sequence[str], overrides: Mapping[str, str]) -> tuple[Cell, ...]:
-    values = ColumnValues(texts, overrides)
-    read = {text: values.value(text) for text in dict.fromkeys(texts)}
-    numbers = Numbers([value for value in read.values() if value is not None])
-    cells: list[Cell] = []
-    for text in texts:
-        value = read[text]
-        number = None if value is None else numbers.read(value)
-        if value is None:
-            cells.append((text, "missing", ""))
-        elif number is None:
-            cells.append((text, "unclear", ""))
-        else:
-            cells.append((text, "number", f"{number:.10g}"))
-    return tuple(cells)
+def _event_reading(value: str) -> tuple[Meaning, str]:
+    event = event_of(value)
+    if event is None:
+        return "unclear", ""
+    return "event" if event else "censored", str(int(event))
 
 
 def _factors(columns: Sequence[str]) -> tuple[dict[str, float], list[str]]:

@@ -12,15 +12,11 @@ from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.label_values import (
     MANY_CLASSES,
     LabelCell,
+    LabelsConfig,
     LabelValues,
     read_values,
 )
-from thinsection.evaluation.labels import (
-    LabelsConfig,
-    known_patients,
-    label_counts,
-    read_labels_of,
-)
+from thinsection.evaluation.labels import known_patients, label_counts, read_labels_of
 from thinsection.evaluation.readings import ordered_classes
 from thinsection.evaluation.tables import LabelTable
 from thinsection.files.atomic import write_table
@@ -98,7 +94,7 @@ def read_label_report(config: LabelsConfig, results: Path | None) -> LabelReport
     return LabelReport(
         table=table,
         rows=rows,
-        values=read_values(table, rows, config.values),
+        values=read_values(table, rows, config),
         columns=config.columns,
     )
 

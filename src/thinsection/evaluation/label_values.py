@@ -3,19 +3,17 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from thinsection.config import nearest
+from thinsection.config import nearest, option
 from thinsection.errors import ConfigError
-from thinsection.evaluation.follow_up import (
-    MISSING_TIME,
-    TIMES_SIGN,
-    Cell,
-    read_follow_up,
-)
+from thinsection.evaluation.follow_up import MISSING_TIME, TIMES_SIGN, read_follow_up
 from thinsection.evaluation.readings import (
+    Cell,
     ColumnValues,
+    Meaning,
     Numbers,
     ValueReading,
     class_name,
@@ -26,6 +24,7 @@ from thinsection.evaluation.readings import (
     ordered_classes,
     parse_overrides,
     plain_text,
+    read_cells,
     shown_readings,
 )
 from thinsection.evaluation.tables import LabelTable
@@ -42,14 +41,75 @@ LabelCell = str | float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelColumns:
-    """Columns that are learnt, and how their values are read: see `LabelsConfig`."""
+class LabelsConfig:
+    """Settings that say what is learnt, and from which embeddings."""
 
-    target: tuple[str, ...]
-    times: tuple[str, ...] = ()
-    task: TaskName = "auto"
-    read: tuple[str, ...] = ()
-    drop_unusable: bool = False
+    labels: Path | None = option(
+        None,
+        "Table (CSV, TSV, Excel or Parquet) with the column slide_id or case_id, and the "
+        "target. [required]",
+        daily=True,
+    )
+    target: tuple[str, ...] = option(
+        (),
+        "Column to predict; repeat the option for several labels. [required]",
+        daily=True,
+    )
+    time: str | tuple[str, ...] | None = option(
+        None,
+        "Survival: column with the time to the event or to the end of follow-up; repeat the "
+        "option for two columns. --target is then the event.",
+        daily=True,
+    )
+    read: tuple[str, ...] = option(
+        (),
+        "How to read a value of the target or time, as VALUE=READING. READING is missing, class, "
+        "number, event or censored, or another class or number. Examples: NA=class, 2=event, "
+        "pos=positive. Repeat the option for several.",
+    )
+    drop_unusable: bool = option(
+        False,
+        "Leave out rows with a missing or negative time, or with a limit such as <5 in place of a "
+        "number. Without it they are an error that names the rows.",
+    )
+    task: TaskName = option(
+        "auto",
+        "Kind of target. ordinal: ordered classes; cox, discrete: survival.",
+        daily=True,
+    )
+    positive: str | None = option(
+        None,
+        "Class that counts as positive. [default: the rarer of two classes]",
+        daily=True,
+    )
+    site: str | None = option(
+        None,
+        "Column with the hospital or centre. [default: the site in TCGA barcodes]",
+        daily=True,
+    )
+    subgroup: tuple[str, ...] = option(
+        (),
+        "Column for whose values the page has separate scores; repeat the option for "
+        "several.",
+    )
+    features: str | None = option(
+        None,
+        "Embeddings to use, if the folder has several: 256px_0.5mpp/features_uni2_h, or a "
+        "unique part of this name, such as uni2_h.",
+        daily=True,
+    )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the table that are learnt: the target, and the time."""
+        if self.times:
+            return (*self.target, TIMES_SIGN.join(self.times))
+        return self.target
+
+    @property
+    def times(self) -> tuple[str, ...]:
+        """Columns of the times."""
+        return (self.time,) if isinstance(self.time, str) else self.time or ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +132,8 @@ class LabelValues:
     kind: Kind
     rows: tuple[int, ...]
     cells: tuple[tuple[LabelCell, ...], ...]
-    labelled: frozenset[int]
     readings: tuple[ValueReading, ...]
+    labelled: frozenset[int] = frozenset()
     problems: tuple[str, ...] = ()
     questions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -83,7 +143,7 @@ class LabelValues:
 def read_values(
     table: LabelTable,
     rows: Sequence[int],
-    columns: LabelColumns,
+    columns: LabelsConfig,
     trained: Target | None = None,
 ) -> LabelValues:
     """Reads the labels of some rows of a table.
@@ -108,10 +168,16 @@ def read_values(
     used = [i for i in rows if i in labelled]
     first = [values[i][0] or "" for i in used]
     kind = _kind(first, columns) if columns.task == "auto" else columns.task
-    _check_columns(kind, columns)
+    survival = kind in ("cox", "discrete")
+    one_target = len(columns.target) == 1 or kind == "multilabel"
+    if not one_target or survival != bool(columns.times):
+        needs = "one target and --time" if survival else "one target, no --time"
+        raise ConfigError(
+            f"{kind} must have {needs}, got {(*columns.target, *columns.times)}"
+        )
     _check_overrides(overrides, table, columns)
     reading = _Reading(table, rows, used, columns, values)
-    if kind in ("cox", "discrete"):
+    if survival:
         result = reading.of_survival(kind)
     elif kind == "multilabel":
         result = reading.of_flags(kind)
@@ -126,7 +192,7 @@ def read_values(
     return replace(result, labelled=labelled)
 
 
-def _kind(texts: Sequence[str], columns: LabelColumns) -> Kind:
+def _kind(texts: Sequence[str], columns: LabelsConfig) -> Kind:
     """The kind by the columns and the values: two are classes, many numbers are a measure."""
     if columns.times:
         return "cox"
@@ -134,7 +200,12 @@ def _kind(texts: Sequence[str], columns: LabelColumns) -> Kind:
         return "multilabel"
     classes = {class_name(text) for text in texts}
     numbers = Numbers(classes)
-    like_numbers = [text for text in classes if _is_like_a_number(text, numbers)]
+    like_numbers = []
+    for text in classes:
+        digits = sum(sign.isdigit() for sign in text)
+        has_form = digits and all(s.isdigit() or s in ".,+- '%" for s in text)
+        if numbers.read(text) is not None or is_limit(text) or has_form:
+            like_numbers.append(text)
     read = [number for number in map(numbers.read, classes) if number is not None]
     if len(like_numbers) > MOST_CLASSES and len(like_numbers) * 2 >= len(classes):
         return "regression"
@@ -143,25 +214,8 @@ def _kind(texts: Sequence[str], columns: LabelColumns) -> Kind:
     return "binary" if len(classes) == 2 else "multiclass"
 
 
-def _is_like_a_number(text: str, numbers: Numbers) -> bool:
-    if numbers.read(text) is not None or is_limit(text):
-        return True
-    digits = sum(sign.isdigit() for sign in text)
-    return digits > 0 and all(sign.isdigit() or sign in ".,+- '%" for sign in text)
-
-
-def _check_columns(kind: Kind, columns: LabelColumns) -> None:
-    survival = kind in ("cox", "discrete")
-    one_target = len(columns.target) == 1 or kind == "multilabel"
-    if not one_target or survival != bool(columns.times):
-        needs = "one target and --time" if survival else "one target, no --time"
-        raise ConfigError(
-            f"{kind} must have {needs}, got {(*columns.target, *columns.times)}"
-        )
-
-
 def _check_overrides(
-    overrides: Mapping[str, str], table: LabelTable, columns: LabelColumns
+    overrides: Mapping[str, str], table: LabelTable, columns: LabelsConfig
 ) -> None:
     """Refuses a `--read` whose value no learnt column has."""
     texts = set()
@@ -184,7 +238,7 @@ class _Reading:
         table: LabelTable,
         rows: Sequence[int],
         used: Sequence[int],
-        columns: LabelColumns,
+        columns: LabelsConfig,
         values: Sequence[Sequence[str | None]],
     ):
         self._table = table
@@ -193,16 +247,17 @@ class _Reading:
         self._columns = columns
         self._values = values
 
+    def _cells(
+        self, place: int, read: Callable[[str], tuple[Meaning, str]]
+    ) -> tuple[Cell, ...]:
+        """How the cells of a target are read, see `read_cells`."""
+        column = self._columns.target[place]
+        texts = (self._table.rows[i][column] for i in self._rows)
+        return read_cells(texts, (self._values[i][place] for i in self._rows), read)
+
     def of_classes(self, kind: Kind) -> LabelValues:
         (column,) = self._columns.target
-        cells: list[Cell] = []
-        for i in self._rows:
-            value = self._values[i][0]
-            text = self._table.rows[i][column]
-            if value is None:
-                cells.append((text, "missing", ""))
-            else:
-                cells.append((text, "class", class_name(value)))
+        cells = self._cells(0, lambda value: ("class", class_name(value)))
         names = [class_name(self._values[i][0] or "") for i in self._used]
         numbers = Numbers(names)
         values = {name: numbers.read(name) for name in names}
@@ -213,7 +268,6 @@ class _Reading:
             kind=kind,
             rows=tuple(self._used),
             cells=tuple((name,) for name in names),
-            labelled=frozenset(),
             readings=tuple(shown_readings(column, cells)),
             problems=tuple(problems),
             questions=tuple(self._class_questions(column, names)),
@@ -245,21 +299,19 @@ class _Reading:
         (column,) = self._columns.target
         texts = {i: self._values[i][0] for i in self._rows}
         numbers = Numbers([text for text in texts.values() if text is not None])
-        cells: list[Cell] = []
+
+        def reading(value: str) -> tuple[Meaning, str]:
+            is_unread_limit = is_limit(value) and numbers.read(value) is None
+            return ("limit", "") if is_unread_limit else numbers.reading(value)
+
+        cells = self._cells(0, reading)
         kept: dict[int, float] = {}
         faults: dict[str, list[int]] = {}
-        for i in self._rows:
-            written = self._table.rows[i][column]
-            text = texts[i]
+        for i, text in texts.items():
             number = None if text is None else numbers.read(text)
-            if text is None:
-                cells.append((written, "missing", ""))
-            elif number is not None:
-                cells.append((written, "number", f"{number:.10g}"))
+            if number is not None:
                 kept[i] = number
-            else:
-                limit = is_limit(text)
-                cells.append((written, "limit" if limit else "unclear", ""))
+            elif text is not None:
                 faults.setdefault(numbers.fault(text), []).append(i)
         problems, notes = self._unusable(
             f"{column} must be a number",
@@ -272,7 +324,6 @@ class _Reading:
             kind=kind,
             rows=tuple(kept),
             cells=tuple((number,) for number in kept.values()),
-            labelled=frozenset(),
             readings=tuple(shown_readings(column, cells)),
             problems=tuple(problems),
             warnings=tuple(self._outlier_warnings(column, kept)),
@@ -301,21 +352,15 @@ class _Reading:
         problems: list[str] = []
         flags: dict[int, list[float | None]] = {i: [] for i in self._used}
         for place, column in enumerate(self._columns.target):
-            cells: list[Cell] = []
+            cells = self._cells(place, _flag_reading)
             unclear = []
-            for i in self._rows:
-                written = self._table.rows[i][column]
-                value = self._values[i][place]
-                flag = None if value is None else _first_said(value, flag_of, event_of)
-                if value is None:
-                    cells.append((written, "missing", ""))
-                elif flag is None:
-                    cells.append((written, "unclear", ""))
+            for i, (_, meaning, becomes) in zip(self._rows, cells, strict=True):
+                if meaning == "unclear":
                     unclear.append(i)
-                else:
-                    cells.append((written, "number", str(int(flag))))
                 if i in flags:
-                    flags[i].append(None if value is None else float(bool(flag)))
+                    flags[i].append(
+                        None if meaning == "missing" else float(becomes == "1")
+                    )
             readings += shown_readings(column, cells)
             if unclear:
                 problems.append(
@@ -326,7 +371,6 @@ class _Reading:
             kind=kind,
             rows=tuple(self._used),
             cells=tuple(tuple(flags[i]) for i in self._used),
-            labelled=frozenset(),
             readings=tuple(readings),
             problems=tuple(problems),
         )
@@ -344,7 +388,11 @@ class _Reading:
         for column in times:
             readings += shown_readings(column, follow_up.time_cells[column])
         problems: list[str] = []
-        unclear = [self._rows[i] for i in follow_up.unclear]
+        unclear = [
+            row
+            for row, cell in zip(self._rows, follow_up.event_cells, strict=True)
+            if cell[1] == "unclear"
+        ]
         if unclear:
             problems.append(self._unclear_events(event_column, unclear))
         faults: dict[str, list[int]] = {}
@@ -373,7 +421,6 @@ class _Reading:
             kind=kind,
             rows=tuple(kept),
             cells=tuple(kept.values()),
-            labelled=frozenset(),
             readings=tuple(readings),
             problems=tuple(problems),
             notes=(*follow_up.notes, *notes),
@@ -469,9 +516,8 @@ def _order_problems(column: str, names: Sequence[str]) -> list[str]:
     ]
 
 
-def _first_said(text: str, *rules: Callable[[str], bool | None]) -> bool | None:
-    for rule in rules:
-        said = rule(text)
-        if said is not None:
-            return said
-    return None
+def _flag_reading(text: str) -> tuple[Meaning, str]:
+    flag = flag_of(text)
+    if flag is None:
+        flag = event_of(text)
+    return ("unclear", "") if flag is None else ("number", str(int(flag)))

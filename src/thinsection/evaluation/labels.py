@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.config import nearest, option
+from thinsection.config import nearest
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.evaluation.cases import (
     CASE_COLUMNS,
@@ -24,10 +24,9 @@ from thinsection.evaluation.cases import (
     spelling_notes,
 )
 from thinsection.evaluation.embeddings import FeatureFiles, feature_files
-from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.label_values import (
     LabelCell,
-    LabelColumns,
+    LabelsConfig,
     LabelValues,
     read_values,
 )
@@ -44,96 +43,12 @@ from thinsection.evaluation.target import (
     Kind,
     PositiveRule,
     Target,
-    TaskName,
 )
 from thinsection.files.tables import open_table
 from thinsection.results.folder import open_results
 from thinsection.slide.ids import KnownIds
 from thinsection.store.ledger import SLIDES
 from thinsection.types import counted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelsConfig:
-    """Settings that say what is learnt, and from which embeddings."""
-
-    labels: Path | None = option(
-        None,
-        "Table (CSV, TSV, Excel or Parquet) with the column slide_id or case_id, and the "
-        "target. [required]",
-        daily=True,
-    )
-    target: tuple[str, ...] = option(
-        (),
-        "Column to predict; repeat the option for several labels. [required]",
-        daily=True,
-    )
-    time: str | tuple[str, ...] | None = option(
-        None,
-        "Survival: column with the time to the event or to the end of follow-up; repeat the "
-        "option for two columns. --target is then the event.",
-        daily=True,
-    )
-    read: tuple[str, ...] = option(
-        (),
-        "How to read a value of the target or time, as VALUE=READING. READING is missing, class, "
-        "number, event or censored, or another class or number. Examples: NA=class, 2=event, "
-        "pos=positive. Repeat the option for several.",
-    )
-    drop_unusable: bool = option(
-        False,
-        "Leave out rows with a missing or negative time, or with a limit such as <5 in place of a "
-        "number. Without it they are an error that names the rows.",
-    )
-    task: TaskName = option(
-        "auto",
-        "Kind of target. ordinal: ordered classes; cox, discrete: survival.",
-        daily=True,
-    )
-    positive: str | None = option(
-        None,
-        "Class that counts as positive. [default: the rarer of two classes]",
-        daily=True,
-    )
-    site: str | None = option(
-        None,
-        "Column with the hospital or centre. [default: the site in TCGA barcodes]",
-        daily=True,
-    )
-    subgroup: tuple[str, ...] = option(
-        (),
-        "Column for whose values the page has separate scores; repeat the option for "
-        "several.",
-    )
-    features: str | None = option(
-        None,
-        "Embeddings to use, if the folder has several: 256px_0.5mpp/features_uni2_h, or a "
-        "unique part of this name, such as uni2_h.",
-        daily=True,
-    )
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns of the table that are learnt: the target, and the time."""
-        if self.times:
-            return (*self.target, TIMES_SIGN.join(self.times))
-        return self.target
-
-    @property
-    def times(self) -> tuple[str, ...]:
-        """Columns of the times."""
-        return (self.time,) if isinstance(self.time, str) else self.time or ()
-
-    @property
-    def values(self) -> LabelColumns:
-        """The settings that `read_values` needs."""
-        return LabelColumns(
-            target=self.target,
-            times=self.times,
-            task=self.task,
-            read=self.read,
-            drop_unusable=self.drop_unusable,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +181,7 @@ def join_labels(
     table = read_labels_of(config, known, owners)
     slides_of_rows = table.slides_of_rows(files, owners)
     matched = [i for i, slides in enumerate(slides_of_rows) if slides]
-    learnt = read_values(table, matched, config.values, trained)
+    learnt = read_values(table, matched, config, trained)
     learnt, new_rows = _without_new_classes(learnt, trained, table.path.name)
     new_slides = [(table.name(i), name) for i, name in new_rows.items()]
     unlabelled = [i for i in range(len(table.rows)) if i not in learnt.labelled]

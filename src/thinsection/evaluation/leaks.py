@@ -26,12 +26,8 @@ from thinsection.evaluation.embeddings import (
     open_embeddings,
     unsigned_note,
 )
-from thinsection.evaluation.labels import (
-    Cohort,
-    LabelsConfig,
-    join_labels,
-    known_patients,
-)
+from thinsection.evaluation.label_values import LabelsConfig
+from thinsection.evaluation.labels import Cohort, join_labels, known_patients
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import Part
 from thinsection.types import counted

@@ -8,7 +8,7 @@ no metastasis) are read by the same rules, shown with their reading, and changed
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from thinsection.errors import ConfigError, DatasetError
 
 Meaning = Literal["class", "missing", "event", "censored", "number", "limit", "unclear"]
+Cell = tuple[str, Meaning, str]  # text, meaning, what it becomes
 READINGS = ("missing", "class", "number", "event", "censored")
 MOST_SHOWN = 12  # different numbers that are shown one by one
 # and pairs of letters between signs: n/a, n.d., k.A.
@@ -232,6 +233,11 @@ class Numbers:
         value = float(plain)
         return value if np.isfinite(value) else None
 
+    def reading(self, text: str) -> tuple[Meaning, str]:
+        """Meaning of a value, and the number with the digits that are shown."""
+        number = self.read(text)
+        return ("unclear", "") if number is None else ("number", f"{number:.10g}")
+
     def fault(self, text: str) -> str:
         """Why a value is no number, with a remedy."""
         if is_limit(text):
@@ -339,9 +345,20 @@ class ColumnValues:
         return {"event": "1", "censored": "0"}.get(reading, reading)
 
 
-def shown_readings(
-    column: str, cells: Sequence[tuple[str, Meaning, str]]
-) -> list[ValueReading]:
+def read_cells(
+    texts: Iterable[str],
+    values: Iterable[str | None],
+    read: Callable[[str], tuple[Meaning, str]],
+) -> tuple[Cell, ...]:
+    """How cells are read: as missing where they have no value, else by `read`."""
+    cells: list[Cell] = []
+    for text, value in zip(texts, values, strict=True):
+        reading: tuple[Meaning, str] = ("missing", "") if value is None else read(value)
+        cells.append((text, *reading))
+    return tuple(cells)
+
+
+def shown_readings(column: str, cells: Sequence[Cell]) -> list[ValueReading]:
     """Readings of a column: (text, meaning, what it becomes) of each row, the commonest first.
 
     More than MOST_SHOWN different numbers are one line, from the least to the largest.

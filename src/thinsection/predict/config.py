@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from thinsection.config import option, section
-from thinsection.evaluation.labels import LabelsConfig
+from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.parts import FoldUnit
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.predict.heads.config import HeadConfig

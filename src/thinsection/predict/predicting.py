@@ -29,12 +29,8 @@ from thinsection.evaluation.embeddings import (
     unsigned_note,
 )
 from thinsection.evaluation.follow_up import TIMES_SIGN
-from thinsection.evaluation.labels import (
-    Cohort,
-    LabelsConfig,
-    join_labels,
-    known_patients,
-)
+from thinsection.evaluation.label_values import LabelsConfig
+from thinsection.evaluation.labels import Cohort, join_labels, known_patients
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import output_errors, read_json, read_table, write_table
 from thinsection.jobs.backend import ignore_event, ignore_message

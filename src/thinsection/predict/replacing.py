@@ -15,7 +15,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.evaluation.labels import Cohort, LabelsConfig
+from thinsection.evaluation.label_values import LabelsConfig
+from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import parse_json, read_json, write_text
 from thinsection.files.workbook import split_sheet
