@@ -357,7 +357,7 @@ def _permuted(metric: str, scores: Sequence[float]) -> Permuted:
         mean=float(null.mean()),
         low=float(low),
         high=float(high),
-        p_value=float((1 + (null >= scores[0] - 1e-12).sum()) / (1 + len(null))),
+        p_value=permutation_p(scores[0], null),
         permutations=len(null),
     )
 
@@ -384,7 +384,10 @@ def site_probe(
         return None
     labels = np.searchsorted(kept_sites, codes[kept])
     owners = np.unique(groups.codes[kept], return_inverse=True)[1]
-    x = _components(means[kept])
+    centred = means[kept] - means[kept].mean(axis=0)
+    u, size, _ = np.linalg.svd(centred, full_matrices=False)
+    x = (u * size)[:, :SITE_COMPONENTS]
+    x /= float(x.std()) or 1.0  # unit mean variance
     rng = np.random.default_rng(seed)
     predicted, fold = _site_predictions(x, labels, owners, seed)
     scores = [_balanced(labels, predicted, num_sites)]
@@ -405,15 +408,6 @@ def site_probe(
         permuted=_permuted("balanced_accuracy", scores),
         interval=interval(sampling, scorer, "balanced_accuracy", seed=seed),
     )
-
-
-def _components(means: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Scores of the first principal components, of unit mean variance."""
-    centred = means - means.mean(axis=0)
-    u, size, _ = np.linalg.svd(centred, full_matrices=False)
-    x = (u * size)[:, :SITE_COMPONENTS]
-    scale = float(x.std()) or 1.0
-    return np.asarray(x / scale)
 
 
 def _site_predictions(

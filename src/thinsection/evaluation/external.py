@@ -433,9 +433,8 @@ def recalibrated(
     log_odds = np.empty(len(y))
     for number in np.unique(fold):
         others = fold != number
-        rest = logistic_fit(
-            x[others], y[others], np.zeros(int(others.sum())), _ranks(codes[others])
-        )
+        ranks = np.unique(codes[others], return_inverse=True)[1].astype(np.int64)
+        rest = logistic_fit(x[others], y[others], np.zeros(len(ranks)), ranks)
         if rest is None:
             return None
         log_odds[~others] = x[~others] @ rest.coefficients
@@ -444,7 +443,3 @@ def recalibrated(
         slope=coefficient(whole, 1, groups),
         probability=1 / (1 + np.exp(-np.clip(log_odds, -700, 700))),
     )
-
-
-def _ranks(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.unique(codes, return_inverse=True)[1].astype(np.int64)

@@ -399,20 +399,38 @@ def bounds_of(
             ends=(0.0, 1.0),
         )
         return min(inner[0], point), max(inner[1], point)
-    center = float(_stretched(point, kind))
-    least = _least_variance(point, kind, sampling)
-    stretched = Variance(variance.value * _slope(point, kind) ** 2, variance.degrees)
+    # a scale without bounds, and the variance on it that rows of a simple law have
+    degrees = max(1, sampling.units - 3)
+    if kind in FISHER:
+        center = float(np.arctanh(np.clip(point, NEAREST - 1, 1 - NEAREST)))
+        slope = 1 / max(NEAREST, 1 - point**2)
+        least = 1 / degrees  # of normal values
+        inverse: Callable[[FloatVector], FloatVector] = np.tanh
+    elif kind == "loss":
+        center = float(np.log(max(point, NEAREST)))
+        slope = 1 / max(NEAREST, point)
+        least = 1 / sampling.units  # of the exponential law
+        inverse = np.exp
+    else:
+        center = float(np.log(max(1 - point, NEAREST)))
+        slope = 1 / max(NEAREST, 1 - point)
+        least = 4 * max(point, 0.5) / degrees  # of normal values
+        inverse = _one_minus_exp
     ends = _inverted(
         center,
-        stretched,
+        Variance(variance.value * slope**2, variance.degrees),
         sampling,
         lambda _: least,
         chance=chance,
         prior=PRIOR_DEGREES.get(kind, 0),
         ends=(center - 50.0, center + 50.0),
     )
-    low, high = sorted(_shrunk(np.array(ends), kind).tolist())
+    low, high = sorted(inverse(np.array(ends)).tolist())
     return low, high
+
+
+def _one_minus_exp(value: FloatVector) -> FloatVector:
+    return 1 - np.exp(value)
 
 
 def bounds_of_kappa(
@@ -638,44 +656,3 @@ def distance_bounds(
     unseen = 1 - TAIL ** (sampling.fold_inflation() / sampling.units)
     high = max(point + reach, point + (1 - point) * unseen)
     return max(0.0, point - reach), min(1.0, high)
-
-
-def _least_variance(point: float, kind: Kind, sampling: Sampling) -> float:
-    """Variance on the scale of `_stretched` that rows of a simple law have.
-
-    Correlations and R²: those of normal values; losses: those of the exponential law.
-    """
-    degrees = max(1, sampling.units - 3)
-    if kind in FISHER:
-        return 1 / degrees
-    if kind == "explained":
-        return 4 * max(point, 0.5) / degrees
-    return 1 / sampling.units
-
-
-def _stretched(score: npt.ArrayLike, kind: Kind) -> FloatVector:
-    """Scores on a scale without bounds."""
-    x = np.asarray(score, dtype=np.float64)
-    if kind in FISHER:
-        return np.arctanh(np.clip(x, NEAREST - 1, 1 - NEAREST))
-    if kind == "loss":
-        return np.log(np.maximum(x, NEAREST))
-    return np.log(np.maximum(1 - x, NEAREST))
-
-
-def _slope(point: float, kind: Kind) -> float:
-    """Derivative of `_stretched`."""
-    if kind in FISHER:
-        return float(1 / max(NEAREST, 1 - point**2))
-    if kind == "loss":
-        return 1 / max(NEAREST, point)
-    return 1 / max(NEAREST, 1 - point)
-
-
-def _shrunk(value: FloatVector, kind: Kind) -> FloatVector:
-    """Inverse of `_stretched`."""
-    if kind in FISHER:
-        return np.tanh(value)
-    if kind == "loss":
-        return np.exp(value)
-    return 1 - np.exp(value)

@@ -185,7 +185,10 @@ def join_labels(
     learnt, new_rows = _without_new_classes(learnt, trained, table.path.name)
     new_slides = [(table.name(i), name) for i, name in new_rows.items()]
     unlabelled = [i for i in range(len(table.rows)) if i not in learnt.labelled]
-    ids = KnownIds(known if table.key == "slide_id" else _patients(known, owners))
+    if table.key == "slide_id":
+        ids = KnownIds(known)
+    else:
+        ids = KnownIds({owners.get(slide) or patient_of(slide) for slide in known})
     lost = [
         table.words_of_unknown(i, ids, lacking)
         for i in range(len(table.rows))
@@ -320,10 +323,6 @@ def _absolute_files(
     slides: Sequence[str], files: Mapping[str, Path]
 ) -> tuple[str, ...]:
     return tuple(str(files[slide].absolute()) for slide in slides)
-
-
-def _patients(slides: Collection[str], owners: Mapping[str, str]) -> set[str]:
-    return {owners.get(slide) or patient_of(slide) for slide in slides}
 
 
 def _blank_line(

@@ -111,24 +111,19 @@ def _drawn(cohort: Cohort, drawing: Drawing, repeat: int) -> list[Part]:
         _check_counts(cohort, drawing.folds)
         folds = stratified_folds(strata, folds=drawing.folds, seed=seed)
     else:
-        _check_groups(cohort, whole, drawing)
+        count = len(set(whole))
+        if count < drawing.folds:
+            word = "sites" if drawing.unit == "site" else "patients"
+            raise InvalidInputError(
+                f"{word} must be at least {drawing.folds} for {drawing.folds} folds, "
+                f"got {count}; pass --folds {count}"
+            )
+        _check_counts(cohort, drawing.folds)
         folds = grouped_folds(strata, whole, folds=drawing.folds, seed=seed)
     return [
         Part(train=_rows(train), stop=(), test=_rows(test), repeat=repeat)
         for train, test in folds
     ]
-
-
-def _check_groups(cohort: Cohort, whole: Sequence[str], drawing: Drawing) -> None:
-    """Refuses fewer patients, sites or cases of a class than folds."""
-    word = "sites" if drawing.unit == "site" else "patients"
-    count = len(set(whole))
-    if count < drawing.folds:
-        raise InvalidInputError(
-            f"{word} must be at least {drawing.folds} for {drawing.folds} folds, "
-            f"got {count}; pass --folds {count}"
-        )
-    _check_counts(cohort, drawing.folds)
 
 
 def _check_counts(cohort: Cohort, folds: int) -> None:
@@ -298,7 +293,11 @@ def _file_parts(
     cohort: Cohort, path: Path, *, allow_leakage: bool
 ) -> tuple[list[Part], list[str]]:
     """The folds of a file, and sentences on names that match no case, and on cases left out."""
-    known_ids = KnownIds(_all_names(cohort), "case_id")
+    # a split may name a case by its own id, its patient's or its slides'
+    names = {*cohort.cases, *cohort.patients}
+    for slides in cohort.slides:
+        names.update(slides)
+    known_ids = KnownIds(names, "case_id")
     parts: list[Part] = []
     unmatched: dict[str, None] = {}
     used: set[int] = set()
@@ -326,18 +325,6 @@ def _file_parts(
     return parts, lines
 
 
-def _names_of(cohort: Cohort) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    return zip(cohort.cases, cohort.patients, cohort.slides, strict=True)
-
-
-def _all_names(cohort: Cohort) -> set[str]:
-    """Ids by which a split may name a case: its own, its patient's and its slides'."""
-    names = {*cohort.cases, *cohort.patients}
-    for slides in cohort.slides:
-        names.update(slides)
-    return names
-
-
 def _side_by_id(
     entries: Sequence[SplitEntry], known_ids: KnownIds, where: str
 ) -> dict[str, str]:
@@ -360,7 +347,9 @@ def _part_of(
     """Cases that train, stop and test; where nobody tests, those that stop do."""
     sides: dict[str, list[int]] = {side: [] for side in SIDES}
     side_by_patient: dict[str, str] = {}
-    for i, (case, patient, slides) in enumerate(_names_of(cohort)):
+    for i, case in enumerate(cohort.cases):
+        patient = cohort.patients[i]
+        slides = cohort.slides[i]
         ids = {case, patient, *slides}
         sides_of_case = sorted({side_by_id[name] for name in ids if name in side_by_id})
         if len(sides_of_case) > 1:

@@ -51,6 +51,7 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _POINT_GROUPS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")  # 1,234.5
 _COMMA_GROUPS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3})+(?:,\d+)?")  # 1.234,5
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
+_POINT_GROUP = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")  # 1.234: between thousands?
 _ONE_GROUP = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # 1.234 or 1234
 _LIMIT = re.compile(r"(?:[<>≤≥]=?|=[<>])\s*[\d.,\s]+\+?|[\d.,]+\s*\+")
 _CODE = re.compile(r"-?(?:7+|8+|9+)|-1")
@@ -209,7 +210,7 @@ class Numbers:
             for text in plain
         ) or any(_COMMA_GROUPS.fullmatch(text) and "," in text for text in plain)
         self.has_point = any(
-            _NUMBER.fullmatch(text) and "." in text and not _is_point_group(text)
+            _NUMBER.fullmatch(text) and "." in text and not _POINT_GROUP.fullmatch(text)
             for text in plain
         ) or any(_POINT_GROUPS.fullmatch(text) and "." in text for text in plain)
         has_groups = any(
@@ -251,11 +252,6 @@ def _bare(text: str) -> str:
     """A number without spaces and apostrophes between thousands, with a plain minus."""
     plain = plain_text(text).replace("\u2212", "-")
     return _SPACES.sub("", plain) if _SPACED.fullmatch(plain) else plain
-
-
-def _is_point_group(text: str) -> bool:
-    """Tells whether the point of a number may stand between thousands: 1.234."""
-    return re.fullmatch(r"[+-]?[1-9]\d{0,2}\.\d{3}", text) is not None
 
 
 def is_code(value: float, others: Sequence[float]) -> bool:

@@ -11,6 +11,7 @@ Shapes: n cases, T times, G patients.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -170,7 +171,11 @@ def hazard_ratio(
     beta = 0.0
     step = np.inf
     for _ in range(NEWTON_STEPS):
-        score, information = _efron(ordered_event, centred, last_of_time, beta)
+        sets = _risk_sets(ordered_event, centred, last_of_time, beta)
+        at_risk, first, second = sets.moments
+        mean = first / at_risk
+        score = float((centred[sets.cases] - mean).sum())
+        information = float((second / at_risk - mean**2).sum())
         if information < 1e-12 or abs(beta) > PERFECT:
             return None
         if abs(step) < NEWTON_TOLERANCE:
@@ -201,62 +206,62 @@ def hazard_ratio(
     )
 
 
+class _RiskSets(NamedTuple):
+    """Cases at risk at each of E events, without a share of the tied ones (Efron)."""
+
+    cases: IndexArray  # (E,) with the event
+    place: IndexArray  # (E,) time of each
+    share: FloatVector  # (E,) of the tied cases that are no longer at risk
+    # (3, E) sums over the cases at risk of their weights, times the value, times its square
+    moments: npt.NDArray[np.float64]
+
+
+def _risk_sets(
+    event: Flags, value: FloatVector, last_of_time: IndexArray, beta: float
+) -> _RiskSets:
+    """Risk sets of Efron's partial likelihood; cases (n,) in order, the latest first."""
+    cases = np.flatnonzero(event)
+    place = np.searchsorted(last_of_time, cases)
+    share = (np.arange(len(cases)) - np.searchsorted(place, place)) / np.bincount(
+        place
+    )[place]
+    weight = np.exp(beta * value)
+    of_case = np.stack([weight, weight * value, weight * value**2])
+    tied = np.stack([np.bincount(place, row[cases])[place] for row in of_case])
+    at_risk = np.cumsum(of_case, axis=1)[:, last_of_time[place]]
+    return _RiskSets(cases, place, share, at_risk - share * tied)
+
+
 def _score_residuals(
-    event: Flags, value: FloatVector, last_of_time: npt.NDArray[np.int64], beta: float
+    event: Flags, value: FloatVector, last_of_time: IndexArray, beta: float
 ) -> FloatVector:
-    """Part (n,) of each case in the score of Efron's likelihood; cases as for `_efron`.
+    """Part (n,) of each case in the score of Efron's likelihood; cases as for `_risk_sets`.
 
     A case's own event less what was expected of it while it was at risk.
     """
+    cases, place, share, (at_risk, first, _) = _risk_sets(
+        event, value, last_of_time, beta
+    )
     weight = np.exp(beta * value)
-    sums = np.cumsum(np.stack([weight, weight * value]), axis=1)
-    starts = np.r_[0, last_of_time[:-1] + 1]
-    hazard = np.zeros(len(last_of_time))  # of each time, and times the mean value
-    moment = np.zeros(len(last_of_time))
+    mean = first / at_risk
+
+    def by_time(parts: FloatVector) -> FloatVector:
+        sums = np.bincount(place, parts, minlength=len(last_of_time))
+        return sums.astype(np.float64)
+
+    # of tied cases a share is no longer at risk
+    own = value[cases]
+    left = (
+        own * by_time(share / at_risk)[place] - by_time(share * mean / at_risk)[place]
+    )
+    expected = by_time(mean)[place] / np.bincount(place)[place]
     residual = np.zeros(len(value))
-    for place, (first, last) in enumerate(zip(starts, last_of_time, strict=True)):
-        tied = np.arange(first, last + 1)[event[first : last + 1]]
-        share = np.arange(len(tied)) / max(1, len(tied))
-        at_risk = sums[0, last] - share * weight[tied].sum()
-        mean = (sums[1, last] - share * (weight * value)[tied].sum()) / at_risk
-        hazard[place] = (1 / at_risk).sum()
-        moment[place] = (mean / at_risk).sum()
-        # of tied cases a share is no longer at risk
-        left = (share / at_risk * (value[tied][:, None] - mean)).sum(axis=1)
-        expected = mean.mean() if len(tied) else 0.0
-        residual[tied] = value[tied] - expected + weight[tied] * left
+    residual[cases] = own - expected + weight[cases] * left
     # a case is at risk at its own time and at all earlier ones, which stand after it
-    until = np.repeat(np.arange(len(last_of_time)), last_of_time - starts + 1)
-    total_hazard = hazard[::-1].cumsum()[::-1][until]
-    total_moment = moment[::-1].cumsum()[::-1][until]
-    return np.asarray(residual - weight * (value * total_hazard - total_moment))
-
-
-def _efron(
-    event: Flags, value: FloatVector, last_of_time: npt.NDArray[np.int64], beta: float
-) -> tuple[float, float]:
-    """Score and information of Efron's partial likelihood; cases in order, the latest first."""
-    weight = np.exp(beta * value)
-    sums = np.cumsum(np.stack([weight, weight * value, weight * value**2]), axis=1)
-    score = 0.0
-    information = 0.0
-    first = 0
-    for last in last_of_time:
-        tied = np.arange(first, last + 1)[event[first : last + 1]]
-        first = last + 1
-        if not len(tied):
-            continue
-        risk = sums[:, last]
-        moments = np.stack(
-            [weight[tied], weight[tied] * value[tied], weight[tied] * value[tied] ** 2]
-        )
-        risk_of_tied = moments.sum(axis=1)
-        for i in range(len(tied)):
-            s0, s1, s2 = risk - risk_of_tied * (i / len(tied))
-            score -= s1 / s0
-            information += s2 / s0 - (s1 / s0) ** 2
-        score += float(value[tied].sum())
-    return score, information
+    until = np.searchsorted(last_of_time, np.arange(len(value)))
+    hazard = by_time(1 / at_risk)[::-1].cumsum()[::-1][until]
+    moment = by_time(mean / at_risk)[::-1].cumsum()[::-1][until]
+    return np.asarray(residual - weight * (value * hazard - moment))
 
 
 def breslow_baseline(

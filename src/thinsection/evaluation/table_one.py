@@ -124,12 +124,11 @@ def _subgroup_rows(
     for name, values in zip(cohort.subgroup_columns, cohort.subgroups, strict=True):
         labels = np.array(values)
         for label in np.unique(labels):
-            counts = (_share_of(labels[c] == label) for c in columns.values())
+            counts = (
+                _share(int((labels[c] == label).sum()), int(c.sum()))
+                for c in columns.values()
+            )
             yield (f"{name}: {label}", *counts)
-
-
-def _share_of(members: Flags) -> str:
-    return _share(int(members.sum()), len(members)) if len(members) else "none"
 
 
 def prevalences(cohort: Cohort) -> dict[str, Estimate]:
@@ -151,6 +150,8 @@ def prevalences(cohort: Cohort) -> dict[str, Estimate]:
 
 
 def _share(count: int, total: int) -> str:
+    if not total:
+        return "none"
     return f"{count} ({100 * count / total:.0f} %)"
 
 
