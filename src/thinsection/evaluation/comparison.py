@@ -126,7 +126,22 @@ def jackknife(
     """
     if isinstance(samplings, Sampling):
         samplings = [samplings] * len(scorers)
-    _check_units(samplings)
+    first = samplings[0]
+    if first.units < MIN_GROUPS:
+        raise InvalidInputError(
+            f"number of groups must be >= {MIN_GROUPS} for a test, got {first.units}"
+        )
+    if first.fewest < 2:
+        raise InvalidInputError(
+            f"each class must have >= 2 groups for a test, got {first.fewest} of the rarest "
+            "class"
+        )
+    for other in samplings[1:]:
+        if not np.array_equal(other.cells[0], first.cells[0]):
+            raise InvalidInputError(
+                "models must be scored on the same groups and classes, got "
+                f"{first.units} and {other.units} groups"
+            )
     observed = []
     influences = []
     for score, sampling in zip(scorers, samplings, strict=True):
@@ -144,25 +159,6 @@ def jackknife(
         samplings=samplings,
         chance=chance,
     )
-
-
-def _check_units(samplings: Sequence[Sampling]) -> None:
-    first = samplings[0]
-    if first.units < MIN_GROUPS:
-        raise InvalidInputError(
-            f"number of groups must be >= {MIN_GROUPS} for a test, got {first.units}"
-        )
-    if first.fewest < 2:
-        raise InvalidInputError(
-            f"each class must have >= 2 groups for a test, got {first.fewest} of the rarest "
-            "class"
-        )
-    for other in samplings[1:]:
-        if not np.array_equal(other.cells[0], first.cells[0]):
-            raise InvalidInputError(
-                "models must be scored on the same groups and classes, got "
-                f"{first.units} and {other.units} groups"
-            )
 
 
 def _tested(value: float, error: float, *, degrees: float, groups: int) -> Difference:

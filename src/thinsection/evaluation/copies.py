@@ -92,8 +92,12 @@ def copied_slides(
         mutual = distance[i].argmin() == j and distance[j].argmin() == i
         if share >= TILE_SHARE:
             found.append(CopyPair(i, j, share, "tiles"))
-        elif mutual and similar[i, j] > level and _stands_out(distance, owners, i, j):
-            found.append(CopyPair(i, j, share, "means"))
+        elif mutual and similar[i, j] > level:
+            # no third slide of another owner is nearly as near to either of the two
+            others = (owners != owners[i]) & (owners != owners[j])
+            thirds = np.minimum(distance[i, others], distance[j, others])
+            if len(thirds) and distance[i, j] < MEAN_RATIO * thirds.min():
+                found.append(CopyPair(i, j, share, "means"))
     return sorted(found, key=lambda pair: (pair.first, pair.second))
 
 
@@ -136,15 +140,6 @@ def chance_level(similar: Matrix, owners: IndexArray) -> float:
     error = max((high - middle) / 1.96, (middle - low) / 1.96)
     quantile = norm.isf(CHANCE / len(cosines))
     return float(np.tanh(middle + quantile * error))
-
-
-def _stands_out(distance: Matrix, owners: IndexArray, i: int, j: int) -> bool:
-    """True where no third slide of another owner is nearly as near to either of the two."""
-    others = (owners != owners[i]) & (owners != owners[j])
-    if not others.any():
-        return False
-    third = min(distance[i, others].min(), distance[j, others].min())
-    return bool(distance[i, j] < MEAN_RATIO * third)
 
 
 def _tile_share(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,6 @@ from thinsection.stages.facts import grid_of, ledger_facts
 from thinsection.store.hdf5 import open_h5
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger, load_ledgers
 from thinsection.store.tile_tables import EmbeddingRows
-from thinsection.store.tiles_h5 import Attributes
 
 Embeddings = npt.NDArray[np.float32]  # (N, D)
 # why a slide whose ledger lists embeddings has none
@@ -205,7 +204,14 @@ def encoder_facts(path: Path) -> dict[str, str]:
     """Encoder and tiles of a file of embeddings, as its attributes say; {} where they do not."""
     if path.suffix.lower() not in H5_SUFFIXES:
         return {}
-    attributes = _attributes(path)
+    import h5py
+
+    attributes: dict[str, Any] = {}
+    with h5py.File(path, "r") as file:
+        attributes.update(file.attrs.items())
+        for name in ("coords", "features"):
+            if name in file:
+                attributes.update(file[name].attrs.items())
     facts = {}
     names = {
         "encoder": "encoder",
@@ -220,19 +226,6 @@ def encoder_facts(path: Path) -> dict[str, str]:
     if size and mpp:
         facts["tiles"] = f"{size} px at {mpp:g} µm/px"
     return facts
-
-
-def _attributes(path: Path) -> Attributes:
-    """Attributes of an HDF5 file and of its datasets, the later ones in the place of earlier."""
-    import h5py
-
-    attributes: dict[str, object] = {}
-    with h5py.File(path, "r") as file:
-        attributes.update(file.attrs.items())
-        for name in ("coords", "features"):
-            if name in file:
-                attributes.update(file[name].attrs.items())
-    return attributes
 
 
 def is_results(path: Path) -> bool:

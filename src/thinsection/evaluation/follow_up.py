@@ -80,7 +80,13 @@ def read_follow_up(
             float(cell[2]) if cell[1] == "number" else None for cell in cells[column]
         ]
     factors, notes = _factors(time_columns)
-    order = _by_censored(time_columns, values, events)
+    # first the column that the fewest censored rows fill
+    censored = [i for i, event in enumerate(events) if event is False]
+    filled = {
+        column: sum(values[column][i] is not None for i in censored)
+        for column in time_columns
+    }
+    order = sorted(time_columns, key=lambda column: filled[column])
     times: list[float | None] = []
     unusable: dict[int, str] = {}
     num_used: dict[str, list[int]] = {column: [0, 0] for column in order}
@@ -149,17 +155,3 @@ def _days_of(column: str) -> float | None:
         if name in _DAYS:
             return _DAYS[name]
     return None
-
-
-def _by_censored(
-    columns: Sequence[str],
-    values: Mapping[str, Sequence[float | None]],
-    events: Sequence[bool | None],
-) -> list[str]:
-    """The columns, first that which the fewest censored rows fill."""
-    censored = [i for i, event in enumerate(events) if event is False]
-    filled = {
-        column: sum(values[column][i] is not None for i in censored)
-        for column in columns
-    }
-    return sorted(columns, key=lambda column: filled[column])

@@ -234,7 +234,14 @@ def check_copies(
     case_of = np.repeat(np.arange(len(cohort.cases)), [len(s) for s in cohort.slides])
     names = [*chain.from_iterable(cohort.slides)]
     folds = [([*part.train, *part.stop], part.test) for part in parts]
-    equal = _crossing_pairs(_equal_pairs(contents.digests), case_of, folds)
+    slides_by_digest = defaultdict[str, list[int]](list)
+    for slide, digest in enumerate(contents.digests):
+        slides_by_digest[digest].append(slide)
+    copied: list[tuple[int, int]] = []
+    for slides in slides_by_digest.values():
+        for place, slide in enumerate(slides):
+            copied += [(earlier, slide) for earlier in slides[:place]]
+    equal = _crossing_pairs(copied, case_of, folds)
     warnings = []
     if equal:
         shown = _listed_pairs(equal, names)
@@ -273,18 +280,6 @@ def near_cases(
 def _listed_pairs(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> str:
     """The names of the first three pairs, and dots where there are more."""
     return listed_names([f"{names[i]!r} and {names[j]!r}" for i, j in pairs])
-
-
-def _equal_pairs(digests: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs of slides that have the same digest."""
-    slides_by_digest = defaultdict[str, list[int]](list)
-    for slide, digest in enumerate(digests):
-        slides_by_digest[digest].append(slide)
-    pairs = []
-    for slides in slides_by_digest.values():
-        for place, slide in enumerate(slides):
-            pairs += [(earlier, slide) for earlier in slides[:place]]
-    return pairs
 
 
 def _crossing_pairs(

@@ -81,7 +81,14 @@ def make_parts(
         parts = []
         for repeat in range(drawing.repeats):
             parts += _drawn(cohort, drawing, repeat)
-        lines = [_drawing_line(cohort, drawing)]
+        times = f", drawn {drawing.repeats} times" if drawing.repeats > 1 else ""
+        sites = ", sites whole" if drawing.unit == "site" else ""
+        several_cases = len(set(cohort.patients)) < len(cohort.patients)
+        patients = ", patients whole" if several_cases else ""
+        lines = [
+            f"{drawing.folds} stratified folds of cases{patients}{sites}{times}, seed "
+            f"{drawing.seed}"
+        ]
     for fold, part in enumerate(parts):
         why = why_unscorable(cohort, np.array(part.test))
         if why:
@@ -177,15 +184,6 @@ def _rarest(cohort: Cohort, rows: Sequence[int]) -> tuple[int, str]:
     elif target.kind == "regression":
         words = f"in quarter {rarest + 1} of the values"
     return int(counts.min()), words
-
-
-def _drawing_line(cohort: Cohort, drawing: Drawing) -> str:
-    """A sentence on how folds were drawn."""
-    times = f", drawn {drawing.repeats} times" if drawing.repeats > 1 else ""
-    whole = ", sites whole" if drawing.unit == "site" else ""
-    several = len(set(cohort.patients)) < len(cohort.patients)
-    patients = ", patients whole" if several else ""
-    return f"{drawing.folds} stratified folds of cases{patients}{whole}{times}, seed {drawing.seed}"
 
 
 def _required_sites(cohort: Cohort) -> tuple[str, ...]:

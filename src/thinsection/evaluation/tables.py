@@ -85,7 +85,19 @@ def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
     with rewording(
         "table must be readable text", path, OSError, ValueError, error=DatasetError
     ):
-        listed = _listed_rows(read_json(path), path)
+        task = read_json(path)
+        listed: list[dict[str, Json]] = []
+        if isinstance(task, dict) and "case_ids" in task:
+            listed = _rows_of_lists(task, "", 0, path)
+        elif isinstance(task, dict) and {TRAIN, VAL} <= task.keys():
+            # lists of the test split are left out
+            for split in (TRAIN, VAL):
+                listed += _rows_of_lists(task[split], split, len(listed), path)
+        else:
+            raise DatasetError(
+                "list must have the keys train and val, or case_ids, got neither in "
+                f"{str(path)!r}"
+            )
     names: dict[str, None] = {}
     for row in listed:
         names |= dict.fromkeys(row)
@@ -111,23 +123,6 @@ def require_columns(
                 f"table must have the column {name!r}, "
                 f"got {', '.join(names) or 'none'} in {str(path)!r}{hint}"
             )
-
-
-def _listed_rows(task: Json, path: Path) -> list[dict[str, Json]]:
-    """Rows of a task as nanopath and THUNDER write it: lists by split, or cases with their folds.
-
-    Lists of the test split are left out.
-    """
-    if isinstance(task, dict) and "case_ids" in task:
-        return _rows_of_lists(task, "", 0, path)
-    if not isinstance(task, dict) or not {TRAIN, VAL} <= task.keys():
-        raise DatasetError(
-            f"list must have the keys train and val, or case_ids, got neither in {str(path)!r}"
-        )
-    rows: list[dict[str, Json]] = []
-    for split in (TRAIN, VAL):
-        rows += _rows_of_lists(task[split], split, len(rows), path)
-    return rows
 
 
 def _rows_of_lists(

@@ -294,6 +294,14 @@ def _document(
     sampling = scored.sampling
     scores = tested.score_table(scored.scorers, sampling, seed=config.fit.seed)
     headline = scores[scored.metric]
+    warnings = [*study.warnings]
+    num_unlearnt = sum(not result.has_learnt for result in trained.results)
+    if num_unlearnt:
+        folds = counted(len(trained.results), "fold")
+        warnings.append(
+            f"{num_unlearnt} of {folds} did not learn after the first epoch: the validation loss "
+            "only rose"
+        )
     ends = None if headline["missing"] else [headline["low"], headline["high"]]
     return {
         "name": name,
@@ -321,20 +329,9 @@ def _document(
         "settings": as_mapping(config),
         "versions": versions(),
         "temperature": trained.temperature,
-        "warnings": [*study.warnings, *_unlearnt(trained.results)],
+        "warnings": warnings,
         "review": review(study, trained.contents, scored, trained.results, config),
     }
-
-
-def _unlearnt(results: Sequence[FoldResult]) -> list[str]:
-    """A warning where heads are best before they have learnt."""
-    count = sum(not result.has_learnt for result in results)
-    if not count:
-        return []
-    return [
-        f"{count} of {counted(len(results), 'fold')} did not learn after the first epoch: the "
-        "validation loss only rose"
-    ]
 
 
 def _label_scores(scored: Tested, seed: int) -> list[dict[str, Json]]:

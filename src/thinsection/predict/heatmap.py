@@ -84,7 +84,6 @@ SCORE_UNITS: dict[Kind, str] = {
 }
 # kinds whose one score grows with an amount, and speaks for no class
 AMOUNTS: tuple[Kind, ...] = ("ordinal", "regression", "cox", "discrete")
-LimitsBySlide = Mapping[str, Mapping[str, Limits]]  # slide -> column -> limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +346,14 @@ def _draw_folder(
     is_new_scale = record.get("scale") != drawing.config.scale
     # on their own scales, earlier slides stay as they are
     redrawn = earlier if is_new_scale or drawing.config.scale == "cohort" else {}
-    limits = _limits(drawing, {**redrawn, **columns_by_slide})
+    drawn_columns = {**redrawn, **columns_by_slide}
+    if drawing.config.scale == "slide":
+        limits = {
+            slide_id: _shared_limits(drawing, {slide_id: columns})
+            for slide_id, columns in drawn_columns.items()
+        }
+    else:
+        limits = dict.fromkeys(drawn_columns, _shared_limits(drawing, drawn_columns))
     earlier_limits = {} if is_new_scale else record["limits"]
     for slide_id, columns in redrawn.items():
         before = earlier_limits.get(slide_id, {})
@@ -428,19 +434,6 @@ def _read_record(home: Path) -> dict[str, Json]:
         return {}
     is_record = isinstance(record, dict) and {"limits", "pictures"} <= record.keys()
     return record if is_record else {}
-
-
-def _limits(
-    drawing: Drawing, columns_by_slide: Mapping[str, Sequence[str]]
-) -> LimitsBySlide:
-    """Values of the first and last colour of each column, for each slide."""
-    if drawing.config.scale == "slide":
-        return {
-            slide_id: _shared_limits(drawing, {slide_id: columns})
-            for slide_id, columns in columns_by_slide.items()
-        }
-    shared = _shared_limits(drawing, columns_by_slide)
-    return dict.fromkeys(columns_by_slide, shared)
 
 
 def _shared_limits(

@@ -264,39 +264,37 @@ def read_card(path: Path) -> ModelCard:
     """
     header = _read_header(path)
     with naming_file(path):
-        return _check_card(header)
-
-
-def _check_card(header: dict[str, Json]) -> ModelCard:
-    if header.get("format") != FORMAT:
-        raise WeightsError(
-            f"format must be {FORMAT}, got {header.get('format')!r}; update thinsection"
+        if header.get("format") != FORMAT:
+            raise WeightsError(
+                f"format must be {FORMAT}, got {header.get('format')!r}; update thinsection"
+            )
+        card = from_mapping(ModelCard, header, where="model.")
+        sizes = {
+            "members": len(card.members),
+            "dim": card.inputs.dim,
+            "outputs": len(card.target.names),
+            "num_layers": card.head.num_layers,
+            "hidden_dim": card.head.hidden_dim,
+            "attention_dim": card.head.attention_dim,
+            "num_heads": card.head.num_heads,
+        }
+        for name, most in MAX_SIZES.items():
+            least = 0 if name == "hidden_dim" else 1
+            if not least <= sizes[name] <= most:
+                raise WeightsError(f"{name} must be in 1..{most}, got {sizes[name]}")
+        target = card.target
+        if target.positive and target.positive not in target.names:
+            raise WeightsError(
+                f"positive must be one of {', '.join(target.names)}, got {target.positive!r}"
+            )
+        above_0 = (
+            all(member.temperature > 0 for member in card.members) and card.floor > 0
         )
-    card = from_mapping(ModelCard, header, where="model.")
-    sizes = {
-        "members": len(card.members),
-        "dim": card.inputs.dim,
-        "outputs": len(card.target.names),
-        "num_layers": card.head.num_layers,
-        "hidden_dim": card.head.hidden_dim,
-        "attention_dim": card.head.attention_dim,
-        "num_heads": card.head.num_heads,
-    }
-    for name, most in MAX_SIZES.items():
-        least = 0 if name == "hidden_dim" else 1
-        if not least <= sizes[name] <= most:
-            raise WeightsError(f"{name} must be in 1..{most}, got {sizes[name]}")
-    target = card.target
-    if target.positive and target.positive not in target.names:
-        raise WeightsError(
-            f"positive must be one of {', '.join(target.names)}, got {target.positive!r}"
-        )
-    above_0 = all(member.temperature > 0 for member in card.members) and card.floor > 0
-    if not (above_0 and card.within_floor >= 0 and card.num_tiles >= 1):
-        raise WeightsError("temperatures and floor must be > 0, got others")
-    if card.lock is not None:
-        _check_lock(card.lock)
-    return card
+        if not (above_0 and card.within_floor >= 0 and card.num_tiles >= 1):
+            raise WeightsError("temperatures and floor must be > 0, got others")
+        if card.lock is not None:
+            _check_lock(card.lock)
+        return card
 
 
 def _read_header(path: Path) -> dict[str, Json]:

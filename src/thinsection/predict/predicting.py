@@ -55,7 +55,7 @@ from thinsection.predict.replacing import (
 from thinsection.predict.validation import Locked, use_lines, write_validation
 from thinsection.report.index import refresh_index
 from thinsection.report.verdict import GOOD, load_rules, verdict
-from thinsection.results.folder import Results, open_results
+from thinsection.results.folder import open_results
 from thinsection.results.records import recording
 from thinsection.results.tables import grid_rows, known_slides
 from thinsection.run.own_tables import qc_rows
@@ -532,34 +532,23 @@ def _with_slide_warnings(
         return list(rows)
     results = open_results(source.data)
     grid = source.address.split("/")[0]
-    warnings = _slide_warnings(results, grid, inputs)
+    warnings: dict[str, list[str]] = {}
+    for ledger in results.ledgers.values():
+        for grid_row in grid_rows(ledger):
+            if grid_row["grid"] == grid and grid_row["warnings"]:
+                warnings[grid_row["slide_id"]] = [grid_row["warnings"]]
+    config = run_config(inputs, "the model") if inputs.run else None
+    if config is not None and config.qc.qc != "off":
+        stage = qc_stage(resolve(config, {"until": "qc"}))
+        for qc_row in qc_rows(known_slides(results.folder), stage):
+            judged, words = verdict(qc_row, load_rules(config.qc.qc_rules))
+            if judged != GOOD:
+                line = f"QC: {judged}: {words}"
+                warnings.setdefault(str(qc_row["slide_id"]), []).append(line)
     return [
         replace(row, warnings=(*row.warnings, *warnings.get(row.name, ())))
         for row in rows
     ]
-
-
-def _slide_warnings(
-    results: Results, grid: str, inputs: Inputs
-) -> dict[str, list[str]]:
-    """Warnings of the run and of quality control for each slide."""
-    warnings: dict[str, list[str]] = {}
-    for ledger in results.ledgers.values():
-        for row in grid_rows(ledger):
-            if row["grid"] == grid and row["warnings"]:
-                warnings[row["slide_id"]] = [row["warnings"]]
-    if not inputs.run:
-        return warnings
-    config = run_config(inputs, "the model")
-    if config.qc.qc == "off":
-        return warnings
-    stage = qc_stage(resolve(config, {"until": "qc"}))
-    for row in qc_rows(known_slides(results.folder), stage):
-        judged, words = verdict(row, load_rules(config.qc.qc_rules))
-        if judged != GOOD:
-            line = f"QC: {judged}: {words}"
-            warnings.setdefault(str(row["slide_id"]), []).append(line)
-    return warnings
 
 
 def _line(row: Prediction, target: Target) -> dict[str, object]:

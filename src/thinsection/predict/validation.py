@@ -97,6 +97,10 @@ def write_validation(
         truth=scored.array,
         answers=np.array([answered[i].answers for i in kept]),
     )
+    unscored = [
+        *zip(cohort.cases, left_out, strict=True),
+        *((name, _new_class_words(label)) for name, label in cohort.new_classes),
+    ]
     test_set = read_slides(scored)
     training_set = None
     if not internal:
@@ -111,7 +115,7 @@ def write_validation(
         "independent": tested.groups.words,
         "unit": tested.groups.unit,
         "units": tested.groups.total,
-        "left_out": _left_out_rows(cohort, left_out),
+        "left_out": [{"case": case, "why": why} for case, why in unscored if why],
         **figures(tested, model.card.lock),
         "subgroups": strict(subgroup_tables(scored, tested, seed=SEED)),
         "beside_training": beside_training(
@@ -192,19 +196,6 @@ def _sources(model: Locked, cohort: Cohort, table: Path) -> dict[str, Json]:
         "reading": reading,
         "versions": versions(),
     }
-
-
-def _left_out_rows(cohort: Cohort, left_out: Sequence[str]) -> list[dict[str, str]]:
-    """Labelled cases that are not scored, and why."""
-    rows = [
-        {"case": case, "why": why}
-        for case, why in zip(cohort.cases, left_out, strict=True)
-        if why
-    ]
-    return rows + [
-        {"case": name, "why": _new_class_words(label)}
-        for name, label in cohort.new_classes
-    ]
 
 
 def _new_class_words(label: str) -> str:

@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from thinsection.errors import ThinsectionError, WeightsError, rewording
 from thinsection.evaluation.audit import copies_between_patients
 from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.external import Estimate, difference
 from thinsection.evaluation.labels import Cohort
-from thinsection.evaluation.leaks import Contents, read_usable
+from thinsection.evaluation.leaks import Labelled, read_usable
 from thinsection.evaluation.rows import METRIC_WORDS, strict
 from thinsection.evaluation.table_one import prevalences, table_one
 from thinsection.predict.answering import Prediction
@@ -34,14 +33,7 @@ _FIXED = {
 }
 
 
-class ReadCohort(NamedTuple):
-    """Cases with the slides whose embeddings can be read, and what these contain."""
-
-    cohort: Cohort
-    contents: Contents
-
-
-def read_training_set(model: Path, card: ModelCard) -> ReadCohort | None:
+def read_training_set(model: Path, card: ModelCard) -> Labelled | None:
     """Training cohort of a model whose experiment folder and embeddings are at hand, else None.
 
     Args:
@@ -62,7 +54,7 @@ def read_training_set(model: Path, card: ModelCard) -> ReadCohort | None:
     return read_slides(study.cohort)
 
 
-def read_slides(cohort: Cohort) -> ReadCohort:
+def read_slides(cohort: Cohort) -> Labelled:
     """Reads the embeddings of cases; slides that cannot be read are left out.
 
     Memory: see `read_usable`.
@@ -84,7 +76,7 @@ def read_slides(cohort: Cohort) -> ReadCohort:
             tuple(str(files[slide]) for slide in slides_of_cases[i]) for i in readable
         ),
     )
-    return ReadCohort(usable, contents)
+    return Labelled(usable, contents, damaged)
 
 
 def described(cohort: Cohort, tiles_by_slide: Sequence[int]) -> dict[str, Json]:
@@ -176,7 +168,7 @@ def _shifts(
     return shifts
 
 
-def _joined(test_set: ReadCohort, training: ReadCohort) -> ReadCohort:
+def _joined(test_set: Labelled, training: Labelled) -> Labelled:
     """Cases of both cohorts as one, whose patients are never the same."""
     first = test_set.cohort
     second = training.cohort
@@ -191,12 +183,12 @@ def _joined(test_set: ReadCohort, training: ReadCohort) -> ReadCohort:
             *(f"training {patient}" for patient in second.patients),
         ),
     )
-    return ReadCohort(cohort, test_set.contents.joined(training.contents))
+    return Labelled(cohort, test_set.contents.joined(training.contents), {})
 
 
 def copies_of(
-    test_set: ReadCohort,
-    training_set: ReadCohort | None,
+    test_set: Labelled,
+    training_set: Labelled | None,
     answered: Sequence[Prediction],
     *,
     internal: bool,
@@ -216,7 +208,7 @@ def copies_of(
     num_test = sum(map(len, test_set.cohort.slides))
     inside = []
     across = []
-    for pair in copies_between_patients(*joined)[0]:
+    for pair in copies_between_patients(joined.cohort, joined.contents)[0]:
         pair_names = [names[pair.first], names[pair.second]]
         if pair.second < num_test:
             inside.append(pair_names)
