@@ -185,12 +185,12 @@ def test_values_have_mean_median_and_range() -> None:
 
 
 def test_a_label_counts_among_the_cases_that_have_it() -> None:
-    values = [(1, None), (0, None), (None, None), (1, None)]
+    values = [(1, None), (0, None), (None, None), (1, None), (1, None)]
     cohort = cohort_of("multilabel", ("l1", "l2"), values)
-    table = table_one(cohort, [1] * 4)
+    table = table_one(cohort, [1] * 5)
     assert table.columns == ("", "all")
     assert table.rows[5:7] == (
-        ("l1 (% of cases with this label)", "2 (67 %) of 3"),
+        ("l1 (% of cases with this label)", "3 (75 %) of 4"),
         ("l2 (% of cases with this label)", "0 of 0"),
     )
 
