@@ -27,6 +27,8 @@ TileArray = npt.NDArray[np.uint8]  # (B, H, W, 3), sRGB
 MaskArray = npt.NDArray[np.bool_]  # (H, W), True = inside
 CoordsL0 = npt.NDArray[np.int64]  # (N, 2): x, y of top-left corners, level-0 px
 CoordsLv = npt.NDArray[np.int64]  # (N, 2): the same on a level, px of that level
+Floats = npt.NDArray[np.float64]  # of any shape
+Reals = npt.NDArray[np.floating]  # of any shape and precision
 
 # value of a JSON or TOML text, before it is checked: None, a bool, a number, a text, or a list or
 # table of such values

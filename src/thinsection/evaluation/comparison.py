@@ -31,6 +31,7 @@ from thinsection.evaluation.metrics import (
     ratio,
 )
 from thinsection.evaluation.splits import grouped_folds
+from thinsection.types import Floats
 
 POWER = 0.8  # of `Difference.detectable`
 MIN_GROUPS = 3  # for a test
@@ -67,7 +68,7 @@ class Jackknifed:
     """Scores of M models on rows of the same units, and what each unit adds to them."""
 
     observed: FloatVector  # (M,)
-    influences: npt.NDArray[np.float64]  # (C, M), see `Sampling.influences`
+    influences: Floats  # (C, M), see `Sampling.influences`
     samplings: Sequence[Sampling]  # (M,)
     chance: float | None  # score of a model that knows nothing, where it is known
 
@@ -278,7 +279,7 @@ def permute_patients(
 
 
 def permuted_labels(
-    means: npt.NDArray[np.float64],
+    means: Floats,
     values: FloatVector,
     num_classes: int,
     folds: Sequence[Fold],
@@ -325,11 +326,11 @@ def permuted_labels(
 
 
 def _ridge(
-    means: npt.NDArray[np.float64],
-    targets: npt.NDArray[np.float64],
+    means: Floats,
+    targets: Floats,
     train: IndexArray,
     test: IndexArray,
-) -> npt.NDArray[np.float64]:
+) -> Floats:
     """Predictions (test, columns) by a ridge regression in its dual form."""
     center = means[train].mean(axis=0)
     spread = means[train].std(axis=0)
@@ -359,7 +360,7 @@ def _permuted(metric: str, scores: Sequence[float]) -> Permuted:
 
 
 def site_probe(
-    means: npt.NDArray[np.float64],
+    means: Floats,
     sites: Sequence[str],
     groups: Groups,
     *,
@@ -407,7 +408,7 @@ def site_probe(
 
 
 def _site_predictions(
-    x: npt.NDArray[np.float64], labels: IndexArray, owners: IndexArray, seed: int
+    x: Floats, labels: IndexArray, owners: IndexArray, seed: int
 ) -> tuple[IndexArray, IndexArray]:
     """Predicted site of each case by the fold that has not seen it, and its fold."""
     from sklearn.linear_model import LogisticRegression

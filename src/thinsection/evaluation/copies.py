@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.evaluation.metrics import FloatVector, IndexArray
+from thinsection.types import Floats, Reals
 
 KEPT_TILES = 32  # of each slide, for the background
 FEW_TILES = 256  # of the smaller slide of a pair, each compared with
@@ -36,7 +36,6 @@ BLANK_RATIO = (
 )
 CLIP = 6.0  # robust standard deviations
 MIN_SLIDES = 6  # with fewer nothing stands out
-Matrix = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class CopyPair:
     by: str  # what stands out: 'means' or 'tiles'
 
 
-def directions(tiles: npt.NDArray[np.floating]) -> Matrix:
+def directions(tiles: Reals) -> Floats:
     """Tiles (N, D) of unit length; zero where a tile is."""
     x = np.asarray(tiles, dtype=np.float64)
     length = np.sqrt((x**2).sum(axis=1, keepdims=True))
@@ -64,10 +63,10 @@ def kept_rows(num_tiles: int, most: int = KEPT_TILES) -> IndexArray:
 
 
 def copied_slides(
-    means: Matrix,
-    kept: Sequence[npt.NDArray[np.floating]],
+    means: Floats,
+    kept: Sequence[Reals],
     owners: IndexArray,
-    read: Callable[[int], npt.NDArray[np.floating]],
+    read: Callable[[int], Reals],
 ) -> list[CopyPair]:
     """Pairs of slides of different owners that stand out as copies.
 
@@ -101,7 +100,7 @@ def copied_slides(
     return sorted(found, key=lambda pair: (pair.first, pair.second))
 
 
-def _candidates(distance: Matrix) -> list[tuple[int, int]]:
+def _candidates(distance: Floats) -> list[tuple[int, int]]:
     """Pairs of a slide and one of its nearest, those first that are nearest to each other."""
     pairs: dict[tuple[int, int], float] = {}
     for i, row in enumerate(distance):
@@ -111,7 +110,7 @@ def _candidates(distance: Matrix) -> list[tuple[int, int]]:
     return sorted(pairs, key=lambda pair: pairs[pair])
 
 
-def _scale(x: Matrix) -> tuple[FloatVector, FloatVector]:
+def _scale(x: Floats) -> tuple[FloatVector, FloatVector]:
     """Median and robust standard deviation by channel."""
     middle = np.median(x, axis=0)
     spread = 1.4826 * np.median(np.abs(x - middle), axis=0)
@@ -119,11 +118,11 @@ def _scale(x: Matrix) -> tuple[FloatVector, FloatVector]:
     return middle, spread
 
 
-def _standardised(x: Matrix, middle: FloatVector, spread: FloatVector) -> Matrix:
+def _standardised(x: Floats, middle: FloatVector, spread: FloatVector) -> Floats:
     return directions(np.clip((x - middle) / spread, -CLIP, CLIP))
 
 
-def chance_level(similar: Matrix, owners: IndexArray) -> float:
+def chance_level(similar: Floats, owners: IndexArray) -> float:
     """Cosine that among all pairs of unrelated slides one has with the probability CHANCE.
 
     Fisher's z of a cosine of d independent channels has the variance 1 / (d - 2); d follows from
@@ -145,9 +144,9 @@ def chance_level(similar: Matrix, owners: IndexArray) -> float:
 def _tile_share(
     i: int,
     j: int,
-    kept: Sequence[npt.NDArray[np.floating]],
+    kept: Sequence[Reals],
     owners: IndexArray,
-    read: Callable[[int], npt.NDArray[np.floating]],
+    read: Callable[[int], Reals],
 ) -> float:
     """Share of the smaller slide's tiles that match a tile of the other slide and no third."""
     smaller, larger = sorted((read(i), read(j)), key=len)
@@ -173,7 +172,7 @@ def _tile_share(
     return min(1.0, float(matching.sum() / telling.sum()) * len(larger) / len(many))
 
 
-def _least_distance(x: Matrix, others: Matrix) -> FloatVector:
+def _least_distance(x: Floats, others: Floats) -> FloatVector:
     """Distance (N,) of each row of unit length to the nearest of the others."""
     nearest = (x @ others.T).max(axis=1)
     return np.asarray(np.sqrt(np.maximum(0, 2 - 2 * nearest)))

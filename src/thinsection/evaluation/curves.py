@@ -20,6 +20,7 @@ from thinsection.evaluation.intervals import (
     why_missing,
 )
 from thinsection.evaluation.metrics import Flags, FloatVector, ratio
+from thinsection.types import Floats
 
 DRAWS = 500
 GRID = np.linspace(0.0, 1.0, 51)
@@ -83,10 +84,10 @@ def _band(
 def _curves(
     truth: Flags,
     probability: FloatVector,
-    weights: npt.NDArray[np.float64],
+    weights: Floats,
     *,
     precision: bool,
-) -> npt.NDArray[np.float64]:
+) -> Floats:
     """Curves (B, G) under weights (B, n)."""
     order = np.argsort(-probability, kind="stable")
     last_of_tie = np.flatnonzero(np.r_[np.diff(probability[order]) != 0, True])

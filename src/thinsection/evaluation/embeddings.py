@@ -31,6 +31,7 @@ from thinsection.stages.facts import grid_of, ledger_facts
 from thinsection.store.hdf5 import open_h5
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger, load_ledgers
 from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.types import Reals
 
 Embeddings = npt.NDArray[np.float32]  # (N, D)
 # why a slide whose ledger lists embeddings has none
@@ -421,7 +422,7 @@ def unsigned_note(embeddings: FeatureFiles) -> list[str]:
     return []
 
 
-def check_finite(embeddings: npt.NDArray[np.floating], ids: Sequence[str]) -> None:
+def check_finite(embeddings: Reals, ids: Sequence[str]) -> None:
     """Raises InvalidInputError naming the rows with NaN or inf.
 
     Memory: O(N); a row's sum is non-finite where a value is (float64, so nothing overflows).

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.cases import Groups, Unit
@@ -31,6 +30,7 @@ from thinsection.evaluation.metrics import (
     Weights,
     ratio,
 )
+from thinsection.types import Floats
 
 BINS = 10  # of a calibration curve, at most
 MIN_OF_EACH = 5  # events, and cases without one, for a calibration line
@@ -196,12 +196,12 @@ class Fit(NamedTuple):
     """Coefficients of a regression with their covariance by a cluster sandwich."""
 
     coefficients: FloatVector  # (P,)
-    covariance: npt.NDArray[np.float64]  # (P, P)
+    covariance: Floats  # (P, P)
     reach: float  # quantile of Student's t for an interval
 
 
 def logistic_fit(
-    x: npt.NDArray[np.float64], y: FloatVector, offset: FloatVector, codes: IndexArray
+    x: Floats, y: FloatVector, offset: FloatVector, codes: IndexArray
 ) -> Fit | None:
     """Logistic regression of y (n,) on columns (n, P) by Newton's method.
 
@@ -224,8 +224,8 @@ def logistic_fit(
 
 def _sandwich(
     beta: FloatVector,
-    information: npt.NDArray[np.float64],
-    scores: npt.NDArray[np.float64],
+    information: Floats,
+    scores: Floats,
     codes: IndexArray,
 ) -> Fit:
     """Fit with the covariance of a cluster sandwich, from the score (n, P) of each case."""
@@ -303,9 +303,7 @@ def decision_curve(
     )
 
 
-def _reach_of_means(
-    deviations: npt.NDArray[np.float64], sampling: Sampling
-) -> FloatVector:
+def _reach_of_means(deviations: Floats, sampling: Sampling) -> FloatVector:
     """Half of the 95 % interval of T means, from the deviations (T, n) of cases from them."""
     from scipy.stats import t
 
@@ -391,7 +389,7 @@ def smooth_calibration(
     return Band(x=place, y=observed, low=low, high=high)
 
 
-def _spline_columns(x: FloatVector, knots: FloatVector) -> npt.NDArray[np.float64]:
+def _spline_columns(x: FloatVector, knots: FloatVector) -> Floats:
     """Columns (n, 3) of a spline of 3 knots that is a straight line beyond the outer ones.
 
     (n, 2), the straight line alone, where two knots coincide.

@@ -35,7 +35,7 @@ from thinsection.evaluation.metrics import (
     chance_of,
     kind_of,
 )
-from thinsection.types import MIB
+from thinsection.types import MIB, Floats
 
 DRAWS = 2000  # of the bootstrap, for the calibration error
 LEVEL = 0.95
@@ -176,9 +176,7 @@ class Sampling:
         cells, cell_of_row = np.unique(keys, axis=1, return_inverse=True)
         return cells, cell_of_row.reshape(-1)
 
-    def influences(
-        self, score: Callable[[FloatVector], npt.NDArray[np.float64]]
-    ) -> npt.NDArray[np.float64]:
+    def influences(self, score: Callable[[FloatVector], Floats]) -> Floats:
         """(C, ...) loss of a score without each cell, times (n - 1) / n for n cells of a stratum.
 
         `score` maps row weights (B, N) to (B, ...). NaN where the score has no value without a
@@ -199,9 +197,7 @@ class Sampling:
         share = (of_stratum - 1) / of_stratum
         return np.asarray(losses * share.reshape(-1, *[1] * (losses.ndim - 1)))
 
-    def variance(
-        self, influences: npt.NDArray[np.float64], *, skewed: bool = False
-    ) -> Variance:
+    def variance(self, influences: Floats, *, skewed: bool = False) -> Variance:
         """Variance of a score from the influence (C,) of each cell.
 
         Strata add up, n / (n - 1) times their sum of squares; units of several strata add the
@@ -550,7 +546,7 @@ def _shares_of(
         )
 
 
-def _correlation(shares: Sequence[_Share]) -> npt.NDArray[np.float64]:
+def _correlation(shares: Sequence[_Share]) -> Floats:
     """Correlations of shares by their influences.
 
     Of two that have none, as all rows are right, it is 1 where their errors are the same ones.

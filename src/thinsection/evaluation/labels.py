@@ -37,18 +37,12 @@ from thinsection.evaluation.readings import (
     ordered_classes,
 )
 from thinsection.evaluation.tables import LabelTable, TextRow, read_label_table
-from thinsection.evaluation.target import (
-    INTERVALS,
-    Floats,
-    Kind,
-    PositiveRule,
-    Target,
-)
+from thinsection.evaluation.target import INTERVALS, Kind, PositiveRule, Target
 from thinsection.files.tables import open_table
 from thinsection.results.folder import open_results
 from thinsection.slide.ids import KnownIds
 from thinsection.store.ledger import SLIDES
-from thinsection.types import counted
+from thinsection.types import Floats, counted
 
 
 @dataclass(frozen=True, kw_only=True)

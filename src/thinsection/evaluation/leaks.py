@@ -30,7 +30,7 @@ from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import Cohort, join_labels, known_patients
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import Part
-from thinsection.types import counted
+from thinsection.types import Floats, Reals, counted
 
 NEAR_COSINE = 0.9999  # of two mean embeddings, less the mean of all
 CaseFold = tuple[Sequence[int] | IndexArray, Sequence[int] | IndexArray]  # train, test
@@ -58,11 +58,11 @@ class Contents:
     """Digests, means and sizes of the embeddings of n slides, whatever their names."""
 
     digests: tuple[str, ...]  # see `content_digest`
-    means: npt.NDArray[np.float64]  # (n, D)
+    means: Floats  # (n, D)
     num_tiles: npt.NDArray[np.int64]  # (n,)
-    directions: npt.NDArray[np.float64]  # (n, D) mean of the tiles' directions
+    directions: Floats  # (n, D) mean of the tiles' directions
     # (T, D) directions of some tiles of each
-    kept: tuple[npt.NDArray[np.floating], ...]
+    kept: tuple[Reals, ...]
 
     def take(self, rows: Sequence[int]) -> "Contents":
         """Contents of some slides."""
@@ -85,7 +85,7 @@ class Contents:
             kept=(*self.kept, *other.kept),
         )
 
-    def case_means(self, cases: IndexArray) -> npt.NDArray[np.float64]:
+    def case_means(self, cases: IndexArray) -> Floats:
         """Mean over all tiles of each case, (C, D), of slides whose cases are 0..C-1."""
         sums = np.zeros((int(cases.max()) + 1, self.means.shape[1]))
         np.add.at(sums, cases, self.means * self.num_tiles[:, None])
@@ -155,10 +155,10 @@ def read_usable(
 ) -> Contents:
     """Contents of the files that can be used; the others go to `leave_out` with the reason."""
     digests: list[str] = []
-    means: list[npt.NDArray[np.float64]] = []
+    means: list[Floats] = []
     sizes: list[int] = []
-    mean_directions: list[npt.NDArray[np.float64]] = []
-    kept: list[npt.NDArray[np.floating]] = []
+    mean_directions: list[Floats] = []
+    kept: list[Reals] = []
     zero: list[str] = []
     first_path = None
     for slide, path in files.items():
@@ -198,7 +198,7 @@ def read_usable(
     )
 
 
-def _finite_tiles(path: Path) -> npt.NDArray[np.floating]:
+def _finite_tiles(path: Path) -> Reals:
     """Embeddings (N, D) of a file, of one tile at least."""
     tiles = open_embeddings(path)[:]
     if len(tiles) == 0:
@@ -208,12 +208,12 @@ def _finite_tiles(path: Path) -> npt.NDArray[np.floating]:
     return tiles
 
 
-def content_digest(tiles: npt.NDArray[np.floating]) -> str:
+def content_digest(tiles: Reals) -> str:
     """Hash of embeddings (N, D), the same for float32 and for the float16 made of it."""
     return hashlib.sha256(rounded(tiles).tobytes()).hexdigest()
 
 
-def rounded(x: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+def rounded(x: Reals) -> Reals:
     """Values rounded to float16; in float32 as they are, where float16 cannot hold them."""
     with np.errstate(over="ignore"):
         half = x.astype(np.float16) + np.float16(0)  # + 0: there is one zero
@@ -300,7 +300,7 @@ def _crossing_pairs(
     return [pair for pair, crosses in zip(pairs, crossed, strict=True) if crosses]
 
 
-def near_pairs(means: npt.NDArray[np.floating]) -> list[tuple[int, int]]:
+def near_pairs(means: Reals) -> list[tuple[int, int]]:
     """Pairs of rows (n, D) that nearly coincide, once the mean of all rows is taken off.
 
     Rows of one length whose cosine is NEAR_COSINE are so far apart. Memory: 8 KiB a row.
@@ -319,9 +319,7 @@ def near_pairs(means: npt.NDArray[np.floating]) -> list[tuple[int, int]]:
     return pairs
 
 
-def sketches(
-    means: npt.NDArray[np.floating], center: npt.NDArray[np.floating]
-) -> tuple[str, ...]:
+def sketches(means: Reals, center: Reals) -> tuple[str, ...]:
     """Signs of mean embeddings (n, D) on 256 random directions, as hex; near ones differ little.
 
     Source: Charikar, "Similarity estimation techniques from rounding algorithms", 2002.

@@ -22,10 +22,10 @@ from thinsection.evaluation.metrics import (
     Weights,
 )
 from thinsection.evaluation.survival import concordance
-from thinsection.types import Json
+from thinsection.types import Document, Json
 
 PERMUTATIONS = 199  # of the truth, for a p value
-Details = dict[str, Json]  # plain values, as JSON holds them
+Details = Document  # plain values, as JSON holds them
 METRIC_WORDS = {
     "macro_f1": "macro F1",
     "balanced_accuracy": "balanced accuracy",

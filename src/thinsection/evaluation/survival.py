@@ -33,6 +33,7 @@ from thinsection.evaluation.metrics import (
     ratio,
     weighted_auroc,
 )
+from thinsection.types import Floats
 
 SURVIVAL_BINS = 5  # of a calibration of survival, at most
 MIN_OF_BIN = 10  # cases in a bin
@@ -213,7 +214,7 @@ class _RiskSets(NamedTuple):
     place: IndexArray  # (E,) time of each
     share: FloatVector  # (E,) of the tied cases that are no longer at risk
     # (3, E) sums over the cases at risk of their weights, times the value, times its square
-    moments: npt.NDArray[np.float64]
+    moments: Floats
 
 
 def _risk_sets(
@@ -281,7 +282,7 @@ def breslow_baseline(
 
 def survival_probability(
     baseline: tuple[FloatVector, FloatVector], log_risk: FloatVector, times: FloatVector
-) -> npt.NDArray[np.float64]:
+) -> Floats:
     """Predicted survival (n, T) of cases at times, by a baseline of `breslow_baseline`."""
     event_times, hazard = baseline
     place = np.searchsorted(event_times, times, side="right")

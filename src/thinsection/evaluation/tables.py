@@ -19,7 +19,7 @@ from thinsection.files.atomic import read_json
 from thinsection.files.tables import SUFFIXES, Table, open_table
 from thinsection.files.workbook import split_sheet
 from thinsection.slide.ids import KnownIds
-from thinsection.types import Json
+from thinsection.types import Document, Json
 
 TextRow = Mapping[str, str]
 TRAIN = "train"
@@ -86,7 +86,7 @@ def read_rows(path: Path, required: Sequence[str]) -> list[dict[str, str]]:
         "table must be readable text", path, OSError, ValueError, error=DatasetError
     ):
         task = read_json(path)
-        listed: list[dict[str, Json]] = []
+        listed: list[Document] = []
         if isinstance(task, dict) and "case_ids" in task:
             listed = _rows_of_lists(task, "", 0, path)
         elif isinstance(task, dict) and {TRAIN, VAL} <= task.keys():
@@ -127,7 +127,7 @@ def require_columns(
 
 def _rows_of_lists(
     lists: Mapping[str, Json], split: str, first_row: int, path: Path
-) -> list[dict[str, Json]]:
+) -> list[Document]:
     """Rows of equally long lists; those of images count from `first_row` in the embeddings."""
     columns = {
         _COLUMN_BY_LIST[name]: values

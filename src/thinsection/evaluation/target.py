@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import DatasetError
-from thinsection.types import counted
+from thinsection.types import Floats, Reals, counted
 
 Kind = Literal[
     "binary", "multiclass", "ordinal", "multilabel", "regression", "cox", "discrete"
@@ -30,7 +30,6 @@ _KIND_WORDS: dict[str, str] = {
     "discrete": "survival (discrete time)",
 }
 PositiveRule = Literal["", "choice", "rarer", "tie"]
-Floats = npt.NDArray[np.float64]
 INTERVALS = 4  # of time in 'discrete', with equally many training events each
 # why a class is the positive one, by `Target.positive_by`
 _POSITIVE_WORDS = {
@@ -148,7 +147,7 @@ class Target:
             return np.asarray(values[:, label] == flag, dtype=np.int64)
         return np.asarray(values[:, 0], dtype=np.int64)
 
-    def answers(self, logits: npt.NDArray[np.floating]) -> Floats:
+    def answers(self, logits: Reals) -> Floats:
         """Answers (n, K) of logits (n, K), column by column as `names`.
 
         Probabilities of classes or labels; the value; the log risk; of 'discrete' the probability
@@ -205,7 +204,7 @@ class Target:
         return {begin + name: cell for name, cell in zip(self.names, cells)}
 
 
-def outliers(values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+def outliers(values: Floats) -> npt.NDArray[np.bool_]:
     """True for values (n,) more than FAR robust standard deviations (1.4826 MAD) from the median.
 
     None is one where half of the values are equal, since nothing says how far they spread.

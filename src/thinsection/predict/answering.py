@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from thinsection.config import from_mapping
@@ -34,6 +33,7 @@ from thinsection.run.task import set_threads
 from thinsection.stages.tiles import write_columns
 from thinsection.store.hdf5 import open_h5, read_values
 from thinsection.store.ledger import stage_key
+from thinsection.types import Floats, Reals
 from thinsection.weights.origin import slug
 from thinsection.weights.placement import resolve_device
 
@@ -42,7 +42,7 @@ MODEL_ATTRIBUTE = "heatmap_model"  # of ID.h5: SHA-256 of the model's file
 # start of a warning; stored predictions of earlier versions go on with "set"
 UNLIKE = "unlike the training"
 
-TileColumns = dict[str, npt.NDArray[np.floating]]  # (N,) each
+TileColumns = dict[str, Reals]  # (N,) each
 
 
 @dataclass(frozen=True)
@@ -197,12 +197,12 @@ class PredictTask(Task[Prediction, Prediction]):
 
 def _read_slides(
     model: Model, paths: Sequence[Path]
-) -> tuple[list[npt.NDArray[np.floating]], dict[str, str]]:
+) -> tuple[list[Reals], dict[str, str]]:
     """Embeddings of the slides of a bag, and why a slide of several is left out.
 
     Raises StoreError: none of the slides can be used.
     """
-    slides: list[npt.NDArray[np.floating]] = []
+    slides: list[Reals] = []
     left_out: dict[str, str] = {}
 
     def read(path: Path) -> None:
@@ -245,7 +245,7 @@ def score_column(name: str) -> str:
 @torch.inference_mode()
 def through(
     model: Model, members: Sequence[int], bag: Bag, device: str, *, tiles: bool
-) -> tuple[npt.NDArray[np.float64], TileColumns]:
+) -> tuple[Floats, TileColumns]:
     """Logits (M, K) of some members, and per-tile columns (mean over members).
 
     `attention` is the mean over a head's attentions. `score_NAME` is the contribution of the tile
@@ -283,9 +283,7 @@ def through(
     return np.stack(logits), means
 
 
-def tile_scores(
-    evidence: npt.NDArray[np.floating], target: Target
-) -> npt.NDArray[np.floating]:
+def tile_scores(evidence: Reals, target: Target) -> Reals:
     """Scores (N, K) of tiles from their evidence (N, K), see `through`.
 
     If classes without an order exclude each other, the mean evidence for the other classes is

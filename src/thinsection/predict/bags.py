@@ -21,7 +21,7 @@ from thinsection.evaluation.embeddings import check_finite, open_embeddings
 from thinsection.store.hdf5 import open_h5, read_values
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, check_numbers
-from thinsection.types import Closing, CoordsL0
+from thinsection.types import Closing, CoordsL0, Reals
 
 PREFETCH = 1  # bags that are read ahead
 # bytes of the index that is kept for a slide whose rows are not kept
@@ -31,7 +31,7 @@ SLIDE_GAP = 1024  # cells between the slides of a bag
 
 Rows = npt.NDArray[np.int64]
 # embeddings of one slide, on disk or in memory
-Stored = EmbeddingRows | npt.NDArray[np.floating]
+Stored = EmbeddingRows | Reals
 
 
 class Bag(NamedTuple):
@@ -154,9 +154,7 @@ class Bags(Closing):
         self._kept.clear()
 
 
-def bag_of(
-    slides: Sequence[npt.NDArray[np.floating]], paths: Sequence[Path], *, cells: bool
-) -> Bag:
+def bag_of(slides: Sequence[Reals], paths: Sequence[Path], *, cells: bool) -> Bag:
     """Bag of slides whose embeddings are read already.
 
     Raises DatasetError: see `Bags.read`.
@@ -165,9 +163,7 @@ def bag_of(
     return Bag(_joined(slides, paths), _read_cells(paths) if cells else None)
 
 
-def _joined(
-    slides: Sequence[npt.NDArray[np.floating]], paths: Sequence[Path]
-) -> npt.NDArray[np.float32]:
+def _joined(slides: Sequence[Reals], paths: Sequence[Path]) -> npt.NDArray[np.float32]:
     """Embeddings of all slides as finite float32."""
     joined = slides[0] if len(slides) == 1 else np.concatenate(slides)
     features = np.ascontiguousarray(joined, dtype=np.float32)
@@ -191,7 +187,7 @@ def _check_slides(slides: Sequence[Stored], paths: Sequence[Path]) -> None:
         )
 
 
-def _take(slides: Sequence[Stored], rows: Rows) -> list[npt.NDArray[np.floating]]:
+def _take(slides: Sequence[Stored], rows: Rows) -> list[Reals]:
     """Rows of each slide; `rows` are numbered through all slides."""
     parts = []
     first = 0

@@ -77,7 +77,7 @@ from thinsection.predict.validation_review import described
 from thinsection.report.index import index_address, refresh_index
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
-from thinsection.types import Json, counted, rounded
+from thinsection.types import Document, counted, rounded
 
 SEARCHABLE = (
     "lr",
@@ -105,7 +105,7 @@ def train(
     against: Sequence[str | Path] = (),
     overwrite: bool = False,
     on_message: Callable[[str], None] | None = None,
-) -> dict[str, Json]:
+) -> Document:
     """Trains a head on stored embeddings and scores it; returns the content of experiment.json.
 
     Folds that are done with the same settings and labels are not trained again. A fold that was
@@ -288,7 +288,7 @@ def _document(
     notes: Sequence[str],
     *,
     name: str,
-) -> dict[str, Json]:
+) -> Document:
     """Content of experiment.json."""
     study = trained.study
     sampling = scored.sampling
@@ -334,7 +334,7 @@ def _document(
     }
 
 
-def _label_scores(scored: Tested, seed: int) -> list[dict[str, Json]]:
+def _label_scores(scored: Tested, seed: int) -> list[Document]:
     """Scores of each of several labels, over the cases that have it; [] of other targets."""
     if scored.target.kind != "multilabel":
         return []
@@ -368,7 +368,7 @@ def _count_experiments(out: Path, target: str) -> int:
     return len(counted_folders)
 
 
-def _fold_rows(trained: Trained, scored: Tested) -> list[dict[str, Json]]:
+def _fold_rows(trained: Trained, scored: Tested) -> list[Document]:
     """Sizes, epochs of each start, best epoch of its start, and score of each fold."""
     pairs = zip(trained.study.parts, trained.results, strict=True)
     return [

@@ -22,7 +22,7 @@ from thinsection.errors import ConfigError, naming_file
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import Part
-from thinsection.evaluation.target import Floats, Target
+from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_json, write_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.task import OnEvent, Report, Task
@@ -34,7 +34,7 @@ from thinsection.predict.model_file import FOLDS
 from thinsection.predict.training import Losses, State, Trainer, read_state
 from thinsection.run.task import set_threads
 from thinsection.store.ledger import stage_key
-from thinsection.types import counted, parse_bytes, rounded
+from thinsection.types import Floats, counted, parse_bytes, rounded
 
 COHORT_NAME = "cohort.json"
 FORMAT = 4  # format of a fold's file

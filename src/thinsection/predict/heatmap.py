@@ -64,7 +64,7 @@ from thinsection.store.geojson import write_tiles_geojson
 from thinsection.store.identity import file_sum
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.store.tiles_h5 import read_tiles as read_tiles_file
-from thinsection.types import Json
+from thinsection.types import Document
 from thinsection.weights.origin import slug
 
 TILE_PX = 192  # edge of a tile on the sheet in pixels
@@ -426,7 +426,7 @@ def _own_pictures(drawing: Drawing, slide_id: str) -> Iterator[None]:
         yield
 
 
-def _read_record(home: Path) -> dict[str, Json]:
+def _read_record(home: Path) -> Document:
     """Reads the last record of `_draw_folder`; {} if it is missing or damaged."""
     try:
         record = read_json(home / SCALE_NAME)

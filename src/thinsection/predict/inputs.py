@@ -20,7 +20,7 @@ from thinsection.stages.spec import resolve
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tiles_h5 import check_numbers
-from thinsection.types import Json
+from thinsection.types import Document
 from thinsection.weights.origin import slug
 
 # sections of a run's settings that decide the embeddings
@@ -55,7 +55,7 @@ class Inputs:
     features: str | None = option(None, "embeddings")
     dim: int = option(1, "channels")
     # settings of the run that made the embeddings
-    run: dict[str, Json] = field(default_factory=dict)
+    run: Document = field(default_factory=dict)
 
 
 def read_inputs(path: Path) -> Inputs:
@@ -144,7 +144,7 @@ def check_inputs(
         )
 
 
-def _run_settings(path: Path, inputs: Inputs) -> dict[str, Json]:
+def _run_settings(path: Path, inputs: Inputs) -> Document:
     """Settings of the newest run that made this grid with this encoder; {} for other tools."""
     out = path.absolute().parents[2]
     grid = path.absolute().parts[-3]
@@ -201,7 +201,7 @@ def run_config(inputs: Inputs, model: str) -> RunConfig:
     return from_mapping(RunConfig, settings, where="run.")
 
 
-def _without_cohort(settings: dict[str, Json]) -> dict[str, Json]:
+def _without_cohort(settings: Document) -> Document:
     """Settings of a run without those that say where its slides are and who they are."""
     slides = settings.get("slides")
     if not isinstance(slides, dict):

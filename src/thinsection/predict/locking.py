@@ -15,11 +15,10 @@ import numpy as np
 
 from thinsection.evaluation.external import youden_threshold
 from thinsection.evaluation.survival import breslow_baseline
-from thinsection.evaluation.target import Floats
 from thinsection.predict.folds import FoldResult, Study
 from thinsection.predict.model_file import Lock
 from thinsection.predict.tested import Tested, score_table
-from thinsection.types import Json, counted
+from thinsection.types import Document, Floats, counted
 
 HORIZONS = (0.25, 0.5, 0.75)  # quantiles of the times of training events
 
@@ -112,13 +111,13 @@ def held_out_cases(study: Study) -> list[int]:
     return sorted(set.intersection(*tested))
 
 
-def shipped_score(study: Study, folds: Tested, *, seed: int) -> dict[str, Json]:
+def shipped_score(study: Study, folds: Tested, *, seed: int) -> Document:
     """Score of the mean of all heads on cases that none of them has seen; or why there is none.
 
     `words` say what the model file is, and how its score can be known.
     """
     count = len(study.parts)
-    empty: dict[str, Json] = {"cases": 0, "score": None}
+    empty: Document = {"cases": 0, "score": None}
     if count == 1:
         words = "The model file holds the one head that is scored here."
         return {**empty, "words": words}

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -26,14 +25,14 @@ from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import WeightsError, naming_file, rewording
 from thinsection.evaluation.cases import plain_id
 from thinsection.evaluation.leaks import is_near, near_limit, sketches
-from thinsection.evaluation.target import Floats, Target
+from thinsection.evaluation.target import Target
 from thinsection.files.atomic import parse_json
 from thinsection.files.pages import render_page
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import Head, head_for
 from thinsection.predict.inputs import Inputs
 from thinsection.predict.usual import Usual
-from thinsection.types import MIB, Json
+from thinsection.types import MIB, Document, Floats, Reals
 from thinsection.weights.files import (
     MODEL_KEY,
     fill_strictly,
@@ -110,8 +109,8 @@ class ModelCard:
     sketches: tuple[str, ...] = ()
     lock: Lock | None = None  # None if the file comes from a version that fixed nothing
     # counts of cases, slides, and so on, for the card
-    data: dict[str, Json] = field(default_factory=dict)
-    scores: dict[str, Json] = field(default_factory=dict)  # metric -> number or text
+    data: Document = field(default_factory=dict)
+    scores: Document = field(default_factory=dict)  # metric -> number or text
     versions: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -124,9 +123,7 @@ class Model:
     heads: tuple[Head, ...]  # same order as `card.members`
     usual: Usual
 
-    def answers(
-        self, logits: npt.NDArray[np.floating], members: Sequence[int]
-    ) -> Floats:
+    def answers(self, logits: Reals, members: Sequence[int]) -> Floats:
         """Calibrated predictions (M, K) from some members' logits (M, K); see `Target.answers`."""
         answers = []
         for row, i in zip(logits, members, strict=True):
@@ -150,7 +147,7 @@ class Model:
         self,
         names: Collection[str],
         contents: Collection[str],
-        means: npt.NDArray[np.floating],
+        means: Reals,
     ) -> Seen:
         """Way in which a slide or case is recognised from training.
 
@@ -297,7 +294,7 @@ def read_card(path: Path) -> ModelCard:
         return card
 
 
-def _read_header(path: Path) -> dict[str, Json]:
+def _read_header(path: Path) -> Document:
     """Card as JSON values. Raises WeightsError: the file is not a model."""
     check_model_exists(path)
     rule = "model must be a file of `thinsection train`"
@@ -309,7 +306,7 @@ def _read_header(path: Path) -> dict[str, Json]:
                 f"header must have at most {MAX_HEADER} bytes, got {size}"
             )
         metadata = parse_json(file.read(size))["__metadata__"]
-        header: dict[str, Json] = parse_json(metadata[MODEL_KEY])
+        header: Document = parse_json(metadata[MODEL_KEY])
         header.get("format")  # raises AttributeError if it is not an object
     return header
 

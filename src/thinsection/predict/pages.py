@@ -39,14 +39,13 @@ from thinsection.evaluation.rows import (
     Risks,
     Values,
 )
-from thinsection.evaluation.target import Floats
 from thinsection.files.pages import data_uri, render_page
 from thinsection.predict.replacing import LINKS_NAME
 from thinsection.predict.tested import Score, Tested, outcome_columns
 from thinsection.report.index import viewer_place
 from thinsection.report.stored import thumbnail_file
 from thinsection.report.values import CLASS_COLORS
-from thinsection.types import Json, counted, rounded
+from thinsection.types import Document, Floats, Json, counted, rounded
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -368,7 +367,7 @@ def interval_words(score: Score, cases: int) -> str:
     return f"{rounded(score['low'], cases)} to {rounded(score['high'], cases)}"
 
 
-def _net_benefit_rows(curve: Mapping[str, Json]) -> list[dict[str, Json]]:
+def _net_benefit_rows(curve: Mapping[str, Json]) -> list[Document]:
     """Rows of a decision curve at a few thresholds that some case reaches."""
     rows = []
     for place, threshold in enumerate(curve["thresholds"]):

@@ -66,7 +66,7 @@ from thinsection.stages.spec import resolve
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles.budget import StreamConfig
-from thinsection.types import Json
+from thinsection.types import Document
 from thinsection.weights.origin import slug
 
 
@@ -148,7 +148,7 @@ class Predictions(NamedTuple):
     results: Path  # folder with the embeddings
     address: str  # address of the embeddings
     rows: list[Prediction]
-    validation: dict[str, Json] | None = None  # content of validation.json
+    validation: Document | None = None  # content of validation.json
     page: Path | None = None  # page of the validation
     heatmaps: Path | None = None  # GRID/heatmap_MODEL, if requested
 

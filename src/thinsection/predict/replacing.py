@@ -23,7 +23,7 @@ from thinsection.files.workbook import split_sheet
 from thinsection.predict.folds import Study
 from thinsection.predict.tested import EXPERIMENT_NAME
 from thinsection.store.identity import file_sum
-from thinsection.types import Json, counted
+from thinsection.types import Document, counted
 from thinsection.weights.origin import slug
 
 REMEDY = 'pass another out="...", or overwrite=True to replace it'
@@ -37,7 +37,7 @@ SCALE_NAME = "scale.json"  # scale of the colours, and the SHA-256 of the model
 DRAWN_SUFFIXES = {".png", ".geojson", ".h5"}
 
 
-def check_experiment(out: Path, study: Study, settings: dict[str, Json]) -> None:
+def check_experiment(out: Path, study: Study, settings: Document) -> None:
     """Raises InvalidInputError: `out` holds the model of other labels, embeddings or settings.
 
     Args:
@@ -128,7 +128,7 @@ def _columns(study: Study) -> tuple[object, ...]:
     return cohort.sites, cohort.subgroup_columns, cohort.subgroups
 
 
-def _changed_settings(earlier: dict[str, Json], settings: dict[str, Json]) -> list[str]:
+def _changed_settings(earlier: Document, settings: Document) -> list[str]:
     """Settings of training that differ, as 'epochs 5, now 10'."""
     plain = parse_json(json.dumps(settings))
     changes = []

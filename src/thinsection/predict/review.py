@@ -23,11 +23,10 @@ from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.leaks import Contents
 from thinsection.evaluation.rows import METRIC_WORDS, strict
 from thinsection.evaluation.table_one import table_one
-from thinsection.evaluation.target import Floats
 from thinsection.predict.config import FoldsConfig, TrainConfig
 from thinsection.predict.folds import FoldResult, Study
 from thinsection.predict.tested import Tested, score_table
-from thinsection.types import Json
+from thinsection.types import Document, Floats
 
 # metrics that compare cases of the same fold, and so can compare those of the same site
 WITHIN = ("auroc", "c_index", "pearson", "spearman")
@@ -94,7 +93,7 @@ def review(
     tested: Tested,
     results: Sequence[FoldResult],
     config: TrainConfig,
-) -> dict[str, Json]:
+) -> Document:
     """Table 1, methods, repeats, sites, subgroups, permuted labels and the checklist."""
     seed = config.fit.seed
     means = contents.case_means(study.case_of_slide)
@@ -111,13 +110,11 @@ def review(
         "sites": _sites(study, means, seed) | _within_sites(study, tested, seed),
         "checklist": [item._asdict() for item in checklist(answers)],
     }
-    plain: dict[str, Json] = strict(document)
+    plain: Document = strict(document)
     return plain
 
 
-def subgroup_tables(
-    cohort: Cohort, tested: Tested, *, seed: int
-) -> list[dict[str, Json]]:
+def subgroup_tables(cohort: Cohort, tested: Tested, *, seed: int) -> list[Document]:
     """Scores by site if sites are known, and by each subgroup column."""
     labels_by_column = dict(zip(cohort.subgroup_columns, cohort.subgroups, strict=True))
     if cohort.sites:
@@ -133,13 +130,13 @@ def subgroup_tables(
 
 def subgroup_rows(
     tested: Tested, label_by_case: dict[str, str], *, seed: int
-) -> list[dict[str, Json]]:
+) -> list[Document]:
     """Score and interval for the cases of each subgroup, or the reason why there is none."""
     labels = np.array([label_by_case[case] for case in tested.cases])
     rows = []
     for label in np.unique(labels):
         part = tested.take(np.flatnonzero(labels == label))
-        row: dict[str, Json] = {
+        row: Document = {
             "subgroup": str(label),
             "cases": len(set(part.cases)),
             "patients": part.groups.total,
@@ -180,7 +177,7 @@ def _repeat_rows(study: Study, tested: Tested) -> list[dict[str, float]]:
     return rows
 
 
-def _permuted_labels(study: Study, means: Floats, seed: int) -> dict[str, Json]:
+def _permuted_labels(study: Study, means: Floats, seed: int) -> Document:
     """Scores of a linear head on mean embeddings (n, D), with true and with permuted labels."""
     cohort = study.cohort
     if not (cohort.target.exclusive or cohort.target.kind == "regression"):
@@ -202,7 +199,7 @@ def _permuted_labels(study: Study, means: Floats, seed: int) -> dict[str, Json]:
     return {"missing": "", **_with_metric_words(permuted)}
 
 
-def _sites(study: Study, means: Floats, seed: int) -> dict[str, Json]:
+def _sites(study: Study, means: Floats, seed: int) -> Document:
     """Result of predicting the site from mean embeddings (n, D), or the reason for no result."""
     cohort = study.cohort
     if not cohort.sites:
@@ -228,7 +225,7 @@ def _sites(study: Study, means: Floats, seed: int) -> dict[str, Json]:
     }
 
 
-def _within_sites(study: Study, tested: Tested, seed: int) -> dict[str, Json]:
+def _within_sites(study: Study, tested: Tested, seed: int) -> Document:
     """Score over pairs of the same site and fold, beside which a site alone is worth nothing."""
     cohort = study.cohort
     if not cohort.sites or tested.metric not in WITHIN:
@@ -253,7 +250,7 @@ def _within_sites(study: Study, tested: Tested, seed: int) -> dict[str, Json]:
     }
 
 
-def _with_metric_words(permuted: Permuted) -> dict[str, Json]:
+def _with_metric_words(permuted: Permuted) -> Document:
     words = METRIC_WORDS.get(permuted.metric, permuted.metric)
     return asdict(permuted) | {"metric": words}
 

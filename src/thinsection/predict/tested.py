@@ -26,11 +26,11 @@ from thinsection.evaluation.rows import (
     Values,
 )
 from thinsection.evaluation.survival import comparable_pairs
-from thinsection.evaluation.target import Floats, Target
+from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_json
 from thinsection.predict.folds import FoldResult, Study, read_fold
 from thinsection.predict.training import criterion_of, targets_of
-from thinsection.types import Json, counted
+from thinsection.types import Document, Floats, counted
 
 EXPERIMENT_NAME = "experiment.json"
 # metric that is printed first, by kind of target; for classes and labels it is the AUROC
@@ -399,7 +399,7 @@ def read_tested(experiment: Path) -> Tested:
     return tested_of(study, whole, ensemble_temperature(study, whole))[0]
 
 
-def compare(mine: Tested, other: Path) -> dict[str, Json]:
+def compare(mine: Tested, other: Path) -> Document:
     """Paired difference from another experiment, see `difference`.
 
     Raises StoreError, InvalidInputError: not an experiment, another target, or no common cases.
@@ -408,7 +408,7 @@ def compare(mine: Tested, other: Path) -> dict[str, Json]:
     return {"name": other.name, **difference(mine, theirs)}
 
 
-def difference(mine: Tested, theirs: Tested) -> dict[str, Json]:
+def difference(mine: Tested, theirs: Tested) -> Document:
     """Paired difference of two scores on the cases of both; > 0: the first is higher.
 
     A paired jackknife over patients, for AUROCs of two classes DeLong's test of pairs within a
@@ -466,7 +466,7 @@ def _with_classes_of(target: Target, other: Tested) -> Tested:
     )
 
 
-def compare_all(mine: Tested, others: Sequence[Path]) -> list[dict[str, Json]]:
+def compare_all(mine: Tested, others: Sequence[Path]) -> list[Document]:
     """Differences from other experiments, with p values that Holm corrected for their number.
 
     Raises StoreError, InvalidInputError: as `compare`.

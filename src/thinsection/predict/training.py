@@ -28,12 +28,13 @@ from thinsection.config import as_mapping
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.labels import Cohort, several
 from thinsection.evaluation.parts import Part
-from thinsection.evaluation.target import FAR, Floats, Target
+from thinsection.evaluation.target import FAR, Target
 from thinsection.files.atomic import parse_json
 from thinsection.predict.bags import Bag, Bags
 from thinsection.predict.config import FitConfig
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import Criterion, HeadOutput, head_for, load_head
+from thinsection.types import Floats
 from thinsection.weights.files import write_tensors
 from thinsection.weights.placement import resolve_device
 

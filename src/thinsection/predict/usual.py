@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
-from thinsection.evaluation.target import Floats
+from thinsection.types import Floats, Reals
 
 BLOCK = 1024  # cases that are processed together
 
@@ -38,8 +37,8 @@ class Usual:
     @classmethod
     def of(
         cls,
-        means: npt.NDArray[np.floating],
-        residuals: Iterable[npt.NDArray[np.floating]] = (),
+        means: Reals,
+        residuals: Iterable[Reals] = (),
         num_tiles: Sequence[float] = (),
     ) -> "Usual":
         """Usual embeddings from the training cases.
@@ -96,9 +95,7 @@ class Usual:
         """Mean in float32, as a model file stores it; sketches are relative to it."""
         return self.mean.astype(np.float32).astype(np.float64)
 
-    def distance(
-        self, embedding: npt.NDArray[np.floating], num_tiles: float | None = None
-    ) -> float:
+    def distance(self, embedding: Reals, num_tiles: float | None = None) -> float:
         """Mahalanobis distance of a mean embedding (D,) of `num_tiles` tiles (None: as usual).
 
         The mean of fewer tiles than usual varies more: by the variance of a case's tiles times
@@ -135,9 +132,7 @@ def _shrinkage(lengths: Floats, variances: Floats, mean: Floats) -> tuple[float,
     return shrink, floor
 
 
-def _tile_variance(
-    residuals: Iterable[npt.NDArray[np.floating]], axes: Floats
-) -> tuple[Floats, float]:
+def _tile_variance(residuals: Iterable[Reals], axes: Floats) -> tuple[Floats, float]:
     """Variance of a case's tiles along axes (R, D), and in all other directions."""
     rank, dim = axes.shape
     along = np.zeros(rank)

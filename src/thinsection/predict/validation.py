@@ -40,7 +40,7 @@ from thinsection.predict.validation_review import (
 from thinsection.report.index import index_address
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
-from thinsection.types import Json, counted
+from thinsection.types import Document, Json, counted
 
 FEW_INNER_CASES = 50
 
@@ -62,7 +62,7 @@ def write_validation(
     *,
     table: Path,
     results: Path,
-) -> dict[str, Json]:
+) -> Document:
     """Writes the figures, their page and the table of cases; returns validation.json's content.
 
     Args:
@@ -105,7 +105,7 @@ def write_validation(
     training_set = None
     if not internal:
         training_set = read_training_set(model.path, model.card)
-    document: dict[str, Json] = {
+    document: Document = {
         "validation": "internal" if internal else "external",
         **_sources(model, cohort, table),
         "cases": len(kept),
@@ -167,7 +167,7 @@ def write_validation(
     return document
 
 
-def _sources(model: Locked, cohort: Cohort, table: Path) -> dict[str, Json]:
+def _sources(model: Locked, cohort: Cohort, table: Path) -> Document:
     """Model, labels and target of a test, and how the labels were read."""
     target = model.card.target
     new_classes = {label for _, label in cohort.new_classes}

@@ -33,7 +33,6 @@ from thinsection.evaluation.survival import (
     survival_probability,
     usable_times,
 )
-from thinsection.evaluation.target import Floats
 from thinsection.predict.model_file import Lock
 from thinsection.predict.tested import (
     HEADLINE,
@@ -43,7 +42,7 @@ from thinsection.predict.tested import (
     outcome_columns,
     score_table,
 )
-from thinsection.types import Json
+from thinsection.types import Document, Floats
 
 SEED = 0  # seed of the bootstrap samples
 OLD_MODEL = (
@@ -65,7 +64,7 @@ class Survival(NamedTuple):
     risk: FloatVector
 
 
-def figures(rows: Tested, lock: Lock | None) -> dict[str, Json]:
+def figures(rows: Tested, lock: Lock | None) -> Document:
     """All figures, as JSON holds them: the headline, scores, and those for the kind of the target.
 
     Args:
@@ -75,7 +74,7 @@ def figures(rows: Tested, lock: Lock | None) -> dict[str, Json]:
     Raises DatasetError: no two times can be compared.
     """
     kind = rows.target.kind
-    parts: dict[str, Json] = {
+    parts: Document = {
         "outcomes": [],
         "averaged": [],  # of several labels, those whose mean the scores are
         "classes": None,
@@ -125,7 +124,7 @@ def figures(rows: Tested, lock: Lock | None) -> dict[str, Json]:
         "interval": interval,
         "scores": scores,
     }
-    plain: dict[str, Json] = strict(document)
+    plain: Document = strict(document)
     return plain
 
 
@@ -133,7 +132,7 @@ def _pick(scorers: Scorers, names: Sequence[str]) -> Scorers:
     return {name: scorers[name] for name in names}
 
 
-def _outcomes(rows: Tested, lock: Lock) -> list[dict[str, Json]]:
+def _outcomes(rows: Tested, lock: Lock) -> list[Document]:
     """Figures of each outcome of `outcome_columns`."""
     several_classes = rows.target.kind in ("multiclass", "ordinal")
     predicted = rows.answers.argmax(axis=1)
@@ -167,7 +166,7 @@ def _outcomes(rows: Tested, lock: Lock) -> list[dict[str, Json]]:
 
 def _outcome(
     rows: Tested, truth: Flags, probability: FloatVector, called: Flags | None
-) -> dict[str, Json]:
+) -> Document:
     """Discrimination, calibration, decisions and net benefit for one class or label."""
     sampling = Sampling.of_rows(rows.groups, classes=truth)
     decision = external.decision_curve(truth, probability, sampling)
@@ -247,7 +246,7 @@ def _smooth(
 
 def _recalibration(
     truth: Flags, probability: FloatVector, groups: Groups, sampling: Sampling
-) -> dict[str, Json] | None:
+) -> Document | None:
     """Recalibration on these cases, and calibration after it; None where it is not possible."""
     new = recalibrated(truth, probability, groups)
     line = None
@@ -266,7 +265,7 @@ def _recalibration(
     }
 
 
-def _classes(rows: Tested) -> tuple[dict[str, Score], dict[str, Json]]:
+def _classes(rows: Tested) -> tuple[dict[str, Score], Document]:
     """Scores over several classes, and the confusion matrix with an interval for each share."""
     truth = rows.truth[:, 0].astype(np.int64)
     predicted = rows.answers.argmax(axis=1)
@@ -297,9 +296,7 @@ def _classes(rows: Tested) -> tuple[dict[str, Score], dict[str, Json]]:
     }
 
 
-def _survival(
-    rows: Tested, lock: Lock
-) -> tuple[dict[str, Score], dict[str, Json], list[str]]:
+def _survival(rows: Tested, lock: Lock) -> tuple[dict[str, Score], Document, list[str]]:
     """Scores, figures by risk group and by time, and the reasons for missing figures."""
     cases = Survival(
         event=rows.truth[:, 0] == 1,
@@ -369,7 +366,7 @@ def _scores_at(
     survival: Floats | None,
     times: Sequence[float],
     sampling: Sampling,
-) -> list[dict[str, Json]]:
+) -> list[Document]:
     """AUROC at each time; with predicted survival (n, times) also the Brier score."""
     event, time, risk = cases
     rows = []

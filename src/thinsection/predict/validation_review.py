@@ -17,7 +17,7 @@ from thinsection.predict.folds import Study
 from thinsection.predict.model_file import ModelCard, content_mark
 from thinsection.predict.review import Item, checklist, shared_answers
 from thinsection.predict.tested import Score
-from thinsection.types import Json, counted
+from thinsection.types import Document, Json, counted
 
 NO_TRAINING = (
     "the model file does not describe its training cohort; train the model again with this "
@@ -79,9 +79,9 @@ def read_slides(cohort: Cohort) -> Labelled:
     return Labelled(usable, contents, damaged)
 
 
-def described(cohort: Cohort, tiles_by_slide: Sequence[int]) -> dict[str, Json]:
+def described(cohort: Cohort, tiles_by_slide: Sequence[int]) -> Document:
     """Table 1 and prevalences of a cohort, without ids, as a model file keeps them."""
-    description: dict[str, Json] = strict(
+    description: Document = strict(
         {
             "table_one": asdict(table_one(cohort, tiles_by_slide)),
             "prevalence": prevalences(cohort),
@@ -90,9 +90,7 @@ def described(cohort: Cohort, tiles_by_slide: Sequence[int]) -> dict[str, Json]:
     return description
 
 
-def beside_training(
-    here: Mapping[str, Json], training: Mapping[str, Json]
-) -> dict[str, Json]:
+def beside_training(here: Mapping[str, Json], training: Mapping[str, Json]) -> Document:
     """Table 1 and prevalences of the tested cases beside those of the training cohort.
 
     Args:
@@ -113,9 +111,7 @@ def beside_training(
         return _side_by_side(here, training)
 
 
-def _side_by_side(
-    here: Mapping[str, Json], training: Mapping[str, Json]
-) -> dict[str, Json]:
+def _side_by_side(here: Mapping[str, Json], training: Mapping[str, Json]) -> Document:
     own = here["table_one"]
     other = training["table_one"]
     columns = [""]
@@ -147,14 +143,12 @@ def _interleaved(first: Sequence[str], second: Sequence[str], width: int) -> lis
     return cells
 
 
-def _shifts(
-    here: Mapping[str, Json], training: Mapping[str, Json]
-) -> list[dict[str, Json]]:
+def _shifts(here: Mapping[str, Json], training: Mapping[str, Json]) -> list[Document]:
     """Share of each class in both cohorts, and the difference with its interval."""
     shifts = []
     for name, own in here.items():
         other = training.get(name)
-        row: dict[str, Json] = {
+        row: Document = {
             "name": name,
             "test": own,
             "training": other,
@@ -192,7 +186,7 @@ def copies_of(
     answered: Sequence[Prediction],
     *,
     internal: bool,
-) -> dict[str, Json]:
+) -> Document:
     """Copies of slides inside the set and from the training cohort, as far as they are known.
 
     Args:

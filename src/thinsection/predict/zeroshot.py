@@ -45,7 +45,7 @@ from thinsection.stages.tiles import write_columns
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.tiles.table import Column
-from thinsection.types import Document, Json
+from thinsection.types import Document, Floats, Json
 from thinsection.weights.origin import slug
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def zeroshot(
     encoder = features.removeprefix("features_")
     folder = opened.folder / grid / f"{FOLDER}{encoder}_{prompts.name}"
     recorded = as_mapping(config) | {"prompts": prompts.name}
-    document: dict[str, Json] = {
+    document: Document = {
         "prompts": {name: list(prompts.texts(name)) for name in prompts.classes},
         "top_k": options.top_k,
         "scale": text_encoder.scale,
@@ -228,7 +228,7 @@ def class_vectors(encoder: TextEncoder, prompts: Prompts) -> Cosines:
     return np.stack(vectors)
 
 
-def top_k_scores(cosines: Cosines, top_k: int) -> npt.NDArray[np.float64]:
+def top_k_scores(cosines: Cosines, top_k: int) -> Floats:
     """Mean (C,) of the K highest cosines of each class; of all (N, C) if there are fewer."""
     count = min(top_k, len(cosines))
     highest = np.partition(cosines, len(cosines) - count, axis=0)[-count:]
@@ -366,7 +366,7 @@ def _read_document(path: Path) -> Json:
         return None
 
 
-def _columns_of(document: Json | Mapping[str, Json]) -> dict[str, Json]:
+def _columns_of(document: Json | Mapping[str, Json]) -> Document:
     """What decides the columns of tile tables; K decides only the scores of slides."""
     if not isinstance(document, Mapping):
         return {}
