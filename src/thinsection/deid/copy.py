@@ -30,7 +30,6 @@ def examine(slide_path: str | Path) -> Report:
 
     Raises:
         InvalidInputError: a format that is not de-identified here, or a damaged file.
-        MissingDependencyError: a DICOM file, and pydicom is not installed.
     """
     slide_path = Path(slide_path)
     if is_dicom(slide_path):
@@ -66,7 +65,7 @@ def deidentify(
     slide_path = Path(slide_path)
     out = Path(out)
     if is_dicom(slide_path):
-        read_instance(slide_path)  # raises where it is broken, or pydicom is missing
+        read_instance(slide_path)  # raises where it is broken
         raise InvalidInputError(
             f"slide must be a TIFF, got the DICOM file {slide_path.name!r}; use deidentify_dicom"
         )
@@ -109,7 +108,6 @@ def deidentify_dicom(
 
     Raises:
         InvalidInputError: a file that is no whole-slide image, or a damaged one.
-        MissingDependencyError: pydicom is not installed.
         OutputError: a file exists, and not overwrite; or a copy still holds something.
     """
     instances = [read_instance(path) for path in slide_paths]
@@ -120,7 +118,10 @@ def deidentify_dicom(
         _refuse_present(Path(sheet), overwrite=overwrite)
     uids = UidMap()
     reports: dict[Path, Report] = {}
-    for series in _by_series(instances):
+    by_series: dict[str, list[DicomInstance]] = {}
+    for instance in instances:
+        by_series.setdefault(instance.series, []).append(instance)
+    for series in by_series.values():
         for instance, why in _judged(series):
             reports[instance.path] = instance.report
             if why:
@@ -129,8 +130,14 @@ def deidentify_dicom(
                 continue
             _copy_instance(instance, targets.get(instance.path), uids)
     if sheet is not None and targets:
-        written = [target for target in targets.values() if target.exists()]
-        _write_dicom_sheet(Path(sheet), written)
+        with ExitStack() as stack:
+            images: list[StoredImage] = []
+            for target in targets.values():
+                if target.exists():
+                    file = stack.enter_context(target.open("rb"))
+                    images.append(stored_image(read_instance(target), file))
+            if images:
+                write_sheet(Path(sheet), f"{len(images)} DICOM files", images)
     return reports
 
 
@@ -148,21 +155,15 @@ def _targets(instances: Iterable[DicomInstance], folder: Path) -> dict[Path, Pat
     return targets
 
 
-def _by_series(instances: Iterable[DicomInstance]) -> Iterable[list[DicomInstance]]:
-    """Returns the files of each slide, the largest image first."""
-    series: dict[str, list[DicomInstance]] = {}
-    for instance in instances:
-        series.setdefault(instance.series, []).append(instance)
-    for files in series.values():
-        yield sorted(files, key=lambda file: (-file.num_pixels, not file.is_volume))
-
-
 def _judged(series: Sequence[DicomInstance]) -> list[tuple[DicomInstance, str]]:
     """Returns each file of a slide with why it is left out, '' where it is kept."""
     judged: list[tuple[DicomInstance, str]] = []
     with ExitStack() as stack:
         shown: list[StoredImage] = []  # known to show the slide, finest first
-        for instance in series:
+        largest_first = sorted(
+            series, key=lambda file: (-file.num_pixels, not file.is_volume)
+        )
+        for instance in largest_first:
             file = stack.enter_context(instance.path.open("rb"))
             image = stored_image(instance, file)
             why = instance.why_dropped()
@@ -192,16 +193,6 @@ def _copy_instance(instance: DicomInstance, target: Path | None, uids: UidMap) -
             copy = read_instance(unfinished)
             with unfinished.open("rb") as copied:
                 _refuse_leftovers(write_copy(copy, uids, copied, None), target)
-
-
-def _write_dicom_sheet(path: Path, copies: Sequence[Path]) -> None:
-    with ExitStack() as stack:
-        images: list[StoredImage] = []
-        for copy in copies:
-            file = stack.enter_context(copy.open("rb"))
-            images.append(stored_image(read_instance(copy), file))
-        if images:
-            write_sheet(path, f"{len(images)} DICOM files", images)
 
 
 def _refuse_present(out: Path, *, overwrite: bool) -> None:

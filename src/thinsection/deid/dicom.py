@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import imagecodecs
 import numpy as np
+import pydicom
+from pydicom.dataset import Dataset, FileMetaDataset
 
 from thinsection.deid.dicom_elements import (
     DUMMIES,
@@ -21,9 +22,9 @@ from thinsection.deid.dicom_elements import (
     WRITER,
     KeptElements,
     UidMap,
+    count_frames,
     count_places,
     image_size,
-    pydicom_package,
 )
 from thinsection.deid.likeness import Segment, StoredImage
 from thinsection.deid.report import Report
@@ -34,21 +35,16 @@ from thinsection.slide.clean_streams import (
     clean_jpeg,
     clean_jpeg2000,
 )
+from thinsection.slide.dicom_series import SLIDE_CLASS
 from thinsection.types import MIB, Size, counted
 
-if TYPE_CHECKING:
-    from pydicom.dataset import Dataset, FileMetaDataset
-
-_SLIDE_CLASS = (
-    "1.2.840.10008.5.1.4.1.1.77.1.6"  # VL Whole Slide Microscopy Image Storage
-)
 _NATIVE = (
     "1.2.840.10008.1.2",
     "1.2.840.10008.1.2.1",
 )  # little endian, implicit and explicit
 _JPEG_SYNTAXES = tuple(f"1.2.840.10008.1.2.4.{n}" for n in (50, 51))
 _JPEG2000_SYNTAXES = tuple(f"1.2.840.10008.1.2.4.{n}" for n in (90, 91, 201, 202, 203))
-_PIXEL_DATA = (0x7FE0, 0x0010)
+_PIXEL_DATA = struct.pack("<HH", 0x7FE0, 0x0010)
 _ITEM = 0xFFFEE000
 _SEQUENCE_END = 0xFFFEE0DD
 _UNDEFINED = 0xFFFFFFFF
@@ -67,7 +63,7 @@ class DicomInstance:
     """
 
     path: Path
-    dataset: "Dataset"
+    dataset: Dataset
     pixel_place: int
     report: Report = field(default_factory=Report)
 
@@ -121,20 +117,20 @@ def read_instance(path: str | Path) -> DicomInstance:
     Raises:
         InvalidInputError: not a whole-slide image, or of a transfer syntax that is not known here.
     """
-    pydicom = pydicom_package()
     name = Path(path).name
     try:
         with Path(path).open("rb") as file:
             dataset = pydicom.dcmread(file, stop_before_pixels=True)
-            dataset = _with_values(dataset)
+            # pydicom parses elements when they are asked for, and only then finds damage
+            dataset.walk(lambda _, element: element.value)
             place = file.tell()
-            has_pixels = _is_pixel_data(file.read(4))
+            has_pixels = file.read(4) == _PIXEL_DATA
     except Exception as error:
         raise InvalidInputError(
             f"DICOM file must be readable, got {error!r} in {name!r}; the file is damaged"
         ) from error
     sop_class = str(dataset.get("SOPClassUID", ""))
-    if sop_class != _SLIDE_CLASS:
+    if sop_class != SLIDE_CLASS:
         raise InvalidInputError(
             f"SOP class must be VL Whole Slide Microscopy Image Storage, got {sop_class!r} in "
             f"{name!r}; thinsection does not de-identify other DICOM objects"
@@ -149,16 +145,6 @@ def read_instance(path: str | Path) -> DicomInstance:
             f"{instance.syntax!r} in {name!r}; thinsection cannot inspect other frames"
         )
     return instance
-
-
-def _with_values(dataset: "Dataset") -> "Dataset":
-    """Parses all elements, which pydicom does late, and returns the same."""
-    dataset.walk(lambda _, element: element.value)
-    return dataset
-
-
-def _is_pixel_data(tag: bytes) -> bool:
-    return len(tag) == 4 and struct.unpack("<HH", tag) == _PIXEL_DATA
 
 
 # pixels
@@ -204,7 +190,7 @@ def _frame_numbers(
         InvalidInputError: a frame has no place in the image, so that no reader shows it.
     """
     dataset = instance.dataset
-    num_frames = int(dataset.get("NumberOfFrames", 1) or 1)
+    num_frames = count_frames(dataset)
     positions = [
         group.get("PlanePositionSlideSequence")
         for group in dataset.get("PerFrameFunctionalGroupsSequence") or ()
@@ -244,8 +230,10 @@ def _frame_places(instance: DicomInstance, file: BinaryIO) -> Iterator[tuple[int
     """(offset, byte count) in the file of each frame; a frame must be one fragment."""
     header = _pixel_header(instance, file)
     if instance.is_native:
-        num_bytes = _native_frame_bytes(instance.dataset)
-        for frame in range(int(instance.dataset.get("NumberOfFrames", 1) or 1)):
+        dataset = instance.dataset
+        samples = int(dataset.SamplesPerPixel) * int(dataset.BitsAllocated) // 8
+        num_bytes = int(dataset.Rows) * int(dataset.Columns) * samples
+        for frame in range(count_frames(dataset)):
             yield header.end + frame * num_bytes, num_bytes
         return
     for index, (start, count) in enumerate(
@@ -270,11 +258,6 @@ def _pixel_header(instance: DicomInstance, file: BinaryIO) -> _PixelHeader:
         return _PixelHeader(b"", length, instance.pixel_place + 8)
     vr, _, length = struct.unpack("<2sHI", file.read(8))
     return _PixelHeader(vr, length, instance.pixel_place + 12)
-
-
-def _native_frame_bytes(dataset: "Dataset") -> int:
-    samples = int(dataset.SamplesPerPixel) * int(dataset.BitsAllocated) // 8
-    return int(dataset.Rows) * int(dataset.Columns) * samples
 
 
 def _items(file: BinaryIO, start: int, name: str) -> Iterator[tuple[int, int]]:
@@ -338,14 +321,18 @@ def write_copy(
     Memory: one frame, and the elements before the pixels.
     """
     report = instance.report
-    pydicom = pydicom_package()
-    kept = KeptElements(instance.dataset, uids, report, pydicom).kept(instance.dataset)
+    kept = KeptElements(instance.dataset, uids, report).kept(instance.dataset)
     for keyword in EMPTY:
         setattr(kept, keyword, "")
     for keyword, value in DUMMIES.items():
         setattr(kept, keyword, value)
     _keep_extended_offsets(instance, source, kept)
-    kept.file_meta = _file_meta(instance, kept.SOPInstanceUID, pydicom)
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID = SLIDE_CLASS
+    meta.MediaStorageSOPInstanceUID = kept.SOPInstanceUID
+    meta.TransferSyntaxUID = instance.syntax
+    meta.ImplementationVersionName = WRITER
+    kept.file_meta = meta
     report.looked_at.append(f"{sum(1 for _ in instance.dataset.iterall())} elements")
     for keyword in (
         "SourceApplicationEntityTitle",
@@ -363,7 +350,7 @@ def write_copy(
 
 
 def _keep_extended_offsets(
-    instance: DicomInstance, source: BinaryIO, kept: "Dataset"
+    instance: DicomInstance, source: BinaryIO, kept: Dataset
 ) -> None:
     """Keeps the extended table of offsets where it tells the places and sizes of the frames."""
     stored = instance.dataset.get("ExtendedOffsetTable")
@@ -373,23 +360,10 @@ def _keep_extended_offsets(
     first = places[0][0] if places else 0
     offsets = struct.pack(f"<{len(places)}Q", *(start - first for start, _ in places))
     lengths = struct.pack(f"<{len(places)}Q", *(count for _, count in places))
-    if (stored, instance.dataset.get("ExtendedOffsetTableLengths")) == (
-        offsets,
-        lengths,
-    ):
+    stored_lengths = instance.dataset.get("ExtendedOffsetTableLengths")
+    if stored == offsets and stored_lengths == lengths:
         kept.ExtendedOffsetTable = offsets
         kept.ExtendedOffsetTableLengths = lengths
-
-
-def _file_meta(
-    instance: DicomInstance, instance_uid: str, pydicom: ModuleType
-) -> "FileMetaDataset":
-    meta = pydicom.dataset.FileMetaDataset()
-    meta.MediaStorageSOPClassUID = _SLIDE_CLASS
-    meta.MediaStorageSOPInstanceUID = instance_uid
-    meta.TransferSyntaxUID = instance.syntax
-    meta.ImplementationVersionName = WRITER
-    return meta
 
 
 def _copy_pixels(
@@ -397,7 +371,11 @@ def _copy_pixels(
 ) -> None:
     """Frames as they are stored, cleaned; what follows the pixel data is left out."""
     header = _pixel_header(instance, source)
-    write: Write = out.write if out is not None else _nothing
+
+    def write(data: bytes) -> None:
+        if out is not None:
+            out.write(data)
+
     if instance.is_native:
         end = _copy_native(instance, header, source, write)
     else:
@@ -407,10 +385,6 @@ def _copy_pixels(
     instance.report.looked_at.append("the bytes after the pixels")
     if has_more:
         instance.report.remove("elements and bytes after the pixels")
-
-
-def _nothing(data: bytes) -> None:
-    """Takes what is not written."""
 
 
 def _copy_native(
@@ -428,10 +402,8 @@ def _copy_native(
             f"{instance.path.name!r}; the file is damaged"
         )
     padded = num_bytes + num_bytes % 2
-    head = struct.pack("<HH", *_PIXEL_DATA)
-    write(
-        head + (header.vr + b"\0\0" if header.vr else b"") + struct.pack("<I", padded)
-    )
+    vr = header.vr + b"\0\0" if header.vr else b""
+    write(_PIXEL_DATA + vr + struct.pack("<I", padded))
     for start, count in frames:
         source.seek(start)
         write(source.read(count))
@@ -453,13 +425,13 @@ def _copy_items(
     name = instance.path.name
     items = list(_items(source, header.end, name))
     table, *frames = items
-    num_frames = int(instance.dataset.get("NumberOfFrames", 1) or 1)
+    num_frames = count_frames(instance.dataset)
     if len(frames) != num_frames:
         raise InvalidInputError(
             f"each of {num_frames} frames must be one fragment, got {len(frames)} in {name!r}; "
             "thinsection cannot inspect frames in several fragments"
         )
-    write(struct.pack("<HH", *_PIXEL_DATA) + b"OB\0\0" + struct.pack("<I", _UNDEFINED))
+    write(_PIXEL_DATA + b"OB\0\0" + struct.pack("<I", _UNDEFINED))
     offsets = _sound_offsets(source, table, frames)
     if offsets is None:
         instance.report.remove("a table of offsets that are none")
@@ -473,11 +445,8 @@ def _copy_items(
             raise StreamError(
                 f"{error} in {name!r}; such a file is not copied"
             ) from error
-        for kind in sorted(cleaned.removed):
-            instance.report.remove(f"{kind}, in frames")
-        for kind in sorted(cleaned.unread - set(instance.report.not_looked_at)):
-            instance.report.not_looked_at.append(kind)
-        _write_item(write, cleaned.data.ljust(count, b"\0"))
+        data = instance.report.note(cleaned, ", in frames")
+        _write_item(write, data.ljust(count, b"\0"))
     write(struct.pack("<HHI", _SEQUENCE_END >> 16, _SEQUENCE_END & 0xFFFF, 0))
     instance.report.looked_at.append(f"{len(frames)} frames")
     return items[-1][0] + items[-1][1] + 8

@@ -10,19 +10,18 @@ import secrets
 from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
-from importlib import import_module
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+from pydicom.datadict import DicomDictionary
+from pydicom.dataelem import DataElement
+from pydicom.dataset import Dataset
+from pydicom.sequence import Sequence
+from pydicom.uid import UID_dictionary
 
 from thinsection.deid.report import Report
 from thinsection.slide.clean_profile import clean_profile
 from thinsection.slide.geometry import MAX_SIDE_PX
 from thinsection.types import Size
-
-if TYPE_CHECKING:
-    from pydicom.dataelem import DataElement
-    from pydicom.dataset import Dataset
-    from pydicom.sequence import Sequence
 
 # value of an element, as pydicom has it: text, numbers, bytes, sequences; None: left out
 Value: TypeAlias = Any
@@ -137,6 +136,7 @@ _CODES = _names(
     SpecimenTypeCodeSequence
     """
 )
+_CODE_WORDS = {"CodeValue", "CodingSchemeDesignator", "CodeMeaning"}
 # UIDs stay if the standard registers them, such as classes and well-known frames of reference.
 _UIDS = _names(
     """
@@ -179,12 +179,6 @@ _OFFSET_TABLES = ("ExtendedOffsetTable", "ExtendedOffsetTableLengths")
 _PATH_NAMES = "OpticalPathIdentifier"
 
 
-@cache
-def pydicom_package() -> ModuleType:
-    """Returns the package, which is slow to import."""
-    return import_module("pydicom")
-
-
 class UidMap:
     """New UIDs for old ones: the same one each time, and not to be computed without the secret.
 
@@ -205,14 +199,19 @@ class UidMap:
         return f"2.25.{number}"
 
 
-def image_size(dataset: "Dataset") -> Size:
+def image_size(dataset: Dataset) -> Size:
     """(width, height) of the whole image of a file, px."""
     width = int(dataset.get("TotalPixelMatrixColumns", dataset.Columns))
     height = int(dataset.get("TotalPixelMatrixRows", dataset.Rows))
     return width, height
 
 
-def count_places(dataset: "Dataset") -> int:
+def count_frames(dataset: Dataset) -> int:
+    """Counts the frames of an image, as it states them."""
+    return int(dataset.get("NumberOfFrames", 1) or 1)
+
+
+def count_places(dataset: Dataset) -> int:
     """Counts the places of frames in an image: of its grid, in each focal plane and path."""
     width, height = image_size(dataset)
     grid = -(-width // int(dataset.Columns)) * -(-height // int(dataset.Rows))
@@ -221,40 +220,31 @@ def count_places(dataset: "Dataset") -> int:
     return grid * max(1, planes) * max(1, paths)
 
 
-def _limits(image: "Dataset") -> dict[str, tuple[float, float]]:
-    """Limits of the numbers of a file; those that number its frames depend on its size."""
-    width, height = image_size(image)
-    places = count_places(image)
-    frames = int(image.get("NumberOfFrames", 1) or 1)
-    return {
-        **_NUMBERS,
-        "ColumnPositionInTotalImagePixelMatrix": (-width, width),
-        "RowPositionInTotalImagePixelMatrix": (-height, height),
-        # some writers put positions in place of indices
-        "DimensionIndexValues": (0, max(places, frames, width, height)),
-        "ConcatenationFrameOffsetNumber": (0, max(places, frames)),
-        "RepresentativeFrameNumber": (0, frames),
-    }
-
-
 class KeptElements:
     """Rules that decide which elements of one file are kept."""
 
-    def __init__(
-        self, image: "Dataset", uids: UidMap, report: Report, pydicom: ModuleType
-    ) -> None:
-        self._limits = _limits(image)
+    def __init__(self, image: Dataset, uids: UidMap, report: Report) -> None:
+        width, height = image_size(image)
+        places = count_places(image)
+        frames = count_frames(image)
+        # limits of numbers; those that number the file's frames depend on its size
+        self._limits = {
+            **_NUMBERS,
+            "ColumnPositionInTotalImagePixelMatrix": (-width, width),
+            "RowPositionInTotalImagePixelMatrix": (-height, height),
+            # some writers put positions in place of indices
+            "DimensionIndexValues": (0, max(places, frames, width, height)),
+            "ConcatenationFrameOffsetNumber": (0, max(places, frames)),
+            "RepresentativeFrameNumber": (0, frames),
+        }
         self._uids = uids
         self._report = report
-        self._pydicom = pydicom
-        self._known_tags = pydicom.datadict.DicomDictionary
-        self._path_names: dict[
-            str, str
-        ] = {}  # of optical paths, in the order of their first use
+        # of optical paths, in the order of their first use
+        self._path_names: dict[str, str] = {}
 
-    def kept(self, dataset: "Dataset") -> "Dataset":
+    def kept(self, dataset: Dataset) -> Dataset:
         """A new data set of the elements that are kept."""
-        out = self._pydicom.dataset.Dataset()
+        out = Dataset()
         for element in dataset:
             value = self._kept_value(element)
             if value is None:
@@ -263,7 +253,7 @@ class KeptElements:
                 out.add_new(element.tag, element.VR, value)
         return out
 
-    def _report_element(self, element: "DataElement") -> None:
+    def _report_element(self, element: DataElement) -> None:
         is_blank = element.VR != "SQ" and not str(element.value or "").strip("\0 ^")
         if element.keyword in _OFFSET_TABLES:
             return
@@ -273,14 +263,16 @@ class KeptElements:
         name = element.keyword or "private or unknown element"
         self._report.remove(f"{name} {element.tag}")
 
-    def _kept_value(self, element: "DataElement") -> Value:
+    def _kept_value(self, element: DataElement) -> Value:
         """Returns the value in the copy; None where the element is left out."""
         keyword = element.keyword
         value = element.value
         if keyword in _SEQUENCES and element.VR == "SQ":
-            return self._pydicom.sequence.Sequence(
-                [self._item(keyword, item) for item in value]
-            )
+            items = [self.kept(item) for item in value]
+            if keyword == "SpecimenDescriptionSequence":
+                for item in items:
+                    item.SpecimenIdentifier = _SPECIMEN
+            return Sequence(items)
         if keyword in _CODES and element.VR == "SQ":
             return self._codes(keyword, value)
         if keyword in self._limits:
@@ -289,29 +281,28 @@ class KeptElements:
             words = [value] if isinstance(value, str) else list(value or [])
             return value if set(map(str, words)) <= _WORDS[keyword] else None
         if keyword in _UIDS:
-            is_registered = str(value) in self._pydicom.uid.UID_dictionary
+            is_registered = str(value) in UID_dictionary
             return value if is_registered else self._uids.new(str(value))
         if keyword == _PATH_NAMES:
             names = self._path_names
             return names.setdefault(str(value), str(len(names) + 1))
         if keyword == "ICCProfile":
-            return self._profile(value)
+            cleaned = clean_profile(bytes(value))
+            if cleaned is None:
+                return None
+            for kind in sorted(cleaned.removed):
+                self._report.remove(kind)
+            return cleaned.data + b"\0" * (len(cleaned.data) % 2)
         return None
 
-    def _item(self, keyword: str, item: "Dataset") -> "Dataset":
-        kept = self.kept(item)
-        if keyword == "SpecimenDescriptionSequence":
-            kept.SpecimenIdentifier = _SPECIMEN
-        return kept
-
-    def _number(self, element: "DataElement") -> Value:
+    def _number(self, element: DataElement) -> Value:
         """A number, or a few; None where it is none, or none that its keyword can mean."""
         if element.VM > _MAX_VALUES:
             return None
         value = element.value
         values = [value] if element.VM <= 1 else list(value)
         if element.VR == "AT":
-            is_public = all(int(tag) in self._known_tags for tag in values)
+            is_public = all(int(tag) in DicomDictionary for tag in values)
             return value if is_public else None
         if element.VR in ("IS", "DS", "SH", "LO"):
             texts = [
@@ -328,7 +319,7 @@ class KeptElements:
         least, most = self._limits[element.keyword]
         return value if all(least <= number <= most for number in numbers) else None
 
-    def _codes(self, keyword: str, items: "Sequence") -> "Sequence | None":
+    def _codes(self, keyword: str, items: Sequence) -> Sequence | None:
         """Codes that the standard's tables know, with the tables' meaning."""
         kept = []
         for item in items:
@@ -340,42 +331,31 @@ class KeptElements:
                     f"a code in {keyword} that no table of the standard has"
                 )
                 continue
-            clean = self._pydicom.dataset.Dataset()
+            clean = Dataset()
             clean.CodeValue = code
             clean.CodingSchemeDesignator = scheme
             clean.CodeMeaning = meaning
-            if {e.keyword for e in item} - {
-                "CodeValue",
-                "CodingSchemeDesignator",
-                "CodeMeaning",
-            }:
+            if {element.keyword for element in item} - _CODE_WORDS:
                 self._report.remove(f"words beside a code in {keyword}")
             elif str(item.get("CodeMeaning", "")) != meaning:
                 self._report.remove(
                     f"the meaning of a code in {keyword}, which has the table's now"
                 )
             kept.append(clean)
-        return self._pydicom.sequence.Sequence(kept) if kept else None
-
-    def _profile(self, value: bytes) -> bytes | None:
-        cleaned = clean_profile(bytes(value))
-        if cleaned is None:
-            return None
-        for kind in sorted(cleaned.removed):
-            self._report.remove(kind)
-        return cleaned.data + b"\0" * (len(cleaned.data) % 2)
+        return Sequence(kept) if kept else None
 
 
 @cache
 def _meanings() -> Mapping[tuple[str, str], str]:
     """(coding scheme, code) -> meaning, from pydicom's copy of PS3.16."""
-    concepts = import_module("pydicom.sr._concepts_dict").concepts
-    old_codes = import_module("pydicom.sr._snomed_dict").mapping["SCT"]
-    found: dict[tuple[str, str], str] = {}
-    for scheme, names in concepts.items():
+    from pydicom.sr import _concepts_dict, _snomed_dict  # large
+
+    old_codes = _snomed_dict.mapping["SCT"]
+    meanings: dict[tuple[str, str], str] = {}
+    for scheme, names in _concepts_dict.concepts.items():
         for codes in names.values():
             for code, (meaning, *_) in codes.items():
-                found[scheme, code] = meaning
+                meanings[scheme, code] = meaning
                 if scheme == "SCT" and code in old_codes:
-                    found["SRT", old_codes[code]] = meaning
-    return found
+                    meanings["SRT", old_codes[code]] = meaning
+    return meanings

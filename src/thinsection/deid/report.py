@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from thinsection.deid.likeness import StoredImage
 from thinsection.files.atomic import atomic_path
+from thinsection.slide.clean_streams import Cleaned
 
 # no program of this kind sees these; a person has to
 NEVER_LOOKED_AT = (
@@ -38,6 +39,15 @@ class Report:
         """Adds to `removed` what is not there yet."""
         if what not in self.removed:
             self.removed.append(what)
+
+    def note(self, cleaned: Cleaned, where: str = "") -> bytes:
+        """Adds what a stream had besides the picture, and returns its clean bytes."""
+        for kind in sorted(cleaned.removed):
+            self.remove(f"{kind}{where}")
+        for kind in sorted(cleaned.unread):
+            if kind not in self.not_looked_at:
+                self.not_looked_at.append(kind)
+        return cleaned.data
 
     def lines(self) -> Iterator[str]:
         """Yields the report as text."""

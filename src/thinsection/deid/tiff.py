@@ -22,11 +22,9 @@ from tifffile import TiffPage, TiffTag
 from thinsection.deid.likeness import Segment, StoredImage, find_unlikeness
 from thinsection.deid.report import Report
 from thinsection.deid.words import KnownSizes, kept_description
-from thinsection.errors import InvalidInputError, OutputError, SlideOpenError
+from thinsection.errors import InvalidInputError, OutputError
 from thinsection.slide.clean_profile import clean_profile
 from thinsection.slide.clean_streams import (
-    JPEG_CODES,
-    JPEGXL_CODES,
     Cleaned,
     JpegTable,
     StreamError,
@@ -36,6 +34,7 @@ from thinsection.slide.clean_streams import (
 )
 from thinsection.slide.formats.segments import MAX_SEGMENT_BYTES
 from thinsection.slide.formats.tiff_layout import read_layout
+from thinsection.slide.formats.tiff_pages import JPEG, PICTURE_CODECS, segment_size
 from thinsection.types import MIB, Size, counted
 
 _GAP_BYTES = 4 * MIB  # read at once between structures
@@ -83,8 +82,6 @@ _NDPI_NUMBERS = {
 _NDPI_NUMBER_FORMS = {3: "H", 4: "I", 9: "i", 11: "f"}
 _TEXT_RUN = re.compile(rb"[ -~]{5,}")  # numbers that read as text are none
 _NDPI_MAKE = (271, b"Hamamatsu")  # OpenSlide and tifffile know the format by it
-_TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4,
-               16: 8, 17: 8, 18: 8}  # fmt: skip
 _NAMED = ("label", "macro", "thumbnail")
 # vendors whose tiles are placed by words that are removed here
 _READ_BY_WORDS = {
@@ -147,18 +144,12 @@ class _Entry:
     old_place: int
     high_word: int = 0  # of an NDPI's offset or count beyond 4 GiB
 
-    @property
-    def count(self) -> int:
-        """Number of numbers or characters in the value."""
-        return len(self.value) // _TYPE_BYTES[self.dtype]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Page:
     """A page of the slide that is in the copy, with its pages below."""
 
     page: TiffPage
-    name: str
     below: tuple["_Page", ...] = ()
 
 
@@ -213,57 +204,44 @@ class TiffSlide:
         """Pages that show the slide, in their order; the others are reported and left out."""
         self._num_dropped = 0
         chain = list(self._file.pages)
-        every_page = [
-            (page, below) for page in chain for below in (None, *(page.pages or ()))
-        ]
-        candidates = [
-            below if below is not None else page for page, below in every_page
-        ]
-        slide_page = max(
-            candidates, key=lambda page: page.imagewidth * page.imagelength
-        )
-        self._slide_size: Size = (
-            int(slide_page.imagewidth),
-            int(slide_page.imagelength),
-        )
+        candidates: list[TiffPage] = []
+        for page in chain:
+            candidates += [page, *(page.pages or ())]
         images = {id(page): self._image(page) for page in candidates}
-        shown = [images[id(slide_page)]]  # known to show the slide, finest first
-        kept: set[int] = {id(slide_page)}
-        for page in sorted(
+        by_size = sorted(
             candidates, key=lambda page: -page.imagewidth * page.imagelength
-        ):
-            if page is slide_page:
-                continue
+        )
+        slide_page = by_size[0]
+        shown = [images[id(slide_page)]]  # known to show the slide, finest first
+        self._slide_size = shown[0].size
+        kept: set[int] = {id(slide_page)}
+        for page in by_size[1:]:
             image = images[id(page)]
-            why = self._why_dropped(page) or _find_unlikeness(image, shown[-1])
+            why = self._why_dropped(page, image, shown[-1])
             if why:
-                self._drop(page, image.name, why)
-                continue
-            kept.add(id(page))
-            shown.append(image)
+                self._num_dropped += 1
+                self.report.remove(f"{image.name}: {why}")
+                self._dropped.extend(self._extents(page))
+            else:
+                kept.add(id(page))
+                shown.append(image)
         self.images = [images[id(page)] for page in candidates if id(page) in kept]
         for image in self.images:
-            why = (
-                "it is the largest"
-                if image is shown[0]
-                else "it shows what the largest shows"
-            )
+            why = "it shows what the largest shows"
+            if image is shown[0]:
+                why = "it is the largest"
             self.report.kept.append(f"{image.name}: {why}")
-        return self._tree(chain, kept, images)
+        return self._tree(chain, kept)
 
-    def _tree(
-        self, chain: Sequence[TiffPage], kept: set[int], images: dict[int, StoredImage]
-    ) -> list[_Page]:
+    def _tree(self, chain: Sequence[TiffPage], kept: set[int]) -> list[_Page]:
         """Returns the kept pages of the chain, each with its kept pages below."""
         tree: list[_Page] = []
         for page in chain:
             below = tuple(
-                _Page(page=sub, name=images[id(sub)].name)
-                for sub in page.pages or ()
-                if id(sub) in kept
+                _Page(page=sub) for sub in page.pages or () if id(sub) in kept
             )
             if id(page) in kept:
-                tree.append(_Page(page=page, name=images[id(page)].name, below=below))
+                tree.append(_Page(page=page, below=below))
             elif below:
                 raise InvalidInputError(
                     f"page {page.index} must show the slide, because pages below it do, in "
@@ -271,26 +249,27 @@ class TiffSlide:
                 )
         return tree
 
-    def _why_dropped(self, page: TiffPage) -> str:
-        """Returns why an image goes whatever it shows; '' where its pixels decide."""
+    def _why_dropped(
+        self, page: TiffPage, image: StoredImage, slide: StoredImage
+    ) -> str:
+        """Returns why an image goes: what it is called, or what it shows; '' if it is kept."""
         name = _own_name(page)
         if name in ("label", "macro"):
             return f"it is named a {name}"
         if self.is_ndpi and float(page.tags.valueof(_NDPI_LENS) or 0) < 0:
             return "it is a macro or a map"
-        return ""
-
-    def _drop(self, page: TiffPage, name: str, why: str) -> None:
-        self._num_dropped += 1
-        self.report.remove(f"{name}: {why}")
-        self._dropped.extend(self._extents(page))
+        try:
+            return find_unlikeness(image, slide)
+        except StreamError as error:
+            return f"it cannot be compared with the slide ({error})"
 
     def _extents(self, page: TiffPage) -> Iterator[tuple[int, int]]:
         """(start, end) of all bytes of a page that is left out."""
         yield page.offset, page.offset + self._directory_bytes(page)
         for tag in page.tags:
-            yield tag.valueoffset, tag.valueoffset + _value_bytes(tag)
-        yield from _data_extents(page)
+            yield tag.valueoffset, tag.valueoffset + tag.valuebytecount
+        for offset, count in zip(page.dataoffsets, page.databytecounts):
+            yield int(offset), int(offset + count)
 
     def _directory_bytes(self, page: TiffPage) -> int:
         form = self._file.tiff
@@ -301,7 +280,7 @@ class TiffSlide:
 
     def _image(self, page: TiffPage) -> StoredImage:
         """A page whose segments can be decoded one by one."""
-        segment = _segment_size(page)
+        segment = segment_size(page)
         num_bytes = segment[0] * segment[1] * int(page.samplesperpixel)
         if num_bytes > MAX_SEGMENT_BYTES:
             raise InvalidInputError(
@@ -320,7 +299,14 @@ class TiffSlide:
             try:
                 if page.jpegheader is None:  # else it is a restart interval
                     data = clean_page_segment(page, index, data).data
-                return _decoded(page, data, index)
+                pixels: Segment | None
+                pixels, *_ = page.decode(
+                    data,
+                    index,
+                    jpegtables=page.jpegtables,
+                    jpegheader=page.jpegheader,
+                )
+                return pixels
             except Exception as error:
                 raise StreamError(
                     f"segment {index} of page {place} must be decodable, got {error!r} in "
@@ -398,7 +384,7 @@ class TiffSlide:
 
     def _raw(self, tag: TiffTag) -> bytes:
         """Returns the bytes of a tag's value as they are stored."""
-        return self._read(tag.valueoffset, _value_bytes(tag))
+        return self._read(tag.valueoffset, tag.valuebytecount)
 
     def _kept_value(self, page: TiffPage, tag: TiffTag) -> bytes | None:
         """Returns the bytes of a tag's value in the copy; None where the tag is left out."""
@@ -407,12 +393,12 @@ class TiffSlide:
             return self._kept_numbers(page, tag)
         if tag.code == _DESCRIPTION and dtype == 2:
             return self._description(page, tag)
-        if tag.code == _JPEG_TABLES and int(page.compression) in JPEG_CODES:
+        if tag.code == _JPEG_TABLES and int(page.compression) in JPEG:
             needed = frozenset(self._needed_tables[tag.valueoffset])
-            return self._noted(clean_jpeg(self._raw(tag), needed=needed))
+            return self.report.note(clean_jpeg(self._raw(tag), needed=needed))
         if tag.code == _ICC:
             cleaned = clean_profile(self._raw(tag))
-            return None if cleaned is None else self._noted(cleaned)
+            return None if cleaned is None else self.report.note(cleaned)
         if not self.is_ndpi:
             return None
         make_code, make = _NDPI_MAKE
@@ -471,7 +457,7 @@ class TiffSlide:
             sizes = KnownSizes(
                 slide=self._slide_size,
                 page=(int(page.imagewidth), int(page.imagelength)),
-                tile=_segment_size(page),
+                tile=segment_size(page),
             )
             kept, removed = kept_description(text, sizes)
         else:
@@ -483,14 +469,6 @@ class TiffSlide:
             values = kept.replace("\r\n", " ").replace("|", "; ")
             self.report.kept.append(f"of Aperio's description: {values}")
         return kept.encode("ascii") + b"\0" if kept else b""
-
-    def _noted(self, cleaned: Cleaned) -> bytes:
-        """Reports what was in a stream besides the picture, and returns the clean bytes."""
-        for kind in sorted(cleaned.removed):
-            self.report.remove(kind)
-        for kind in sorted(cleaned.unread - set(self.report.not_looked_at)):
-            self.report.not_looked_at.append(kind)
-        return cleaned.data
 
     def _write_directory(
         self, copy: _Copy, page: TiffPage, entries: Sequence[_Entry], next_offset: int
@@ -508,11 +486,13 @@ class TiffSlide:
             stored = entry.value.ljust(word_bytes, b"\0")
             if len(entry.value) > word_bytes:
                 was_inline = page.offset <= entry.old_place < directory_end
-                room = 0 if was_inline else _value_bytes(page.tags[entry.code])
+                room = 0 if was_inline else page.tags[entry.code].valuebytecount
                 place = copy.place(entry.value, entry.old_place, room)
                 high_word = place >> 32
                 stored = struct.pack(f"{order}{word}", place % 2 ** (8 * word_bytes))
-            head = struct.pack(f"{order}HH{word}", entry.code, entry.dtype, entry.count)
+            type_bytes = struct.calcsize(tifffile.TIFF.DATA_FORMATS[entry.dtype])
+            count = len(entry.value) // type_bytes
+            head = struct.pack(f"{order}HH{word}", entry.code, entry.dtype, count)
             whole += head + stored
             high_words += struct.pack(f"{order}I", high_word if self.is_ndpi else 0)
         whole += struct.pack(form.offsetformat, next_offset)
@@ -538,7 +518,7 @@ class TiffSlide:
         self, copy: _Copy, page: TiffPage
     ) -> tuple[list[int], list[int]]:
         """Tiles or strips, each a stream of its own."""
-        compression = int(page.compression)
+        codec = PICTURE_CODECS.get(int(page.compression))
         offsets: list[int] = []
         counts: list[int] = []
         kinds: Counter[str] = Counter()
@@ -547,11 +527,11 @@ class TiffSlide:
             zip(page.dataoffsets, page.databytecounts)
         ):
             cleaned = clean_page_segment(page, index, self._read(offset, count))
-            if compression in JPEGXL_CODES and cleaned.unread:
+            if codec == "jpegxl" and cleaned.unread:
                 raise StreamError("the end of a JPEG XL stream cannot be found")
             kinds.update(cleaned.removed)
             needed |= cleaned.lacks
-            self._noted(Cleaned(b"", unread=cleaned.unread))
+            self.report.note(Cleaned(b"", unread=cleaned.unread))
             # an empty segment has no place, so that its offset could say anything
             place = copy.place(cleaned.data, offset, count) if cleaned.data else 0
             offsets.append(place)
@@ -578,7 +558,7 @@ class TiffSlide:
             place = offset + count
             cleaned = clean_entropy(self._read(offset, count), page.jpegheader or b"")
             kinds.update(cleaned.removed)
-            self._noted(Cleaned(b"", unread=cleaned.unread))
+            self.report.note(Cleaned(b"", unread=cleaned.unread))
             copy.write(offset, cleaned.data)
         self._note_streams(page, len(page.dataoffsets), kinds)
         return [start], [length]
@@ -629,47 +609,37 @@ class TiffSlide:
 def _opened(slide_path: Path, handle: BinaryIO) -> tifffile.TiffFile:
     """Opens the file by tifffile; InvalidInputError: no TIFF, or of a kind that is refused."""
     name = slide_path.name
-    _refuse_vendor(slide_path)
+    vendor = None
+    with suppress(openslide.OpenSlideError):
+        vendor = openslide.OpenSlide.detect_format(slide_path)
+    if vendor in _READ_BY_WORDS:
+        raise InvalidInputError(
+            f"slide must be an Aperio, generic TIFF, NDPI or DICOM file, got {vendor} in "
+            f"{name!r}: {_READ_BY_WORDS[vendor]}; use the software of its vendor, or `thinsection "
+            "convert`, which omits label, macro and metadata but encodes the pixels again as "
+            "JPEG, with some loss"
+        )
     try:
         file = tifffile.TiffFile(handle, name=name)
-        if _NDPI_FORMAT in file.pages.first.tags:
-            handle.seek(0)
+        is_ndpi = _NDPI_FORMAT in file.pages.first.tags
+        handle.seek(0)
+        if is_ndpi:
             file = tifffile.TiffFile(handle, name=name, is_ndpi=True)
             if len(file.pages) == 0:
                 raise tifffile.TiffFileError("the offsets of an NDPI lead to no page")
-            return file
+        elif not file.is_ome:
+            read_layout(str(slide_path), None, handle)
     except Exception as error:
-        what = f"slide {name!r} is not a TIFF that can be copied"
-        remedy = "`thinsection convert` encodes its pixels again, without metadata"
-        raise InvalidInputError(f"{what}: {error or repr(error)}; {remedy}") from error
-    if file.is_ome:
+        raise InvalidInputError(
+            f"slide {name!r} is not a TIFF that can be copied: {error}; `thinsection convert` "
+            "encodes its pixels again, without metadata"
+        ) from error
+    if file.is_ome and not is_ndpi:
         raise InvalidInputError(
             f"slide must not be an OME-TIFF, got {name!r}; `thinsection convert` writes one "
             "without other metadata, and copies its tiles without encoding them"
         )
-    try:
-        handle.seek(0)
-        read_layout(str(slide_path), None, handle)
-    except SlideOpenError as error:
-        what = f"slide {name!r} is not a TIFF that can be copied"
-        remedy = "`thinsection convert` encodes its pixels again, without metadata"
-        raise InvalidInputError(f"{what}: {error}; {remedy}") from error
     return file
-
-
-def _refuse_vendor(slide_path: Path) -> None:
-    """InvalidInputError: a format whose pixels cannot be read without words that are removed."""
-    vendor = None
-    with suppress(openslide.OpenSlideError):
-        vendor = openslide.OpenSlide.detect_format(slide_path)
-    why = _READ_BY_WORDS.get(vendor or "")
-    if why:
-        raise InvalidInputError(
-            f"slide must be an Aperio, generic TIFF, NDPI or DICOM file, got {vendor} in "
-            f"{slide_path.name!r}: {why}; use the software of its vendor, or `thinsection "
-            "convert`, which omits label, macro and metadata but encodes the pixels again as "
-            "JPEG, with some loss"
-        )
 
 
 def _index(page: TiffPage) -> tuple[int, ...]:
@@ -686,45 +656,6 @@ def _own_name(page: TiffPage) -> str:
     return ""
 
 
-def _find_unlikeness(image: StoredImage, slide: StoredImage) -> str:
-    """Calls `find_unlikeness`; an image that cannot be decoded shows nothing to be compared."""
-    try:
-        return find_unlikeness(image, slide)
-    except StreamError as error:
-        return f"it cannot be compared with the slide ({error})"
-
-
-def _segment_size(page: TiffPage) -> Size:
-    """(width, height) of a page's segments, also of NDPI's restart intervals."""
-    if page.tilewidth and page.tilelength:
-        return (int(page.tilewidth), int(page.tilelength))
-    rows = int(page.rowsperstrip or page.imagelength)
-    return (int(page.imagewidth), min(rows, int(page.imagelength)))
-
-
-def _decoded(page: TiffPage, data: bytes, index: int) -> Segment | None:
-    """Decodes a segment's pixels by tifffile."""
-    if page.jpegheader is not None:
-        decoded = page.decode(
-            data, index, jpegtables=page.jpegtables, jpegheader=page.jpegheader
-        )
-    elif page.jpegtables is not None:
-        decoded = page.decode(data, index, jpegtables=page.jpegtables)
-    else:
-        decoded = page.decode(data, index)
-    segment: Segment | None = decoded[0]
-    return segment
-
-
-def _value_bytes(tag: TiffTag) -> int:
-    return int(tag.count) * _TYPE_BYTES.get(int(tag.dtype), 1)
-
-
-def _data_extents(page: TiffPage) -> Iterator[tuple[int, int]]:
-    for offset, count in zip(page.dataoffsets, page.databytecounts):
-        yield int(offset), int(offset + count)
-
-
 def _packed(file: tifffile.TiffFile, dtype: int, numbers: Sequence[int]) -> bytes:
     """Numbers as the value of a tag; those of NDPI beyond 4 GiB have their high words apart."""
     form = {3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}.get(dtype)
@@ -732,7 +663,7 @@ def _packed(file: tifffile.TiffFile, dtype: int, numbers: Sequence[int]) -> byte
         raise InvalidInputError(
             f"offsets must be of TIFF's type 3, 4 or 16, got {dtype}"
         )
-    top = 2 ** (8 * _TYPE_BYTES[dtype])
+    top = 256 ** struct.calcsize(form)
     if any(number >= top for number in numbers) and not file.is_ndpi:
         raise OutputError(
             f"offsets must be below {top}; convert the slide to BigTIFF first"

@@ -6,14 +6,10 @@ import numpy as np
 
 from thinsection.errors import StoreError, importing
 from thinsection.files.atomic import atomic_path
-from thinsection.results.folder import (
-    Listener,
-    Results,
-    leaving_out,
-    open_results,
-)
+from thinsection.results.folder import Listener, leaving_out, open_results
 from thinsection.stages.facts import OF_COHORTS
-from thinsection.store.tiles_h5 import Embeddings, TilesFile
+from thinsection.store.tiles_h5 import Embeddings
+from thinsection.types import CoordsL0
 
 
 def export_anndata(
@@ -41,19 +37,27 @@ def export_anndata(
     if results.features:
         address = results.choose_features(features)
     tables = []
-    slides = []
+    coords: list[CoordsL0] = []
+    embeddings: list[Embeddings] = []
+    encoder = ""
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, on_damage):
             ledger.check()
             if address not in ledger.stages:
                 continue
             stored = results.tile_embeddings(slide_id, address)
-            columns = _columns(results, slide_id, address)
             names = [f"{slide_id}:{x}x{y}" for x, y in stored.coords_l0.tolist()]
+            columns: dict[str, object] = {"slide_id": slide_id}
+            for name in OF_COHORTS:
+                columns[name] = ledger.slide.get(name)
+            columns |= results.tiles(slide_id, address.split("/")[0]).columns
             if names:
+                assert stored.features is not None
                 tables.append(pd.DataFrame(columns, index=names))
-                slides.append(stored)
-    if not slides:
+                coords.append(stored.coords_l0)
+                embeddings.append(stored.features)
+                encoder = str(stored.attributes.get("encoder", ""))
+    if not tables:
         raise StoreError(
             f"folder must contain tile embeddings, got none in {str(folder)!r}; run "
             "`thinsection run` first"
@@ -62,30 +66,11 @@ def export_anndata(
     for name in ("slide_id", *OF_COHORTS):
         obs[name] = obs[name].astype("string").astype("category")
     table = anndata.AnnData(
-        X=np.concatenate([_embeddings(stored) for stored in slides]),
+        X=np.concatenate(embeddings),
         obs=obs,
-        obsm={"spatial": np.concatenate([stored.coords_l0 for stored in slides])},
-        uns={
-            "encoder": str(slides[-1].attributes.get("encoder", "")),
-            "features": address,
-        },
+        obsm={"spatial": np.concatenate(coords)},
+        uns={"encoder": encoder, "features": address},
     )
     with atomic_path(target) as tmp:
         table.write_h5ad(tmp)
     return len(obs)
-
-
-def _columns(results: Results, slide_id: str, address: str) -> dict[str, object]:
-    """Columns for a slide's tiles: the slide, its cohort columns, its per-tile tables."""
-    slide = results.ledgers[slide_id].slide
-    columns: dict[str, object] = {"slide_id": slide_id}
-    for name in OF_COHORTS:
-        columns[name] = slide.get(name)
-    return columns | dict(
-        results.tiles(slide_id, address.split("/", maxsplit=1)[0]).columns
-    )
-
-
-def _embeddings(stored: TilesFile) -> Embeddings:
-    assert stored.features is not None
-    return stored.features

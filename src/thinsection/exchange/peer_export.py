@@ -41,7 +41,7 @@ _COMPOUND_SUFFIXES = (".ome.tif", ".ome.tiff", ".ome.zarr")
 _NAMED_BY_ID = ("stamp", "slide2vec", "jpeg", "png", "webdataset")
 
 # a file to link, or a function that writes the file
-Source = Path | Callable[[Path], None]
+Source = Path | Callable[[Path], object]
 # rows by file name
 Tables = Mapping[str, list[Document]]
 
@@ -142,8 +142,8 @@ class PeerSlide:
         assert embeddings is not None
         return embeddings
 
-    def check_features(self) -> None:
-        """Checks the files of embeddings, which may be linked without being read.
+    def check(self) -> None:
+        """Checks the files of tiles and embeddings, which may be linked without being read.
 
         Memory:
             8 MiB.
@@ -155,6 +155,7 @@ class PeerSlide:
             EmbeddingRows(self.features_path).check()
         for path in self.slide_features.values():
             read_slide_embedding(path)
+        _ = self.tiles
 
     def write_pt(
         self, path: Path, order: npt.NDArray[np.intp] | slice = slice(None)
@@ -263,23 +264,14 @@ def export_peer(
     """
     layout = LAYOUTS.load(tool)
     results = open_results(folder)
-    address = ""
-    if not layout.embeddings:
-        grid = results.choose_grid(features, chooser='features="..."')
-    elif results.features or features:
-        address = results.choose_features(features)
-        grid = address.split("/")[0]
+    if layout.embeddings:
+        grid, address = results.choose_tiles(features)
     else:
-        grid = results.choose_grid(chooser='features="..."')
+        grid = results.choose_grid(features, chooser='features="..."')
+        address = ""
     out_absolute = out.absolute()
     reasons: list[str] = []
-
-    def leave_out(line: str) -> None:
-        reasons.append(line)
-        if on_left_out is not None:
-            on_left_out(line)
-
-    listener = None if on_left_out is None else leave_out
+    listener = noting(reasons, on_left_out)
     slides: list[PeerSlide] = []
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, listener):
@@ -298,8 +290,9 @@ def export_peer(
     if tool not in _NAMED_BY_ID:
         _check_file_stems(slides, tool)
     exported: list[PeerSlide] = []
-    for slide in _readable(slides, listener):
+    for slide in slides:
         with leaving_out(slide.slide_id, listener):
+            slide.check()
             for name, source in layout.files(slide):
                 _place(out / name, source, copy=copy)
             exported.append(slide)
@@ -308,6 +301,18 @@ def export_peer(
     for name, rows in layout.tables(exported).items():
         _place_table(out / name, rows)
     return len(exported)
+
+
+def noting(reasons: list[str], on_left_out: Listener | None) -> Listener | None:
+    """Returns a listener that adds each line to the reasons too; None stays None."""
+    if on_left_out is None:
+        return None
+
+    def leave_out(line: str) -> None:
+        reasons.append(line)
+        on_left_out(line)
+
+    return leave_out
 
 
 def nothing_exported(folder: Path, tool: str, reasons: Sequence[str]) -> StoreError:
@@ -319,19 +324,6 @@ def nothing_exported(folder: Path, tool: str, reasons: Sequence[str]) -> StoreEr
         f"folder must have slides that {tool} can hold, got none of "
         f"{counted(len(reasons), 'slide')} in {place}; {reasons[0]}"
     )
-
-
-def _readable(
-    slides: Sequence[PeerSlide], on_left_out: Listener | None
-) -> Iterator[PeerSlide]:
-    """Slides whose tiles can be read; see `leaving_out`."""
-    for slide in slides:
-        tiles = None
-        with leaving_out(slide.slide_id, on_left_out):
-            slide.check_features()
-            tiles = slide.tiles
-        if tiles is not None:
-            yield slide
 
 
 @lru_cache(maxsize=1)

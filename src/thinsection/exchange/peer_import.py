@@ -81,7 +81,11 @@ def import_peer(
     rule = f"folder must contain features or coordinates of {tool}"
     if not files:
         raise StoreError(f"{rule}, got none in {str(folder)!r}")
-    entries = _entries(slides)
+    entries: dict[str, SlideEntry] = {}
+    if slides:
+        cohort = load_cohort(slides)
+        entries |= {entry.slide_id: entry for entry in cohort}
+        entries |= {Path(entry.slide_path).stem: entry for entry in cohort}
     rows = _read_tables(folder)
     imported: set[str] = set()
     grids: set[str] = set()
@@ -102,16 +106,6 @@ def import_peer(
     end_record(record, {"counts": {"imported": len(imported)}, "grids": sorted(grids)})
     write_index(out)
     return len(imported)
-
-
-def _entries(slides: Sequence[str | Path]) -> dict[str, SlideEntry]:
-    """Slides of a cohort by their ids, and by the names of their files."""
-    if not slides:
-        return {}
-    cohort = load_cohort(slides)
-    entries = {entry.slide_id: entry for entry in cohort}
-    entries |= {Path(entry.slide_path).stem: entry for entry in cohort}
-    return entries
 
 
 def _read_tables(folder: Path) -> dict[str, dict[str, str]]:
@@ -174,6 +168,7 @@ def _import_slide(
     """Writes a slide's grids and features, then its ledger; returns the names of the grids."""
     grids = set()
     slide_id = facts["slide_id"]
+    known_facts = {name: value for name, value in facts.items() if value is not None}
     with hold(out / SLIDES / slide_id / LOCK_NAME):
         ledger = load_ledger(out, slide_id)
         if "reader" in facts and not ledger.source:
@@ -181,7 +176,10 @@ def _import_slide(
             identity = Identity.read(facts["slide_path"], {}, "samples")
             ledger = replace(ledger, source=asdict(identity))
         for tiles in peer_tiles:
-            ledger = replace(ledger, slide=_merged_facts(ledger, tiles, facts))
+            size = {}
+            if tiles.size is not None:
+                size = {"width": tiles.size[0], "height": tiles.size[1]}
+            ledger = replace(ledger, slide=size | dict(ledger.slide) | known_facts)
             grid = f"{tool}_{slug(tiles.grid)}"
             grids.add(grid)
             attributes = _attributes(tool, tiles, facts)
@@ -194,15 +192,6 @@ def _import_slide(
                 ledger = _write_stage(ledger, address, tiles, attributes)
         ledger.save()
     return grids
-
-
-def _merged_facts(ledger: SlideLedger, tiles: PeerTiles, facts: Document) -> Document:
-    """Document in a slide's ledger, updated with the new ones."""
-    size = {}
-    if tiles.size is not None:
-        size = {"width": tiles.size[0], "height": tiles.size[1]}
-    known = {name: value for name, value in facts.items() if value is not None}
-    return size | dict(ledger.slide) | known
 
 
 def _attributes(tool: str, tiles: PeerTiles, facts: Document) -> Document:

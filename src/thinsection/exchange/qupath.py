@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from thinsection.exchange.peer_export import nothing_exported
+from thinsection.exchange.peer_export import nothing_exported, noting
 from thinsection.files.atomic import read_json, write_text
 from thinsection.report.stored import features_of_masks, outline_files
 from thinsection.results.folder import (
@@ -64,19 +64,18 @@ def export_qupath(
     if results.grids or grid:
         grid = results.choose_grid(grid)
     reasons: list[str] = []
-
-    def leave_out(line: str) -> None:
-        reasons.append(line)
-        if on_left_out is not None:
-            on_left_out(line)
-
-    listener = None if on_left_out is None else leave_out
+    listener = noting(reasons, on_left_out)
     files: dict[str, str] = {}  # name of the image -> its GeoJSON
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, listener):
             ledger.check()
             name = f"{slide_id}.geojson"
-            write_features(out / name, _features(results, slide_id, grid))
+            features = outlines_of(results, slide_id, grid)
+            if f"{grid}/tiles" in ledger.stages:
+                table = results.tiles(slide_id, grid)
+                classes = _tile_classes(table.columns)
+                features += tile_features(table, "detection", digits=7, classes=classes)
+            write_features(out / name, features)
             image = Path(str(ledger.slide.get("slide_path", slide_id))).name
             files[image] = name
     if not files:
@@ -91,16 +90,6 @@ def _groovy(text: str) -> str:
     """String literal in Groovy without interpolation."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
     return f"'{escaped}'"
-
-
-def _features(results: Results, slide_id: str, grid: str | None) -> list[Feature]:
-    """Outlines that a slide's grid is based on, and its tiles; without a grid, all outlines."""
-    features = outlines_of(results, slide_id, grid)
-    if f"{grid}/tiles" in results.ledgers[slide_id].stages:
-        table = results.tiles(slide_id, grid)
-        classes = _tile_classes(table.columns)
-        features += tile_features(table, "detection", digits=7, classes=classes)
-    return features
 
 
 def outlines_of(results: Results, slide_id: str, grid: str | None) -> list[Feature]:

@@ -32,13 +32,16 @@ from thinsection.results.folder import (
 )
 from thinsection.stages.facts import OF_COHORTS
 from thinsection.store.ledger import SlideLedger
-from thinsection.types import Document
 
 if TYPE_CHECKING:
     import geopandas
 
 _ATTRIBUTES = "thinsection"
 _TILES = "tiles"
+# facts that refer to the slide's file
+_SLIDE_FACTS = (
+    "slide_path", "width", "height", "mpp_x", "mpp_y", "reader", "rendering",
+)  # fmt: skip
 
 
 def export_spatialdata(
@@ -70,12 +73,7 @@ def export_spatialdata(
     with importing("export needs spatialdata", "spatialdata"):
         import spatialdata as _  # noqa: F401
     results = open_results(folder)
-    address = ""
-    if results.features or features:
-        address = results.choose_features(features)
-        grid = address.split("/")[0]
-    else:
-        grid = results.choose_grid(chooser='features="..."')
+    grid, address = results.choose_tiles(features)
     count = 0
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, on_left_out):
@@ -94,9 +92,19 @@ def _write_store(
     """Writes the store of one slide, or checks the one that exists."""
     import spatialdata
 
-    made_from = _made_from(ledger, grid, address)
+    # addresses and keys of the results, as JSON has them
+    addresses = [f"{grid}/{_TILES}", *([address] if address else [])]
+    made_from = {
+        "version": thinsection.__version__,
+        "slide_id": ledger.slide_id,
+        "results": {name: ledger.stages[name].key for name in addresses},
+    }
     if target.exists():
-        if _stored_attributes(target) != made_from:
+        try:
+            stored = read_json(target / "zarr.json")["attributes"][_ATTRIBUTES]
+        except (OSError, ValueError, KeyError, TypeError):
+            stored = None  # another program's
+        if stored != made_from:
             raise OverwriteError(
                 f"store must be new or of the same results, got another one at "
                 f'{str(target)!r}; pass another out="..."'
@@ -106,10 +114,13 @@ def _write_store(
     outlines = _outline_shapes(results, ledger, grid)
     if outlines is not None:
         shapes["outlines"] = outlines
+    facts = {"slide_id": ledger.slide_id}
+    for name in _SLIDE_FACTS:
+        facts[name] = ledger.slide.get(name)
     data = spatialdata.SpatialData(
         shapes=shapes,
         tables={"embeddings": _table(results, ledger, grid, address)},
-        attrs={"slide": _slide(ledger), _ATTRIBUTES: made_from},
+        attrs={"slide": facts, _ATTRIBUTES: made_from},
     )
     unfinished = target.with_name(f".{target.name}{TMP_MARK}{secrets.token_hex(4)}")
     with output_errors(target):
@@ -119,31 +130,6 @@ def _write_store(
             unfinished.rename(target)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _made_from(ledger: SlideLedger, grid: str, address: str) -> Document:
-    """Results of which a store is made: their addresses and keys, as JSON has them."""
-    addresses = [f"{grid}/{_TILES}", *([address] if address else [])]
-    return {
-        "version": thinsection.__version__,
-        "slide_id": ledger.slide_id,
-        "results": {name: ledger.stages[name].key for name in addresses},
-    }
-
-
-def _stored_attributes(store: Path) -> object:
-    """What a store says that it was made from; None for another program's."""
-    try:
-        return read_json(store / "zarr.json")["attributes"][_ATTRIBUTES]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _slide(ledger: SlideLedger) -> Document:
-    """Reference to the slide's file."""
-    slide = ledger.slide
-    names = ("slide_path", "width", "height", "mpp_x", "mpp_y", "reader", "rendering")
-    return {"slide_id": ledger.slide_id, **{name: slide.get(name) for name in names}}
 
 
 def _transformations(ledger: SlideLedger) -> dict[str, Any]:

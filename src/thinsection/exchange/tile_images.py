@@ -72,8 +72,9 @@ def _folder_files(
             for place, tile in _read(opened, table):
                 image = encode(tile)
                 name = f"{folder}/{names[missing[place]]}"
-                yield name, partial(_write, data=image)
-    yield f"{folder}/tiles.csv", partial(_write_rows, slide=slide, names=names)
+                yield name, partial(Path.write_bytes, data=image)
+    rows = [{"file": name, **_tile_facts(slide, row)} for row, name in enumerate(names)]
+    yield f"{folder}/tiles.csv", partial(write_table, rows=rows)
 
 
 def _shard_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
@@ -90,16 +91,14 @@ def _shard_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
         with slide.tiled().open() as opened:
             table = slide.tiled().table(opened)
             for name, rows in missing:
-                yield (
-                    name,
-                    partial(
-                        _write_shard,
-                        slide=slide,
-                        opened=opened,
-                        table=table.select(np.array(rows)),
-                        first_row=rows.start,
-                    ),
+                write = partial(
+                    _write_shard,
+                    slide=slide,
+                    opened=opened,
+                    table=table.select(np.array(rows)),
+                    first_row=rows.start,
                 )
+                yield name, write
 
 
 def _identity(slide: PeerSlide, kind: str) -> Source:
@@ -114,28 +113,13 @@ def _identity(slide: PeerSlide, kind: str) -> Source:
         "plan": None if tiled.plan is None else asdict(tiled.plan),
         "tiles": file_sum(slide.tiles_path),
     }
-    return partial(_write_document, document=document)
+    return partial(write_json, data=document)
 
 
 def _read(slide: Slide, table: TileTable) -> Iterator[tuple[int, RgbArray]]:
     """Yields the place of each tile in the table, and its pixels, in order."""
     for batch in iter_tiles(slide, table, batch_size=_BATCH):
         yield from zip(batch.indices.tolist(), batch.tiles)
-
-
-def _write_document(path: Path, document: Document) -> None:
-    write_json(path, document)
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
-def _write_rows(path: Path, slide: PeerSlide, names: Sequence[str]) -> None:
-    rows = []
-    for row, name in enumerate(names):
-        rows.append({"file": name, **_tile_facts(slide, row)})
-    write_table(path, rows)
 
 
 def _tile_facts(slide: PeerSlide, row: int) -> Document:

@@ -187,6 +187,16 @@ class Results:
         addresses = self.features if known is None else known
         return self._choose(addresses, name, "features", chooser)
 
+    def choose_tiles(self, features: str | None = None) -> tuple[str, str]:
+        """A grid, and the embeddings of its tiles; '' for these if there are none, nor a name.
+
+        Raises ChoiceError: as `choose_features` and `choose_grid`.
+        """
+        if self.features or features:
+            address = self.choose_features(features)
+            return address.split("/")[0], address
+        return self.choose_grid(chooser='features="..."'), ""
+
     def _choose(
         self, known: Sequence[str], name: str | None, kind: str, chooser: str
     ) -> str:

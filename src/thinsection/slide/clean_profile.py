@@ -17,7 +17,17 @@ _SPACES = (b"RGB ", b"GRAY", b"CMYK", b"Lab ", b"XYZ ", b"YCbr", b"Luv ", b"CMY 
 _D50 = struct.pack(">3i", 0xF6D6, 0x10000, 0xD32D)  # every profile's illuminant
 _PARAMETERS = (1, 3, 4, 5, 7)  # numbers of a parametric curve, by its function
 _MAX_XYZ = 8 << 16  # of a number with 16 bits behind the point
-_NAME = b"ICC profile"  # in place of the description and the copyright
+# in place of the description and the copyright, in the forms of versions 2 and 4
+_NAME = b"ICC profile"
+_V2_TEXT = b"text\0\0\0\0" + _NAME + b"\0"
+_V2_DESCRIPTION = (
+    b"desc\0\0\0\0" + struct.pack(">I", len(_NAME) + 1) + _NAME + bytes(1 + 8 + 3 + 67)
+)
+_V4_TEXT = (
+    b"mluc\0\0\0\0"
+    + struct.pack(">II2s2sII", 1, 12, b"en", b"US", 2 * len(_NAME), 28)
+    + _NAME.decode().encode("utf-16-be")
+)
 _DATE = struct.pack(">6H", 2000, 1, 1, 0, 0, 0)  # a profile must have one
 _UNREAD = frozenset({"the numbers in curves and tables of ICC profiles"})
 
@@ -37,9 +47,8 @@ def clean_profile(profile: bytes) -> Cleaned | None:
     if tags is None:
         return None
     is_v4 = profile[8] >= 4
-    words = _v4_text(_NAME) if is_v4 else _v2_description(_NAME)
-    tags[b"desc"] = words
-    tags[b"cprt"] = words if is_v4 else b"text\0\0\0\0" + _NAME + b"\0"
+    tags[b"desc"] = _V4_TEXT if is_v4 else _V2_DESCRIPTION
+    tags[b"cprt"] = _V4_TEXT if is_v4 else _V2_TEXT
     data = _assembled(_header(inside), tags)
     removed: set[str] = set()
     if profile[declared:].strip(b"\0"):
@@ -77,18 +86,16 @@ def _numbers_of_tag(data: bytes) -> bytes:
     if kind in (b"XYZ ", b"sf32"):
         length = 20 if kind == b"XYZ " else 44
         numbers = data[8:length]
-        if len(data) < length or not _are_small(numbers):
+        if len(data) < length:
+            return b""
+        # text of four letters a number is larger than any colour
+        fixed = struct.unpack(f">{len(numbers) // 4}i", numbers)
+        if max(map(abs, fixed)) > _MAX_XYZ:
             return b""
         return kind + bytes(4) + numbers
     if kind == b"chrm":
         return kind + bytes(4) + data[8:36] if len(data) >= 36 else b""
     return _curve(data)
-
-
-def _are_small(numbers: bytes) -> bool:
-    """Tells whether numbers can be colours, which text of four letters a number cannot."""
-    fixed = struct.unpack(f">{len(numbers) // 4}i", numbers)
-    return all(abs(number) <= _MAX_XYZ for number in fixed)
 
 
 def _curve(data: bytes) -> bytes:
@@ -192,17 +199,3 @@ def _assembled(header: bytearray, tags: dict[bytes, bytes]) -> bytes:
     start = bytes(header) + table
     whole = start.ljust(place, b"\0") + body
     return struct.pack(">I", len(whole)) + whole[4:]
-
-
-def _v2_description(text: bytes) -> bytes:
-    length = struct.pack(">I", len(text) + 1)
-    return b"desc\0\0\0\0" + length + text + b"\0" + bytes(8 + 3 + 67)
-
-
-def _v4_text(text: bytes) -> bytes:
-    wide = text.decode("ascii").encode("utf-16-be")
-    return (
-        b"mluc\0\0\0\0"
-        + struct.pack(">II2s2sII", 1, 12, b"en", b"US", len(wide), 28)
-        + wide
-    )

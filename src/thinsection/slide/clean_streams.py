@@ -9,7 +9,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import simplejpeg
 from tifffile import TiffPage
@@ -24,6 +24,17 @@ from thinsection.slide.formats.jpeg_streams import (
     START_OF_SCAN,
     Segment,
     walk_segments,
+)
+from thinsection.slide.formats.tiff_pages import (
+    APERIO_YCBCR,
+    DEFLATE,
+    JPEG,
+    LZW,
+    PICTURE_CODECS,
+    RAW,
+    SEPARATE,
+    ZSTD,
+    segment_size,
 )
 
 # marker codes of JPEG, without the leading 0xFF
@@ -82,16 +93,6 @@ _JP2_BRANDS = (b"jp2 ", b"jpx ", b"jpxb", b"J2P0", b"J2P1", b"\0\0\0\0")
 _JXL_BOXES = b"\x00\x00\x00\x0cJXL "
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
-JPEG_CODES = (7,)
-JPEG2000_CODES = (33003, 33005, 34712)
-WEBP_CODES = (34927, 50001)
-JPEGXL_CODES = (50002, 52546)
-RAW_CODES = (1,)
-LZW_CODES = (5,)
-DEFLATE_CODES = (8, 32946)
-ZSTD_CODES = (34926, 50000)
-
-
 # a table of a JPEG: marker (DQT or DHT) and its first byte without precision: class and number
 JpegTable = tuple[int, int]
 
@@ -114,19 +115,12 @@ class StreamError(InvalidInputError):
 
 def clean_page_segment(page: TiffPage, index: int, data: bytes) -> Cleaned:
     """A tile or strip of one of tifffile's pages without what is no picture."""
-    is_planar = int(page.planarconfig) == 2 and int(page.samplesperpixel) > 1
-    samples = 1 if is_planar else int(page.samplesperpixel)
-    if page.is_tiled:
-        width = int(page.tilewidth)
-        rows = int(page.tilelength)
-    else:
-        width = int(page.imagewidth)
-        rows_of_strip = min(
-            int(page.rowsperstrip or page.imagelength), page.imagelength
-        )
-        strips_of_plane = -(-page.imagelength // rows_of_strip)
-        above = index % strips_of_plane * rows_of_strip
-        rows = min(rows_of_strip, page.imagelength - above)
+    samples = 1 if page.planarconfig == SEPARATE else int(page.samplesperpixel)
+    width, rows = segment_size(page)
+    if not page.is_tiled:
+        strips_of_plane = -(-page.imagelength // rows)
+        above = index % strips_of_plane * rows
+        rows = min(rows, page.imagelength - above)
     row_bytes = -(-width * samples * int(page.bitspersample) // 8)
     tables = page.jpegtables or b""
     return clean_segment(data, int(page.compression), rows * row_bytes, tables)
@@ -147,21 +141,22 @@ def clean_segment(
     """
     if not data:
         return Cleaned(data)
-    if compression in JPEG_CODES:
+    codec = PICTURE_CODECS.get(compression)
+    if compression in JPEG:
         return clean_jpeg(data, tables)
-    if compression in JPEG2000_CODES:
+    if compression in APERIO_YCBCR or codec == "jpeg2k":
         return clean_jpeg2000(data)
-    if compression in WEBP_CODES:
+    if codec == "webp":
         return clean_webp(data)
-    if compression in JPEGXL_CODES:
+    if codec == "jpegxl":
         return clean_jpegxl(data)
-    if compression in RAW_CODES:
+    if compression in RAW:
         return _cut(data, num_bytes)
-    if compression in DEFLATE_CODES:
+    if compression in DEFLATE:
         return _clean_deflate(data, num_bytes)
-    if compression in ZSTD_CODES:
+    if compression in ZSTD:
         return _clean_zstd(data, num_bytes)
-    if compression in LZW_CODES:
+    if compression in LZW:
         return _clean_lzw(data, num_bytes)
     raise StreamError(
         f"compression must be one that thinsection can inspect, got {compression}"
@@ -213,8 +208,7 @@ def _clean_segments(data: bytes, tables: bytes) -> Cleaned:
             scan_end = end
         elif marker == END:
             unread = _fill_after_last_pixel(out, scan_start, scan_end, tables, removed)
-            cleaned = _cut(bytes(out), end, removed)
-            return Cleaned(cleaned.data, cleaned.removed, unread)
+            return replace(_cut(bytes(out), end, removed), unread=unread)
         elif marker not in BARE:
             payload = data[segment.payload]
             kept = None if marker in useless else _jpeg_payload(marker, payload)
@@ -269,8 +263,8 @@ def _without_unused_tables(
 ) -> Cleaned:
     """Fills tables that no scan uses, or that are replaced before one does."""
     out = bytearray(cleaned.data)
-    places: dict[JpegTable, list[int]] = {}  # every definition: where it begins
-    current: dict[JpegTable, int] = {}
+    places: dict[JpegTable, list[slice]] = {}  # every definition
+    current: dict[JpegTable, int] = {}  # where the last definition begins
     used: set[int] = set()
     lacks: set[JpegTable] = set()
     has_scan = False
@@ -280,9 +274,11 @@ def _without_unused_tables(
         start = segment.payload.start
         payload = cleaned.data[segment.payload]
         if marker in (_DQT, _DHT):
-            for place in _tables_in(marker, payload):
-                table = _table_name(marker, payload[place])
-                places.setdefault(table, []).append(start + place)
+            for place, end in _tables_in(marker, payload):
+                head = payload[place]
+                # without the precision of a quantizer, in its upper bits
+                table = (marker, head & 15 if marker == _DQT else head)
+                places.setdefault(table, []).append(slice(start + place, start + end))
                 current[table] = start + place
         elif marker in FRAMES:
             for at in range(6, len(payload), 3):
@@ -296,25 +292,23 @@ def _without_unused_tables(
         kept = set(current) if needed is None else needed
         used = {current[table] for table in kept if table in current}
     removed = set(cleaned.removed)
-    for table, starts in places.items():
-        for start in starts:
-            if start not in used and _fill_table(out, table[0], start):
+    for (marker, _), definitions in places.items():
+        for definition in definitions:
+            if definition.start not in used and _fill_table(out, marker, definition):
                 removed.add("JPEG tables that no pixel uses")
     return Cleaned(bytes(out), frozenset(removed), cleaned.unread, frozenset(lacks))
 
 
-def _table_name(marker: int, head: int) -> JpegTable:
-    """Returns the name of a table; of a quantizer without the precision in its upper bits."""
-    return (marker, head & 15 if marker == _DQT else head)
-
-
-def _tables_in(marker: int, payload: bytes) -> Iterator[int]:
-    """Yields where each table of a segment begins."""
-    table_bytes = _quantization_bytes if marker == _DQT else _huffman_bytes
+def _tables_in(marker: int, payload: bytes) -> Iterator[tuple[int, int]]:
+    """Yields where each table of a segment begins and ends; the last may end beyond it."""
     place = 0
     while place < len(payload):
-        yield place
-        place += table_bytes(payload[place:])
+        if marker == _DQT:
+            end = place + (129 if payload[place] >> 4 else 65)
+        else:
+            end = place + 17 + sum(payload[place + 1 : place + 17])
+        yield place, end
+        place = end
 
 
 def _tables_of_scan(payload: bytes, quantizers: dict[int, int]) -> set[JpegTable]:
@@ -329,21 +323,19 @@ def _tables_of_scan(payload: bytes, quantizers: dict[int, int]) -> set[JpegTable
     return tables
 
 
-def _fill_table(out: bytearray, marker: int, start: int) -> bool:
+def _fill_table(out: bytearray, marker: int, place: slice) -> bool:
     """Replaces the numbers of a table by others of the same count; tells whether any changed."""
-    before = bytes(out[start:])
+    before = bytes(out[place])
     if marker == _DQT:
-        length = _quantization_bytes(before)
         one = b"\0\1" if before[0] >> 4 else b"\1"
         numbers = one * 64
     else:
-        length = _huffman_bytes(before)
-        count = length - 17
+        count = len(before) - 17
         # so many codes of 16 and 15 bits, with the values 0, 1, 2, ...
         counts = bytes(14) + bytes([max(0, count - 255), min(count, 255)])
         numbers = counts + bytes(range(count))
-    out[start + 1 : start + length] = numbers
-    return before[1:length] != numbers
+    out[place] = before[:1] + numbers
+    return before[1:] != numbers
 
 
 def _fill_after_last_pixel(
@@ -417,10 +409,9 @@ def _jpeg_payload(marker: int, payload: bytes) -> bytes | None:
     elif marker == START_OF_SCAN:
         count = payload[0] if payload else 0
         well_formed = 1 <= count <= _MAX_COMPONENTS and len(payload) == 4 + 2 * count
-    elif marker == _DQT:
-        well_formed = _ends_with_tables(payload, _quantization_bytes)
-    elif marker == _DHT:
-        well_formed = _ends_with_tables(payload, _huffman_bytes)
+    elif marker in (_DQT, _DHT):
+        ends = [end for _, end in _tables_in(marker, payload)]
+        well_formed = not ends or ends[-1] == len(payload)
     elif marker == _DRI:
         well_formed = len(payload) == 2
     elif marker == _DAC:  # pairs of a table's class and number with a value
@@ -440,22 +431,6 @@ def _jpeg_payload(marker: int, payload: bytes) -> bytes | None:
     if not well_formed:
         raise StreamError(f"JPEG segment ff {marker:02x} must be well formed")
     return payload
-
-
-def _ends_with_tables(payload: bytes, table_bytes: Callable[[bytes], int]) -> bool:
-    """Tells whether the payload is tables and nothing after them."""
-    place = 0
-    while place < len(payload):
-        place += table_bytes(payload[place:])
-    return place == len(payload)
-
-
-def _quantization_bytes(table: bytes) -> int:
-    return 129 if table[0] >> 4 else 65
-
-
-def _huffman_bytes(table: bytes) -> int:
-    return 17 + sum(table[1:17])
 
 
 def clean_entropy(data: bytes, header: bytes) -> Cleaned:
@@ -478,7 +453,7 @@ def clean_entropy(data: bytes, header: bytes) -> Cleaned:
         cleaned = Cleaned(data)
     needed = pixel_bytes(header, data[:scan_end])
     if needed is None:
-        return Cleaned(cleaned.data, cleaned.removed, frozenset({_END_UNREAD}))
+        return replace(cleaned, unread=frozenset({_END_UNREAD}))
     if needed == scan_end:
         return cleaned
     filled = data[:needed] + b"\xff" * (scan_end - needed) + cleaned.data[scan_end:]
@@ -564,8 +539,7 @@ def _clean_codestream(data: bytes) -> Cleaned:
             raise StreamError(f"JPEG 2000 must have a marker at byte {place}")
         marker = data[place + 1]
         if marker == _J2K_EOC:
-            cleaned = _cut(bytes(out), place + 2, removed)
-            return Cleaned(cleaned.data, cleaned.removed, _J2K_UNREAD)
+            return replace(_cut(bytes(out), place + 2, removed), unread=_J2K_UNREAD)
         if marker == _J2K_SOD:
             place = tile_part_end or data.find(b"\xff\xd9", place)
             if place < 0:
@@ -615,8 +589,7 @@ def clean_webp(data: bytes) -> Cleaned:
             out[place + 8 : end] = bytes(length)
         place = end + length % 2
         out[end:place] = bytes(len(out[end:place]))
-    cleaned = _cut(bytes(out), end_of_file, removed)
-    return Cleaned(cleaned.data, cleaned.removed, _WEBP_UNREAD)
+    return replace(_cut(bytes(out), end_of_file, removed), unread=_WEBP_UNREAD)
 
 
 def clean_jpegxl(data: bytes) -> Cleaned:
@@ -647,9 +620,19 @@ def _clean_deflate(data: bytes, num_bytes: int) -> Cleaned:
     if len(decoded) <= num_bytes and not decoder.eof:
         decoder.decompress(decoder.unconsumed_tail, 1)
     if len(decoded) > num_bytes:
-        kinds = frozenset({"bytes after the last pixel, compressed"})
-        return Cleaned(zlib.compress(decoded[:num_bytes]), kinds)
+        return _shortened(decoded, num_bytes, zlib.compress)
     return _cut(data, len(data) - len(decoder.unused_data))
+
+
+def _shortened(
+    decoded: bytes,
+    num_bytes: int,
+    encode: Callable[[bytes], bytes],
+    removed: frozenset[str] = frozenset(),
+) -> Cleaned:
+    """Encodes the bytes of the pixels anew, without those that follow them."""
+    kinds = removed | {"bytes after the last pixel, compressed"}
+    return Cleaned(bytes(encode(decoded[:num_bytes])), kinds)
 
 
 def _clean_zstd(data: bytes, num_bytes: int) -> Cleaned:
@@ -663,10 +646,7 @@ def _clean_zstd(data: bytes, num_bytes: int) -> Cleaned:
         raise StreamError(f"a zstd segment must be decodable, got {error}") from error
     if len(decoded) <= num_bytes:
         return cleaned
-    kinds = {*cleaned.removed, "bytes after the last pixel, compressed"}
-    return Cleaned(
-        bytes(imagecodecs.zstd_encode(decoded[:num_bytes])), frozenset(kinds)
-    )
+    return _shortened(decoded, num_bytes, imagecodecs.zstd_encode, cleaned.removed)
 
 
 def _zstd_end(data: bytes) -> int:
@@ -698,8 +678,7 @@ def _clean_lzw(data: bytes, num_bytes: int) -> Cleaned:
         raise StreamError(f"an LZW segment must be decodable, got {error}") from error
     if len(decoded) <= num_bytes:
         return cleaned
-    kinds = {*cleaned.removed, "bytes after the last pixel, compressed"}
-    return Cleaned(bytes(imagecodecs.lzw_encode(decoded[:num_bytes])), frozenset(kinds))
+    return _shortened(decoded, num_bytes, imagecodecs.lzw_encode, cleaned.removed)
 
 
 def _lzw_end(data: bytes) -> int:

@@ -4,7 +4,7 @@ Segments of another TIFF are copied, never encoded anew; comments and EXIF withi
 """
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -54,65 +54,18 @@ _ExtraTag = tuple[int, str, int, int, bool]  # as TiffWriter takes it
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One image of a file that is written; names as those of `TiffWriter.write`.
+    """One image of a file that is written.
 
     Attributes:
         segments: makes the bytes of its segments, in order.
+        is_grey: True where it has one sample a px.
+        write: `TiffWriter.write` with what it must know of the segments. Memory: one segment, or
+            `_encoded_picture`'s.
     """
 
     segments: Callable[[], Iterator[bytes]]
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-    photometric: int | str
-    compression: int | str
-    tile: tuple[int, int] | None
-    rowsperstrip: int | None = None
-    predictor: int | None = None
-    extrasamples: tuple[int, ...] | None = None
-    subsampling: tuple[int, int] | None = None
-    compressionargs: Mapping[str, int] | None = None
-    jpegtables: bytes | None = None
-    iccprofile: bytes | None = None
-    resolution: tuple[float, float] | None = None
-    resolutionunit: int | None = None
-    extratags: tuple[_ExtraTag, ...] = ()
-
-    @property
-    def is_grey(self) -> bool:
-        """True where it has one sample a px."""
-        return len(self.shape) == 2
-
-    def write(
-        self,
-        file: tifffile.TiffWriter,
-        *,
-        metadata: Mapping[str, str | float] | None = None,
-        subifds: int | None = None,
-        subfiletype: int | None = None,
-    ) -> None:
-        """Appends it to the file. Memory: one segment, or `_encoded_picture`'s."""
-        file.write(
-            self.segments(),
-            software=False,
-            metadata=metadata,
-            subifds=subifds,
-            subfiletype=subfiletype,
-            shape=self.shape,
-            dtype=self.dtype,
-            photometric=self.photometric,
-            compression=self.compression,
-            tile=self.tile,
-            rowsperstrip=self.rowsperstrip,
-            predictor=self.predictor,
-            extrasamples=self.extrasamples,
-            subsampling=self.subsampling,
-            compressionargs=self.compressionargs,
-            jpegtables=self.jpegtables,
-            iccprofile=self.iccprofile,
-            resolution=self.resolution,
-            resolutionunit=self.resolutionunit,
-            extratags=self.extratags,
-        )
+    is_grey: bool
+    write: Callable[..., object]
 
 
 def convert(
@@ -183,9 +136,9 @@ def convert(
         unfinished = stack.enter_context(atomic_path(out))
         with tifffile.TiffWriter(unfinished, bigtiff=True, ome=True) as file:
             metadata = _ome_metadata(slide.slide_mpp, first)
-            first.write(file, metadata=metadata, subifds=len(others))
+            first.write(file, first.segments(), metadata=metadata, subifds=len(others))
             for picture in others:
-                picture.write(file, subfiletype=1)
+                picture.write(file, picture.segments(), subfiletype=1)
     return out
 
 
@@ -282,7 +235,7 @@ def _halves(
             orientation=slide.orientation,
         )
         with tifffile.TiffWriter(path, bigtiff=True) as file:
-            picture.write(file)
+            picture.write(file, picture.segments())
         above = stack.enter_context(load_slide("tiff", str(path)))
         yield from _level_pictures(above, quality, stack)
 
@@ -317,23 +270,30 @@ def copied_picture(page: TiffPage, source: ByteSource) -> Picture:
         raise InvalidInputError(
             f"an image must have pixels, got an empty one in {source.name!r}"
         )
+    profile = clean_profile(page.iccprofile) if page.iccprofile else None
     return Picture(
         segments=partial(_clean_segments, page, source),
-        shape=shape,
-        dtype=page.dtype,
-        photometric=int(page.photometric),
-        compression=int(page.compression),
-        tile=tile,
-        rowsperstrip=rowsperstrip,
-        predictor=int(page.predictor) if page.predictor > 1 else None,
-        extrasamples=page.extrasamples or None,
-        subsampling=subsampling,
-        compressionargs=compressionargs,
-        jpegtables=clean_jpeg(page.jpegtables).data if page.jpegtables else None,
-        iccprofile=_clean_icc(page.iccprofile),
-        resolution=page.resolution,
-        resolutionunit=int(page.resolutionunit),
-        extratags=_orientation_tags(orientation_of(page)),
+        is_grey=samples == 1,
+        write=partial(
+            tifffile.TiffWriter.write,
+            software=False,
+            metadata=None,
+            shape=shape,
+            dtype=page.dtype,
+            photometric=int(page.photometric),
+            compression=int(page.compression),
+            tile=tile,
+            rowsperstrip=rowsperstrip,
+            predictor=int(page.predictor) if page.predictor > 1 else None,
+            extrasamples=page.extrasamples or None,
+            subsampling=subsampling,
+            compressionargs=compressionargs,
+            jpegtables=clean_jpeg(page.jpegtables).data if page.jpegtables else None,
+            iccprofile=profile.data if profile else None,
+            resolution=page.resolution,
+            resolutionunit=int(page.resolutionunit),
+            extratags=_orientation_tags(orientation_of(page)),
+        ),
     )
 
 
@@ -343,12 +303,6 @@ def _clean_segments(page: TiffPage, source: ByteSource) -> Iterator[bytes]:
         num_bytes = page.databytecounts[index]
         data = source.read_at(offset, num_bytes) if num_bytes else b""
         yield clean_page_segment(page, index, data).data
-
-
-def _clean_icc(profile: bytes | None) -> bytes | None:
-    """Returns a colour profile without its texts; None where there is none, or it is damaged."""
-    cleaned = clean_profile(profile) if profile else None
-    return cleaned.data if cleaned else None
 
 
 def _orientation_tags(orientation: int) -> tuple[_ExtraTag, ...]:
@@ -373,13 +327,19 @@ def _encoded_picture(
     width, height = size
     return Picture(
         segments=partial(_encode_tiles, size, read, quality=quality, grey=grey),
-        shape=(height, width) if grey else (height, width, 3),
-        dtype=np.dtype(np.uint8),
-        photometric="minisblack" if grey else "rgb",
-        compression="jpeg",
-        tile=(_EDGE, _EDGE),
-        subsampling=None if grey else (2, 1),
-        extratags=_orientation_tags(orientation),
+        is_grey=grey,
+        write=partial(
+            tifffile.TiffWriter.write,
+            software=False,
+            metadata=None,
+            shape=(height, width) if grey else (height, width, 3),
+            dtype=np.dtype(np.uint8),
+            photometric="minisblack" if grey else "rgb",
+            compression="jpeg",
+            tile=(_EDGE, _EDGE),
+            subsampling=None if grey else (2, 1),
+            extratags=_orientation_tags(orientation),
+        ),
     )
 
 
