@@ -88,11 +88,10 @@ def _find_pieces(mask: MaskArray) -> list[list[_Floats]]:
         after = labels[int(np.ceil(row)), int(np.ceil(column))]
         ring = contour[:, ::-1] - 0.5
         pieces.setdefault(int(max(before, after)), []).append(ring)
-    return [sorted(rings, key=_negative_width) for rings in pieces.values()]
-
-
-def _negative_width(ring: _Floats) -> float:
-    return -float(np.ptp(ring[:, 0]))
+    for rings in pieces.values():
+        # the exterior is the widest
+        rings.sort(key=lambda ring: -np.ptp(ring[:, 0]))
+    return list(pieces.values())
 
 
 def _make_polygon(

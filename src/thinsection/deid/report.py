@@ -94,18 +94,14 @@ def write_sheet(path: Path, title: str, images: Sequence[StoredImage]) -> None:
         left = _MARGIN_PX + column * cell
         y = top + sum(heights[:row])
         draw.text((left, y), _printable(image.name), fill=(0, 0, 0), font=font)
-        draw.text((left, y + _LINE_PX), _how_drawn(image), fill=(96, 96, 96), font=font)
+        step = image.picture_step
+        shown = "whole image"
+        if step > 1:
+            shown = f"1 of every {step * step} tiles, drawn larger: look at the other levels too"
+        draw.text((left, y + _LINE_PX), shown, fill=(96, 96, 96), font=font)
         sheet.paste(picture, (left, y + 2 * _LINE_PX))
     with atomic_path(path) as unfinished:
         sheet.save(unfinished, format="PNG")
-
-
-def _how_drawn(image: StoredImage) -> str:
-    """Describes whether the picture shows all of the image."""
-    step = image.picture_step
-    if step == 1:
-        return "whole image"
-    return f"1 of every {step * step} tiles, drawn larger: look at the other levels too"
 
 
 def _printable(text: str) -> str:

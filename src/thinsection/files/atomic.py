@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinsection.errors import OutputError, ThinsectionError
-from thinsection.files.urls import URL_MARK, public_text
+from thinsection.files.urls import public_text
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -66,7 +66,10 @@ def output_errors(path: Path | str) -> Iterator[None]:
     except ThinsectionError:
         raise
     except (OSError, RuntimeError) as error:
-        number = _error_number(error)
+        number = int(getattr(error, "errno", None) or 0)
+        words = _HDF5_ERRNO.search(str(error))
+        if not number and words:
+            number = int(words[1])
         name = getattr(error, "filename", None) or path
         is_gone = number in _GONE_NUMBERS and _is_output(error, Path(path))
         if number not in _LOST_NUMBERS and not is_gone:
@@ -78,15 +81,6 @@ def output_errors(path: Path | str) -> Iterator[None]:
             f"output must be writable, got {os.strerror(number)!r} for {str(name)!r}; {remedy}, "
             "then run the same command again"
         ) from error
-
-
-def _error_number(error: OSError | RuntimeError) -> int:
-    """Returns the system's number of an error, also where HDF5 has it in words; else 0."""
-    number = getattr(error, "errno", None)
-    if number:
-        return int(number)
-    words = _HDF5_ERRNO.search(str(error))
-    return int(words[1]) if words else 0
 
 
 def _is_output(error: OSError | RuntimeError, path: Path) -> bool:
@@ -151,8 +145,14 @@ def atomic_path(path: Path) -> Iterator[Path]:
     # other tools list every *.h5 of a folder, hidden ones too
     suffix = "" if path.suffix == ".h5" else path.suffix
     mark = f"{TMP_MARK}{os.getpid()}-{secrets.token_hex(4)}"
-    stem = _shorten(path.stem, f"{mark}{suffix}")
-    tmp = path.with_name(f".{stem}{mark}{suffix}")
+    # as much of the stem as leaves room for the ending
+    ending = f"{mark}{suffix}"
+    room = _MAX_NAME_BYTES - len(f".{ending}".encode(errors="surrogateescape"))
+    stem = path.stem
+    stem_bytes = stem.encode(errors="surrogateescape")
+    if len(stem_bytes) > room:
+        stem = stem_bytes[:room].decode(errors="ignore")
+    tmp = path.with_name(f".{stem}{ending}")
     with output_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -164,15 +164,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
             # it has its new name, or is on a file system that is lost and is swept later
             with contextlib.suppress(OSError):
                 tmp.unlink()
-
-
-def _shorten(stem: str, ending: str) -> str:
-    """Returns as much of the stem as leaves room for the ending in the name of a file."""
-    room = _MAX_NAME_BYTES - len(f".{ending}".encode(errors="surrogateescape"))
-    data = stem.encode(errors="surrogateescape")
-    if len(data) <= room:
-        return stem
-    return data[:room].decode(errors="ignore")
 
 
 def link_or_copy(source: Path, target: Path, *, copy: bool = False) -> None:
@@ -223,7 +214,11 @@ def write_table(
     """
     if columns is None:
         rows = list(rows)
-        columns = _all_keys(rows)
+        keys: dict[str, None] = {}
+        for row in rows:
+            if isinstance(row, Mapping):
+                keys |= dict.fromkeys(row)
+        columns = list(keys)
     line = io.StringIO(newline="")
     # a lone \r is quoted, before Python 3.13, only by a writer that ends its lines with one
     writer = csv.writer(line, delimiter=_delimiter(path), lineterminator="\r\n")
@@ -232,20 +227,15 @@ def write_table(
         tmp.open("w", newline="", encoding=_ENCODING, errors=_ON_ERROR) as file,
     ):
         for row in chain([columns], rows):
-            cells = map(row.get, columns) if isinstance(row, Mapping) else row
-            writer.writerow(map(_public_cell, cells))
+            values = map(row.get, columns) if isinstance(row, Mapping) else row
+            cells = []
+            for value in values:
+                public = public_text(value) if isinstance(value, str) else value
+                cells.append(safe_cell(public))
+            writer.writerow(cells)
             file.write(line.getvalue()[:-2] + "\n")
             line.seek(0)
             line.truncate()
-
-
-def _all_keys(rows: Iterable[Row]) -> list[str]:
-    """Returns the keys of all rows that are mappings, in order of appearance."""
-    keys: dict[str, None] = {}
-    for row in rows:
-        if isinstance(row, Mapping):
-            keys |= dict.fromkeys(row)
-    return list(keys)
 
 
 def _delimiter(path: Path) -> str:
@@ -258,13 +248,6 @@ def read_table(path: Path) -> list[dict[str, str]]:
         lines = csv.reader(file, delimiter=_delimiter(path))
         header = [unescaped_cell(cell) for cell in next(lines, [])]
         return [dict(zip(header, map(unescaped_cell, line))) for line in lines]
-
-
-def _public_cell(value: object) -> object:
-    """Returns the value of a cell, see `safe_cell`, without secrets of URLs."""
-    if isinstance(value, str) and URL_MARK in value:
-        value = public_text(value)
-    return safe_cell(value)
 
 
 def safe_cell(value: object) -> object:
@@ -298,31 +281,26 @@ def parse_json(text: str | bytes) -> Json:
         value = json.loads(text)
     except RecursionError:
         raise _too_deep() from None
+    if not isinstance(value, list | dict):
+        return value
     # bytes may be UTF-16, whose brackets are not counted here
     if isinstance(text, str) and text.count("{") + text.count("[") <= MAX_DEPTH:
         return value
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [inner for outer in level for inner in _containers(outer)]
-        if not level:
+        inner: list[Json] = []
+        for outer in level:
+            items = outer.values() if isinstance(outer, dict) else outer
+            inner += [item for item in items if isinstance(item, list | dict)]
+        if not inner:
             return value
+        level = inner
     raise _too_deep()
 
 
 def read_json(path: Path) -> Json:
     """Returns the value of a JSON file; ValueError: it is none, OSError: it cannot be read."""
     return parse_json(path.read_text(encoding="utf-8"))
-
-
-def _containers(value: Json) -> Iterator[Json]:
-    """Yields the lists and tables that stand in a list or a table."""
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list):
-        return
-    for item in value:
-        if isinstance(item, list | dict):
-            yield item
 
 
 def _too_deep() -> ValueError:

@@ -140,8 +140,14 @@ class FileLock:
     def _is_stale(self, owner: LockOwner | None) -> bool:
         if owner is not None and _is_visible(owner):
             return is_gone(owner)
-        if self._unchanged_s() >= STALE_AFTER_S:
-            return True
+        # seconds for which this object has seen the same time stamp, whatever its date is
+        now = time.monotonic()
+        with contextlib.suppress(FileNotFoundError):
+            stamp = self.path.stat().st_mtime_ns
+            if self._last_stamp is None or self._last_stamp[0] != stamp:
+                self._last_stamp = (stamp, now)
+            if now - self._last_stamp[1] >= STALE_AFTER_S:
+                return True
         # the time stamp of a new file is the time of day by the file system's clock
         clock_file = self.path.with_name(f"{self.path.name}.now-{secrets.token_hex(4)}")
         try:
@@ -155,18 +161,6 @@ class FileLock:
         finally:
             with contextlib.suppress(OSError):
                 clock_file.unlink(missing_ok=True)
-
-    def _unchanged_s(self) -> float:
-        """Seconds for which this object has seen the same time stamp, whatever its date is."""
-        now = time.monotonic()
-        try:
-            stamp = self.path.stat().st_mtime_ns
-        except FileNotFoundError:
-            return 0.0
-        if self._last_stamp is None or self._last_stamp[0] != stamp:
-            self._last_stamp = (stamp, now)
-        _, unchanged_since = self._last_stamp
-        return now - unchanged_since
 
     def describe(self) -> str:
         """Describes the owner, the file and its age, for the person who waits."""
@@ -227,12 +221,6 @@ def is_gone(owner: LockOwner) -> bool:
         return bool(abs(psutil.Process(owner.pid).create_time() - owner.started) > 1.0)
     except psutil.NoSuchProcess:
         return True
-
-
-def _is_before_boot(owner: LockOwner, folder: Path) -> bool:
-    """Returns True if the owner is of this host, and its folder is older than the host's start."""
-    is_here = owner.host == socket.gethostname()
-    return is_here and folder.stat().st_mtime < psutil.boot_time()
 
 
 def _is_visible(owner: LockOwner) -> bool:
@@ -411,7 +399,12 @@ def scratch_bytes(kind: str) -> int:
             if owner is None:
                 is_leftover = age_s > STALE_AFTER_S
             else:
-                is_leftover = is_gone(owner) or _is_before_boot(owner, path)
+                # of this host, and older than its start
+                is_before_boot = (
+                    owner.host == socket.gethostname()
+                    and path.stat().st_mtime < psutil.boot_time()
+                )
+                is_leftover = is_gone(owner) or is_before_boot
             if is_leftover:
                 shutil.rmtree(path, ignore_errors=True)
             else:

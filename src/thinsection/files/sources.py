@@ -18,6 +18,7 @@ from thinsection import errors
 from thinsection.errors import SlideOpenError, SlideReadError, StoreError, importing
 from thinsection.files.atomic import TMP_MARK, atomic_path
 from thinsection.files.urls import (
+    STORE_SCHEMES,
     URL_MARK,
     hide_secret,
     public_url,
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 # share of a file that is streamed before a source that may keep a copy fetches it whole
 _STREAMED_SHARE = 0.03
 _COPY_BYTES = 8 * MIB  # that a copy fetches at once
-# a put of these stores is seen whole or not at all; elsewhere a temporary name is moved into place
-_WHOLE_PUTS = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl"))
 
 
 class _Descriptor(int):
@@ -110,7 +109,14 @@ class FsspecSource:
 
     def read_at(self, offset: int, length: int) -> bytes:
         """See `FileSource.read_at`."""
-        copy = self._copy_for(length)
+        with self._copy_lock:
+            num_streamed = self.fetched_bytes + length
+            if self._make_copy and num_streamed > _STREAMED_SHARE * self.size:
+                path = self._make_copy()
+                self._make_copy = None
+                if path is not None:
+                    self._copy = FileSource(str(path))
+            copy = self._copy
         if copy is not None:
             return copy.read_at(offset, length)
         return self._fetch(offset, length)
@@ -131,17 +137,6 @@ class FsspecSource:
         with path.open("wb") as file:
             for start in range(0, self.size, _COPY_BYTES):
                 file.write(self._fetch(start, min(_COPY_BYTES, self.size - start)))
-
-    def _copy_for(self, length: int) -> FileSource | None:
-        """The local copy, which is made if the next read would stream too much."""
-        with self._copy_lock:
-            num_streamed = self.fetched_bytes + length
-            if self._make_copy and num_streamed > _STREAMED_SHARE * self.size:
-                path = self._make_copy()
-                self._make_copy = None
-                if path is not None:
-                    self._copy = FileSource(str(path))
-            return self._copy
 
     def _check_ranges(self) -> None:
         """Asks a web server for one byte; SlideOpenError if it would send the whole file.
@@ -268,7 +263,8 @@ class RemoteFolder:
         self.url = hide_secret(url).rstrip("/")
         self._fs, path = filesystem(self.url)
         self._root = path.rstrip("/")
-        self._whole = url.partition(URL_MARK)[0] in _WHOLE_PUTS
+        # a put of a store is seen whole or not at all; elsewhere a temporary name is moved
+        self._whole = url.partition(URL_MARK)[0] in STORE_SCHEMES
 
     def check(self) -> None:
         """Proves that files can be put and deleted; StoreError with the store's own words."""

@@ -150,8 +150,8 @@ def open_table(
             f"table must be CSV, TSV, Excel (.xlsx) or Parquet, got {str(file)!r}: {cause}"
         ) from None
     except _BadRowError as cause:
-        place = f"{cause.line} of {str(file)!r}"
-        raise error(f"{cause.fault} in {place}; {cause.remedy}") from None
+        fault, line, remedy = cause.args
+        raise error(f"{fault} in {line} of {str(file)!r}; {remedy}") from None
     except (OSError, ValueError, KeyError, csv.Error) as cause:
         # pyarrow's errors are ValueErrors
         raise error(
@@ -170,17 +170,9 @@ class _NoTableError(Exception):
 class _BadRowError(Exception):
     """A row or a header that cannot be read without a guess.
 
-    Attributes:
-        fault: the rule, and what is there instead.
-        line: line of the file, or row of the sheet.
-        remedy: what to do.
+    Its arguments: the rule and what is there instead; the line of the file, or row of the sheet;
+    what to do.
     """
-
-    def __init__(self, fault: str, line: str, remedy: str) -> None:
-        super().__init__(fault)
-        self.fault = fault
-        self.line = line
-        self.remedy = remedy
 
 
 # text
@@ -351,13 +343,20 @@ def _read_workbook(path: Path, chosen: str, required: Sequence[str]) -> Table:
             tables[name] = _table_of(path, records, [])
         except _BadRowError as fault:
             faults.append(fault)
-    names = [name for name, table in tables.items() if _has(table, required)]
+    names = [
+        name
+        for name, table in tables.items()
+        if {*required} <= {*table.columns, *table.other_names}
+    ]
     if not names and faults:
         raise faults[0]
     if required and names:
         read = names[0]
     else:
-        read = max(tables, key=lambda name: _num_cells(tables[name]))
+        num_cells = {
+            name: len(table.rows) * len(table.columns) for name, table in tables.items()
+        }
+        read = max(num_cells, key=num_cells.__getitem__)
     table = tables[read]
     others = [name for name in sheets if name != read]
     if not others:
@@ -368,14 +367,6 @@ def _read_workbook(path: Path, chosen: str, required: Sequence[str]) -> Table:
         f"{path.name}{SHEET_SIGN}{others[0]} chooses another"
     )
     return replace(table, notes=(note, *table.notes))
-
-
-def _num_cells(table: Table) -> int:
-    return len(table.rows) * len(table.columns)
-
-
-def _has(table: Table, required: Sequence[str]) -> bool:
-    return {*required} <= {*table.columns, *table.other_names}
 
 
 # records
@@ -424,7 +415,12 @@ def _table_of(
             _line_words(short),
             "a line may be broken in two, or cells at its end are missing",
         )
-    nameless = _nameless_columns(names, data)
+    nameless = []
+    for place, name in enumerate(names):
+        # the first may be pandas' index
+        has_cells = any(cells[place] for _, cells in data if place < len(cells))
+        if place and not name and has_cells:
+            nameless.append(place + 1)
     if nameless:
         all_notes.append(
             f"columns without a name are left out: {', '.join(map(str, nameless))}"
@@ -455,10 +451,10 @@ def _split_above(
     while start < len(records) and records[start][1][0].startswith(_COMMENT):
         start += 1
     comments = [cells for _, cells in records[:start]]
-    if start == 1 and len(records) > 1 and _is_marked_header(comments[0], records[1]):
-        line, cells = records[0]
-        header = [cells[0].lstrip(_COMMENT).strip(), *cells[1:]]
-        return [], [(line, header), *records[1:]]
+    names = [[cells[0].lstrip(_COMMENT).strip(), *cells[1:]] for cells in comments]
+    if start == 1 and len(records) > 1 and 1 < len(names[0]) == len(records[1][1]):
+        # the only line with '#', as wide as the next, is the header
+        return [], [(records[0][0], names[0]), *records[1:]]
     if start == len(records):
         raise _NoTableError("it has only lines that begin with '#'")
     if start:
@@ -475,13 +471,7 @@ def _split_above(
         lines = [line for line, _ in records[start:title]]
         notes.append(f"{_line_words(lines)} above the header: a title")
         start = title
-    names = [[cells[0].lstrip(_COMMENT).strip(), *cells[1:]] for cells in comments]
     return names, records[start:]
-
-
-def _is_marked_header(cells: Sequence[str], second: Record) -> bool:
-    """Tells whether a line with '#' is the header: it is the only one, as wide as the next."""
-    return len(cells) > 1 and len(cells) == len(second[1])
 
 
 def _num_filled(cells: Sequence[str]) -> int:
@@ -539,16 +529,6 @@ def _other_names(
     return {
         other: next(iter(named)) for other, named in columns.items() if len(named) == 1
     }
-
-
-def _nameless_columns(names: Sequence[str], data: Sequence[Record]) -> list[int]:
-    """Returns the numbers of columns with cells but no name; the first is pandas' index."""
-    nameless = [place for place, name in enumerate(names) if place and not name]
-    return [
-        place + 1
-        for place in nameless
-        if any(cells[place] for _, cells in data if place < len(cells))
-    ]
 
 
 def _line_words(lines: Sequence[int]) -> str:

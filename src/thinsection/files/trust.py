@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from thinsection.errors import CohortError, ConfigError, importing
+from thinsection.files.urls import STORE_SCHEMES
 from thinsection.types import Json
 
 if TYPE_CHECKING:
@@ -39,19 +40,7 @@ ARCHITECTURES = (
     "timm.models",
     "monai.networks.nets",
 )
-TABLE_SCHEMES = (
-    "file",
-    "http",
-    "https",
-    "s3",
-    "s3a",
-    "gs",
-    "gcs",
-    "az",
-    "abfs",
-    "abfss",
-    "adl",
-)
+TABLE_SCHEMES = (*("file", "http", "https"), *STORE_SCHEMES)
 # by section: what a model file says of how its embeddings are made
 MODEL_SETTINGS: Mapping[str, Collection[str]] = {
     "slides": (
@@ -151,9 +140,13 @@ def architecture(
     with importing(f"architecture {name!r} must be importable", "segment"):
         module = _run_file(code) if code else import_module(module_name)
     value: Any = getattr(module, attribute, None)
-    if _is_torchvision_builder(module_name, value):
-        builder: type[nn.Module] = value
-        return builder
+    if module_name.partition(".")[0] == "torchvision" and callable(value):
+        models = import_module("torchvision.models")
+        name_of_value = getattr(value, "__name__", "")
+        is_declared = name_of_value in models.list_models()
+        if is_declared and models.get_model_builder(name_of_value) is value:
+            builder: type[nn.Module] = value
+            return builder
     if not (isinstance(value, type) and issubclass(value, nn.Module)):
         raise ConfigError(
             f"architecture must be a PyTorch module class, got {name!r}, which "
@@ -185,15 +178,6 @@ def _run_file(path: Path) -> object:
         spec.loader.exec_module(module)
         sys.modules[name] = module
     return sys.modules[name]
-
-
-def _is_torchvision_builder(module_name: str, value: object) -> bool:
-    if module_name.partition(".")[0] != "torchvision" or not callable(value):
-        return False
-    models = import_module("torchvision.models")
-    name = getattr(value, "__name__", "")
-    is_declared = name in models.list_models()
-    return is_declared and models.get_model_builder(name) is value
 
 
 # names of files

@@ -27,6 +27,8 @@ def is_url(path: str) -> bool:
 
 
 VARIABLE = "THINSECTION_URL_SECRETS"
+# object stores
+STORE_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl")
 _HIDDEN = "***"
 _SHORTEST_SECRET = 4  # shorter values are not looked for in texts
 # schemes whose part before '@' is no user: a container of Azure, a repository
@@ -87,10 +89,22 @@ def whole_url(url: str) -> str:
     with _lock:
         if url in _whole_urls:
             return _whole_urls[url]
-    known = _read_file()
+    # the kept URLs of this command's processes; of one the newest
+    known: dict[str, str] = {}
+    with suppress(OSError, ValueError, KeyError):
+        for line in Path(os.environ[VARIABLE]).read_text("utf-8").splitlines():
+            public, whole = json.loads(line)
+            known[str(public)] = str(whole)
     if url in known:
         return known[url]
-    return _whole_below(url, {**known, **_whole_urls})
+    for public, whole in {**known, **_whole_urls}.items():
+        folder = public.rstrip("/") + "/"
+        if "?" not in public and url.startswith(folder):
+            # a file below a folder whose secret is known
+            parts = urlsplit(whole)
+            path = f"{parts.path.rstrip('/')}/{url[len(folder) :]}"
+            return urlunsplit(parts._replace(path=path))
+    return url
 
 
 def public_text(text: str) -> str:
@@ -118,17 +132,6 @@ def keep_for_jobs() -> None:
     atexit.unregister(_remove_file)
 
 
-def _whole_below(url: str, known: dict[str, str]) -> str:
-    """Returns the URL of a file below a folder by URL whose secret is known."""
-    for public, whole in known.items():
-        folder = public.rstrip("/") + "/"
-        if "?" not in public and url.startswith(folder):
-            parts = urlsplit(whole)
-            path = f"{parts.path.rstrip('/')}/{url[len(folder) :]}"
-            return urlunsplit(parts._replace(path=path))
-    return url
-
-
 def _public_part(url: str) -> str:
     if URL_MARK not in url:
         return url
@@ -154,7 +157,10 @@ def _public_part(url: str) -> str:
 def _public_query(query: str) -> str:
     """Returns a query without its secret parameters; the others stay as they are written."""
     parts = [part for part in re.split("[&;]", query) if part]
-    names = [_plain_name(part) for part in parts]
+    names = []
+    for part in parts:
+        name = unquote(part.partition("=")[0]).lower()
+        names.append(name.replace("-", "").replace("_", ""))
     is_azure = "sig" in names
     kept = []
     for part, name in zip(parts, names, strict=True):
@@ -165,11 +171,6 @@ def _public_query(query: str) -> str:
         if not is_secret and not (is_azure and name in _AZURE_NAMES):
             kept.append(part)
     return "&".join(kept)
-
-
-def _plain_name(part: str) -> str:
-    name = unquote(part.partition("=")[0]).lower()
-    return name.replace("-", "").replace("_", "")
 
 
 @lru_cache(maxsize=1)
@@ -183,15 +184,12 @@ def _secrets(pairs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
             public_names = {name for name, _ in parse_qsl(urlsplit(public).query)}
             secrets |= {parts.password or "", unquote(parts.password or "")}
             for name, value in parse_qsl(parts.query):
-                if name not in public_names and _is_unguessable(value):
+                # a shorter value or a number may be a word, a count or a date
+                is_unguessable = len(value) >= 16 and not value.isdigit()
+                if name not in public_names and is_unguessable:
                     secrets.add(value)
     long_enough = [secret for secret in secrets if len(secret) >= _SHORTEST_SECRET]
     return tuple(sorted(long_enough, key=len, reverse=True))
-
-
-def _is_unguessable(value: str) -> bool:
-    """Tells a signature or a token from a number, a date or a word."""
-    return len(value) >= 16 and not value.isdigit()
 
 
 # other processes
@@ -213,19 +211,6 @@ def _add_to_file(public: str, whole: str) -> None:
             atexit.register(_remove_file, place, os.getpid())
         with Path(place).open("a", encoding="utf-8") as file:
             file.write(json.dumps([public, whole]) + "\n")
-
-
-def _read_file() -> dict[str, str]:
-    """Returns the kept URLs of this command's processes; of one the newest."""
-    place = os.environ.get(VARIABLE)
-    known: dict[str, str] = {}
-    if not place:
-        return known
-    with suppress(OSError, ValueError):
-        for line in Path(place).read_text(encoding="utf-8").splitlines():
-            public, whole = json.loads(line)
-            known[str(public)] = str(whole)
-    return known
 
 
 def _remove_file(place: str, pid: int) -> None:

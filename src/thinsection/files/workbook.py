@@ -33,36 +33,31 @@ def read_sheets(path: Path) -> dict[str, list[Record]]:
         ValueError: the file is damaged, a formula without a value, or merged cells, whose values
             are in one cell only.
     """
+    from openpyxl import load_workbook
+
+    sheets = {}
     try:
-        return _read_sheets(path)
+        # openpyxl does not close a file that it cannot read
+        with path.open("rb") as first, path.open("rb") as second:
+            values = load_workbook(first, read_only=True, data_only=True)
+            formulas = load_workbook(second, read_only=True)
+            for sheet in values.worksheets:
+                # the size that a file states may be wrong
+                sheet.reset_dimensions()
+                formulas[sheet.title].reset_dimensions()
+                records = list(_records(sheet, formulas[sheet.title]))
+                if records:
+                    _check_merged(path, sheet, records)
+                    width = max(len(cells) for _, cells in records)
+                    for _, cells in records:
+                        cells.extend([""] * (width - len(cells)))
+                    sheets[sheet.title] = records
     except (ValueError, OSError, ImportError):
         raise
     except Exception as error:
         # a damaged archive or XML makes openpyxl raise errors of any kind
         raise ValueError(f"the workbook is damaged ({error})") from error
-
-
-def _read_sheets(path: Path) -> dict[str, list[Record]]:
-    from openpyxl import load_workbook
-
-    # openpyxl does not close a file that it cannot read
-    with path.open("rb") as first, path.open("rb") as second:
-        values = load_workbook(first, read_only=True, data_only=True)
-        formulas = load_workbook(second, read_only=True)
-        sheets = {}
-        for sheet in values.worksheets:
-            # the size that a file states may be wrong
-            sheet.reset_dimensions()
-            formulas[sheet.title].reset_dimensions()
-            records = list(_records(sheet, formulas[sheet.title]))
-            if records:
-                _check_merged(path, sheet, records)
-                width = max(len(cells) for _, cells in records)
-                sheets[sheet.title] = [
-                    (number, [*cells, *[""] * (width - len(cells))])
-                    for number, cells in records
-                ]
-        return sheets
+    return sheets
 
 
 def _records(sheet: Any, formulas: Any) -> Iterator[Record]:

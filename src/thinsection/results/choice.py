@@ -81,20 +81,13 @@ def matching(known: Sequence[str], name: str | None) -> list[str]:
     """Addresses that a name means: the address, one of its parts, or text that it contains."""
     if name is None:
         return [*known]
-    addresses = [address for address in known if name in _short_names(address)]
+    addresses = []
+    for address in known:
+        grid, _, last = address.rpartition("/")
+        label = last.removeprefix("features_").removeprefix("slide_features_")
+        if name in (address, grid, last, label):
+            addresses.append(address)
     return addresses or [address for address in known if name in address]
-
-
-def _short_names(address: str) -> tuple[str, ...]:
-    """All names that a person may use for an address."""
-    grid, _, last = address.rpartition("/")
-    return (
-        address,
-        grid,
-        last,
-        last.removeprefix("features_"),
-        last.removeprefix("slide_features_"),
-    )
 
 
 def newest_of(addresses: Sequence[str], records: Iterable[Record]) -> list[str]:
@@ -102,19 +95,19 @@ def newest_of(addresses: Sequence[str], records: Iterable[Record]) -> list[str]:
 
     Empty if none did, or if it is not known what a newer one made.
     """
-    for record in sorted(records, key=_when, reverse=True):
+
+    def time_of(record: Record) -> str:
+        # results of a merge are older than itself
+        origins = record.document.get("merged_from") or [record.document]
+        return max(str(origin.get("started", "")) for origin in origins)
+
+    for record in sorted(records, key=time_of, reverse=True):
         made = _made_by(record, addresses)
         if made is None:
             return []
         if made:
             return made
     return []
-
-
-def _when(record: Record) -> str:
-    """Time at which the results of a record were made; those of a merge are older than itself."""
-    origins = record.document.get("merged_from") or [record.document]
-    return max(str(origin.get("started", "")) for origin in origins)
 
 
 def _made_by(record: Record, addresses: Sequence[str]) -> list[str] | None:

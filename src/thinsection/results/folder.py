@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,13 +58,18 @@ def open_results(out: str | Path) -> Results:
     Memory: some kB per slide. Raises StoreError: it is not a results folder.
     """
     folder = Path(out)
+    check_results_folder(folder)
+    ledgers = {ledger.slide_id: ledger for ledger in load_ledgers(folder)}
+    return Results(folder=folder, ledgers=ledgers)
+
+
+def check_results_folder(folder: Path) -> None:
+    """Raises StoreError: it is not a results folder."""
     if not (folder / SLIDES).is_dir():
         raise StoreError(
             f"results must be a folder of `thinsection run` that contains {SLIDES}/, got "
             f"{str(folder)!r}"
         )
-    ledgers = {ledger.slide_id: ledger for ledger in load_ledgers(folder)}
-    return Results(folder=folder, ledgers=ledgers)
 
 
 @dataclass(frozen=True)
@@ -75,27 +80,6 @@ class FolderRow:
     num_slides: int  # slides with a result in this folder
     num_bytes: int  # bytes of its files
     facts: PlainValues  # facts of the last slide: encoder, dim and so on
-
-
-class _ExistingFolders:
-    """Folders that are on disk, looked up once each: people delete the folder of a grid."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._exists: dict[str, bool] = {}
-
-    def hold(self, ledger: SlideLedger, address: str, record: StageRecord) -> bool:
-        """True if the record's first file has its folder, here or at the URL of the run."""
-        if not record.files:
-            return address.startswith(f"{SLIDES}/") or self._is_there(address)
-        name = next(iter(record.files))
-        folder = name.rpartition("/")[0]
-        return name in ledger.elsewhere.files or self._is_there(folder)
-
-    def _is_there(self, name: str) -> bool:
-        if name not in self._exists:
-            self._exists[name] = (self.root / name).is_dir()
-        return self._exists[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +100,21 @@ class Results:
     def folders(self) -> tuple[FolderRow, ...]:
         """Every folder of results: masks, grids, embeddings, slide embeddings, pictures."""
         records: dict[str, list[StageRecord]] = {}  # records by address
-        existing = _ExistingFolders(self.folder)
+
+        @cache
+        def exists(name: str) -> bool:
+            """Looks a folder up once: people delete the folder of a grid."""
+            return (self.folder / name).is_dir()
+
         for ledger in self.ledgers.values():
             for address, record in ledger.stages.items():
-                if existing.hold(ledger, address, record):
+                name = next(iter(record.files), "")
+                # here, or at the URL of the run
+                is_elsewhere = name in ledger.elsewhere.files
+                if not name:
+                    is_elsewhere = address.startswith(f"{SLIDES}/")
+                folder = name.rpartition("/")[0] if name else address
+                if is_elsewhere or exists(folder):
                     records.setdefault(address, []).append(record)
         rows = [
             FolderRow(
@@ -200,20 +195,20 @@ class Results:
     def _choose(
         self, known: Sequence[str], name: str | None, kind: str, chooser: str
     ) -> str:
+        def say_once(line: str) -> None:
+            if line not in self.told_choices:
+                self.told_choices.add(line)
+                say_choice(line)
+
         return choose_address(
             known,
             name,
             kind,
             chooser=chooser,
             records=lambda: self.records,
-            say=self._say_once,
+            say=say_once,
             describe=self._described,
         )
-
-    def _say_once(self, line: str) -> None:
-        if line not in self.told_choices:
-            self.told_choices.add(line)
-            say_choice(line)
 
     def _described(self, address: str) -> str:
         """An address with what it is: '256px_0.5mpp (12 slides, 4,021 tiles)'."""
@@ -238,7 +233,16 @@ class Results:
 
         Raises StoreError: the labels cannot be read.
         """
-        joined = {} if labels is None else _labels(Path(labels), self.ledgers)
+        joined: dict[str, dict[str, str]] = {}
+        if labels is not None:
+            path = Path(labels)
+            table = open_table(path, ("slide_id",), error=StoreError)
+            names = (row["slide_id"] for row in table.rows)
+            ids = KnownIds(self.ledgers).match(names, repr(str(path)))
+            for cells in table.rows:
+                slide = ids.get(cells["slide_id"])
+                if slide is not None:
+                    joined[slide] = cells | {"slide_id": slide}
         rows = []
         for slide_id, ledger in self.ledgers.items():
             for row in grid_rows(ledger):
@@ -419,20 +423,6 @@ class Results:
                 f"slide_id must be in this folder, got {slide_id!r}{hint}"
             )
         return self.ledgers[slide_id]
-
-
-def _labels(path: Path, slides: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Rows of a table by the slide that their slide_id means."""
-    table = open_table(path, ("slide_id",), error=StoreError)
-    ids = KnownIds(slides).match(
-        (row["slide_id"] for row in table.rows), repr(str(path))
-    )
-    by_slide = {}
-    for row in table.rows:
-        slide = ids.get(row["slide_id"])
-        if slide is not None:
-            by_slide[slide] = row | {"slide_id": slide}
-    return by_slide
 
 
 def leaving_out(

@@ -81,7 +81,13 @@ def begin_record(out: Path, command: str, config: PlainValues) -> Record:
     """Makes the folder of an invocation that begins now, with its settings and versions."""
     now = datetime.now(UTC)
     host = platform.node()
-    folder = _new_folder(out / RECORDS, f"{now:%Y%m%d-%H%M%S}-{host}-{os.getpid()}")
+    name = f"{now:%Y%m%d-%H%M%S}-{host}-{os.getpid()}"
+    for number in itertools.count():
+        # a second invocation in the same second gets a number
+        folder = out / RECORDS / (f"{name}-{number}" if number else name)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
     document = {
         "thinsection_version": thinsection.__version__,
         "command": command,
@@ -89,16 +95,6 @@ def begin_record(out: Path, command: str, config: PlainValues) -> Record:
         "host": host,
     }
     return end_record(Record(folder, document), {"config": dict(config)})
-
-
-def _new_folder(parent: Path, name: str) -> Path:
-    """Makes a folder with this name; a second invocation in the same second gets a number."""
-    for number in itertools.count():
-        folder = parent / (f"{name}-{number}" if number else name)
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            break
-    return folder
 
 
 def log(folder: Path, text: str) -> None:

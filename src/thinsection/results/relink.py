@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from thinsection.errors import CohortError, InvalidInputError, StoreError
+from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.urls import is_url
-from thinsection.results.folder import Listener
+from thinsection.results.folder import Listener, check_results_folder
 from thinsection.results.tables import KnownSlide, known_slides, write_tables
-from thinsection.slide.cohort import find_by_url, find_in_folder, ignore_message
+from thinsection.slide.cohort import ignore_message, slides_at
 from thinsection.slide.ids import file_of, folded, path_of, stem_of
-from thinsection.slide.readers import is_folder_slide
 from thinsection.store.claims import (
     Claims,
     common_end,
@@ -24,7 +23,6 @@ from thinsection.store.claims import (
     read_claims,
 )
 from thinsection.store.identity import fingerprint
-from thinsection.store.ledger import SLIDES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +90,12 @@ def relink(
         InvalidInputError: the places have no slide.
     """
     out = Path(folder)
-    if not (out / SLIDES).is_dir():
-        raise StoreError(
-            f"results must be a folder of `thinsection run` that contains {SLIDES}/, got "
-            f"{str(out)!r}"
-        )
-    files = _Files(_slides_at(places, on_message))
+    check_results_folder(out)
+    paths: list[str] = []
+    for place in map(str, places):
+        for path in slides_at(place, on_message):
+            paths.append(path if is_url(path) else str(Path(path).absolute()))
+    files = _Files(paths)
     if not files.paths:
         raise InvalidInputError(
             f"new place must contain slides, got none in {', '.join(map(str, places))}"
@@ -111,12 +109,13 @@ def relink(
     kept = []
     for slide in slides:
         slide_id = slide.slide_id
+        path = slide.slide_path
         fitting = candidates[slide_id]
         if len(fitting) == 1:
             found[slide_id] = fitting[0]
         elif fitting:
             ambiguous[slide_id] = tuple(fitting)
-        elif _is_there(slide.slide_path):
+        elif path and (is_url(path) or Path(path).exists()):
             kept.append(slide_id)
         else:
             missing.append(slide_id)
@@ -126,21 +125,6 @@ def relink(
     return Relinked(
         found=found, ambiguous=ambiguous, missing=tuple(missing), kept=tuple(kept)
     )
-
-
-def _slides_at(places: Sequence[str | Path], on_message: Listener) -> list[str]:
-    """Slide files at the places."""
-    paths: list[str] = []
-    for place in map(str, places):
-        if is_url(place):
-            paths += find_by_url(place)
-        elif Path(place).is_file() or is_folder_slide(place):
-            paths.append(place)
-        elif Path(place).is_dir():
-            paths += find_in_folder(Path(place), on_message)
-        else:
-            raise CohortError.no_such_slide(place)
-    return [path if is_url(path) else str(Path(path).absolute()) for path in paths]
 
 
 def _candidates(slide: KnownSlide, claims: Claims, files: _Files) -> list[str]:
@@ -157,8 +141,3 @@ def _candidates(slide: KnownSlide, claims: Claims, files: _Files) -> list[str]:
         return fitting
     ends = [common_end(former, file) for file in fitting]
     return [file for file, end in zip(fitting, ends) if end == max(ends)]
-
-
-def _is_there(path: str) -> bool:
-    """True for a URL, at which nobody looks, and for a file that exists."""
-    return bool(path) and (is_url(path) or Path(path).exists())

@@ -96,27 +96,18 @@ def known_slides(
         ledger = ledgers.get(slide_id) or SlideLedger(out=out, slide_id=slide_id)
         failure = read_failure(out, slide_id) if slide_id in failed else None
         entry = None if failure is None else read_failed_entry(out, slide_id)
-        slides.append(_known_slide(ledger, failure, entry))
+        cohort = {name: ledger.slide.get(name) for name in _COHORT_COLUMNS}
+        more = dict(ledger.slide.get("more") or {})
+        if entry is not None:
+            # the entry of a failure is newer than the ledger
+            for name in _COHORT_COLUMNS:
+                cohort[name] = getattr(entry, name) or cohort[name]
+            more |= entry.more
+        slide = KnownSlide(
+            slide_id=slide_id, ledger=ledger, failure=failure, cohort=cohort, more=more
+        )
+        slides.append(slide)
     return slides
-
-
-def _known_slide(
-    ledger: SlideLedger, failure: SlideResult | None, entry: SlideEntry | None
-) -> KnownSlide:
-    """Slide from its ledger; the entry of a failure is newer, so it takes precedence."""
-    cohort = {name: ledger.slide.get(name) for name in _COHORT_COLUMNS}
-    more = dict(ledger.slide.get("more") or {})
-    if entry is not None:
-        for name in _COHORT_COLUMNS:
-            cohort[name] = getattr(entry, name) or cohort[name]
-        more |= entry.more
-    return KnownSlide(
-        slide_id=ledger.slide_id,
-        ledger=ledger,
-        failure=failure,
-        cohort=cohort,
-        more=more,
-    )
 
 
 def write_tables(
@@ -169,21 +160,16 @@ def _summary_rows(
     note = f"same content as {', '.join(others)}" if others else ""
     for grid_row in grid_rows(slide.ledger):
         row = {"slide_id": slide.slide_id, **slide.cohort, **slide.more}
-        row["status"] = _status(slide, grid_row, waits=waits)
+        row["status"] = "empty" if grid_row.get("num_tiles") == 0 else "done"
+        if waits or not slide.ledger.stages:
+            row["status"] = "missing"
+        if slide.failure is not None:
+            row["status"] = slide.failure.status
         row |= grid_row
         row["slide_path"] = slide.path_in_tables
         warnings = (grid_row.get("warnings", ""), note)
         row["warnings"] = "; ".join(text for text in warnings if text)
         yield row
-
-
-def _status(slide: KnownSlide, grid_row: PlainValues, *, waits: bool) -> str:
-    """Status of a slide in a grid, from the files in the folder."""
-    if slide.failure is not None:
-        return slide.failure.status
-    if waits or not slide.ledger.stages:
-        return "missing"
-    return "empty" if grid_row.get("num_tiles") == 0 else "done"
 
 
 def grid_rows(ledger: SlideLedger) -> Iterator[Document]:

@@ -134,7 +134,10 @@ class BufferReader(Closing):
         """Reads the tiles of one buffer into the first rows of an array."""
         buffer = self._new_buffer(runs, array)
         pieces = _pieces(buffer)
-        self._close_unused([piece.number for piece in pieces])
+        needed = [piece.number for piece in pieces]
+        for index in [index for index in self._opened if index not in needed]:
+            slide, _ = self._opened.pop(index)
+            slide.close()
 
         def prepare(piece: _Piece) -> list[Prepared[_Piece]]:
             try:
@@ -159,7 +162,11 @@ class BufferReader(Closing):
                 elif isinstance(event, SlideFinished):
                     buffer.is_read[event.source.places] = True
                 elif isinstance(event, SlideFailed):
-                    self._report(event)
+                    slide_id = self._slides[event.source.number].slide_id
+                    text = f"{slide_id}: left out: {event.error}"
+                    if text not in self._reported:
+                        self._reported.add(text)
+                        self._on_message(text)
         return buffer
 
     def _batch_allocator(self) -> Callable[[tuple[int, ...]], TileArray]:
@@ -226,20 +233,6 @@ class BufferReader(Closing):
             slide.close()
             raise
         return slide, table
-
-    def _close_unused(self, needed: Sequence[int]) -> None:
-        """Closes slides that the next buffer does not need."""
-        for index in [index for index in self._opened if index not in needed]:
-            slide, _ = self._opened.pop(index)
-            slide.close()
-
-    def _report(self, failed: SlideFailed[_Piece]) -> None:
-        """Reports the failure of a slide once."""
-        slide_id = self._slides[failed.source.number].slide_id
-        text = f"{slide_id}: left out: {failed.error}"
-        if text not in self._reported:
-            self._reported.add(text)
-            self._on_message(text)
 
 
 def _pieces(buffer: Buffer) -> list[_Piece]:

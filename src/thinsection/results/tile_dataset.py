@@ -130,9 +130,20 @@ class TileDataset(IterableDataset[Item]):
             results = open_results(results)
         on_message = on_message or warn
         self._slides = _choose_slides(results, grid, slides, labels, on_message)
-        _check_columns(self._slides[0], columns)
-        self.tile_px = _tile_px(self._slides[0])
-        self.buffer_tiles = _buffer_tiles(memory, self.tile_px)
+        first = self._slides[0]
+        _check_columns(first, columns)
+        if first.plan is not None:
+            self.tile_px = first.plan.tile_px
+        else:
+            with first.open() as opened:
+                self.tile_px = first.table(opened).plan.tile_px
+        two_tiles_bytes = 2 * self.tile_px * self.tile_px * CHANNELS
+        self.buffer_tiles = parse_bytes(memory, name="memory") // two_tiles_bytes
+        if self.buffer_tiles < 1:
+            raise BudgetError(
+                f"memory must be >= {format_bytes(two_tiles_bytes)} for two tiles of "
+                f"{self.tile_px} px, got {memory}"
+            )
         self._labels = labels
         self._columns = tuple(columns)
         self._transform = transform
@@ -141,7 +152,11 @@ class TileDataset(IterableDataset[Item]):
         self._open_slides = open_slides
         self._even = even
         self._on_message = on_message
-        self._rank, self._world_size = _rank_and_world_size()
+        self._rank = 0
+        self._world_size = 1
+        if distributed.is_available() and distributed.is_initialized():
+            self._rank = distributed.get_rank()
+            self._world_size = distributed.get_world_size()
         # Epoch, and number of workers; shared, because workers that persist have copies of this
         # object.
         self._shared = torch.tensor([0, 0]).share_memory_()  # type: ignore[no-untyped-call]
@@ -176,14 +191,26 @@ class TileDataset(IterableDataset[Item]):
         # A second iteration of this process begins at the beginning.
         self._resumed = None
         shard = (progress.first_shard + index) % num_workers
-        order = self._order(progress.epoch, shard, num_workers)
+        order = ShardOrder(
+            counts=[slide.num_tiles for slide in self._slides],
+            seed=self._seed,
+            epoch=progress.epoch,
+            shard=self._rank * num_workers + shard,
+            num_shards=self._world_size * num_workers,
+            buffer_tiles=self.buffer_tiles,
+            mixed_slides=self._open_slides,
+            shuffle=self._shuffle,
+            even=self._even,
+        )
+        # a worker's share of the CPUs, which ranks of this machine share too
+        num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         with BufferReader(
             self._slides,
             tile_px=self.tile_px,
             buffer_tiles=self.buffer_tiles,
             columns=self._columns,
             open_slides=self._open_slides,
-            decode_threads=_decode_threads(num_workers),
+            decode_threads=max(1, cpu_count() // (num_workers * num_ranks)),
             on_message=self._on_message,
         ) as reader:
             yield from self._items(order, reader, progress, shard)
@@ -259,19 +286,6 @@ class TileDataset(IterableDataset[Item]):
                 f"{num_workers}"
             )
         return resumed.copy()
-
-    def _order(self, epoch: int, shard: int, num_workers: int) -> ShardOrder:
-        return ShardOrder(
-            counts=[slide.num_tiles for slide in self._slides],
-            seed=self._seed,
-            epoch=epoch,
-            shard=self._rank * num_workers + shard,
-            num_shards=self._world_size * num_workers,
-            buffer_tiles=self.buffer_tiles,
-            mixed_slides=self._open_slides,
-            shuffle=self._shuffle,
-            even=self._even,
-        )
 
     def _items(
         self,
@@ -366,34 +380,3 @@ def _check_columns(slide: TiledSlide, names: Sequence[str]) -> None:
                 f"columns must be of the tile table, got {name!r}{nearest(name, known)}; "
                 f"it has {', '.join(known) or 'none'}"
             )
-
-
-def _tile_px(slide: TiledSlide) -> int:
-    if slide.plan is not None:
-        return slide.plan.tile_px
-    with slide.open() as opened:
-        return slide.table(opened).plan.tile_px
-
-
-def _buffer_tiles(memory: str, tile_px: int) -> int:
-    """Tiles of one of two buffers. Raises BudgetError: not even one tile fits."""
-    tile_bytes = tile_px * tile_px * CHANNELS
-    buffer_tiles = parse_bytes(memory, name="memory") // (2 * tile_bytes)
-    if buffer_tiles < 1:
-        raise BudgetError(
-            f"memory must be >= {format_bytes(2 * tile_bytes)} for two tiles of {tile_px} px, "
-            f"got {memory}"
-        )
-    return buffer_tiles
-
-
-def _rank_and_world_size() -> tuple[int, int]:
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
-
-
-def _decode_threads(num_workers: int) -> int:
-    """Threads of one worker: its share of the CPUs, which ranks of this machine share too."""
-    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, cpu_count() // (num_workers * num_ranks))

@@ -128,29 +128,24 @@ def tiled_slide(results: Results, ledger: SlideLedger, grid: str) -> TiledSlide:
         )
     facts = ledger.stages[f"{grid}/tiles"].facts
     rendering = slide.get("rendering") or ""
+    look = None  # of the last invocation that had one
+    for record in results.records if rendering else ():
+        section = record.document.get("config", {}).get("slides")
+        if section:
+            look = from_mapping(SlidesConfig, section).look or look
     return TiledSlide(
         slide_id=ledger.slide_id,
         slide_path=slide_place(ledger),
         slide_mpp=(slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None,
         size_l0=(slide["width"], slide["height"]) if slide.get("width") else None,
         reader=slide.get("reader") or "auto",
-        look=_recorded_look(results) if rendering else None,
+        look=look,
         image=slide.get("image"),
         rendering=rendering,
         tiles_path=tiles_path,
         num_tiles=int(facts["num_tiles"]),
         plan=from_mapping(ReadPlan, facts["plan"]) if "plan" in facts else None,
     )
-
-
-def _recorded_look(results: Results) -> Look | None:
-    """Rule by which the last invocation that had one made pixels RGB."""
-    last = None
-    for record in results.records:
-        section = record.document.get("config", {}).get("slides")
-        if section:
-            last = from_mapping(SlidesConfig, section).look or last
-    return last
 
 
 def _plan_of_peer(slide: Slide, attributes: Attributes) -> ReadPlan:

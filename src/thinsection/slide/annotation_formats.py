@@ -307,23 +307,13 @@ def _read_asap(root: ElementTree.Element) -> Iterator[Shape]:
         ring = _points(ordered)
         if kind == "rectangle":
             ring = rectangle_ring(ring)
-        names = _asap_groups(annotation.get("PartOfGroup"), parents)
+        # groups in groups, the outermost first; one counts whether the file lists it or not
+        names: list[str] = []
+        group = annotation.get("PartOfGroup")
+        while group is not None and group not in _NO_GROUP and group not in names:
+            names.insert(0, group)
+            group = parents.get(group)
         yield Shape(place=place, class_name=": ".join(names), polygons=[[ring]])
-
-
-def _asap_groups(
-    innermost: str | None, parents: dict[str | None, str | None]
-) -> list[str]:
-    """Returns the names of the groups in groups that an annotation is in, the outermost first.
-
-    A group counts by its name, whether the file lists it among its groups or not.
-    """
-    names: list[str] = []
-    group = innermost
-    while group is not None and group not in _NO_GROUP and group not in names:
-        names.insert(0, group)
-        group = parents.get(group)
-    return names
 
 
 # ImageScope and HALO
@@ -333,6 +323,12 @@ def _read_regions(root: ElementTree.Element) -> Iterator[Shape]:
     for layer_number, layer in enumerate(root.iter("Annotation")):
         layer_name = layer.get("Name", "")
         layer_id = layer.get("Id") or layer_name or layer_number
+        # what ImageScope's table of layers calls a layer that has no name
+        description = ""
+        for attribute in layer.iterfind("Attributes/Attribute"):
+            if attribute.get("Name", "").lower() in ("description", "name"):
+                description = attribute.get("Value") or ""
+                break
         for number, region in enumerate(layer.iter("Region")):
             place = f"region {region.get('Id', number)} of layer {layer_id}"
             kind = region.get("Type", "0").lower()
@@ -347,17 +343,8 @@ def _read_regions(root: ElementTree.Element) -> Iterator[Shape]:
                 ring = ellipse_ring(ring)
             yield Shape(
                 place=place,
-                class_name=layer_name or region.get("Text") or _description(layer),
+                class_name=layer_name or region.get("Text") or description,
                 polygons=[[ring]],
                 layer=layer_number,
                 is_hole=region.get("NegativeROA", "0").lower() in ("1", "true"),
             )
-
-
-def _description(layer: ElementTree.Element) -> str:
-    """Returns what ImageScope's table of layers calls a layer that has no name."""
-    for attributes in layer.findall("Attributes"):
-        for attribute in attributes.findall("Attribute"):
-            if attribute.get("Name", "").lower() in ("description", "name"):
-                return attribute.get("Value") or ""
-    return ""

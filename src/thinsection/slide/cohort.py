@@ -121,13 +121,23 @@ def load_cohort(
         CohortError: nothing found, a path is missing, an id is doubled or no usable name.
     """
     all_entries: list[SlideEntry] = []
-    for item in slides:
-        all_entries += _entries_of(
-            str(item), on_message, allow_local_urls=allow_local_urls
-        )
+    tables: list[str] = []
+    for item in map(str, slides):
+        if _is_table(item):
+            tables.append(item)
+            all_entries += _entries_of_table(
+                Path(item), on_message, allow_local_urls=allow_local_urls
+            )
+        else:
+            for path in slides_at(item, on_message):
+                all_entries.append(SlideEntry(slide_id=stem_of(path), slide_path=path))
     if image is not None:
-        all_entries = [_with_image(entry, image) for entry in all_entries]
-    tables = [item for item in slides if _is_table(str(item))]
+        for number, entry in enumerate(all_entries):
+            if entry.image is None:
+                slide_id = entry.slide_id
+                if not entry.id_given:
+                    slide_id = stem_of(entry.slide_path, image)
+                all_entries[number] = replace(entry, image=image, slide_id=slide_id)
     with naming_file(*tables):
         entries = _unique(all_entries, on_message)
     if not entries:
@@ -149,42 +159,42 @@ def load_cohort(
 # what one argument names
 
 
-def _entries_of(
-    item: str, on_message: Callable[[str], None], *, allow_local_urls: bool
-) -> list[SlideEntry]:
-    """Returns the slides that one argument of `load_cohort` names."""
+def slides_at(item: str, on_message: Callable[[str], None]) -> list[str]:
+    """Returns the slides that a user names by a file, a folder or a URL.
+
+    Raises:
+        CohortError: there is nothing.
+    """
     if "\0" in item:
         raise CohortError(f"slide must be a path, got {item!r} with a NUL character")
     path = Path(item)
     if is_url(item):
         allow_local_host(item)  # the user's own words
-        paths = find_by_url(hide_secret(item))
-    elif _is_table(item):
-        if not split_sheet(path)[0].is_file():
-            raise CohortError.no_such_slide(item)
-        rows = read_cohort_rows(path, on_message)
-        _check_told_apart(rows)
-        return [
-            _entry_of_row(row, path.parent, allow_local_urls=allow_local_urls)
-            for row in rows
-        ]
-    elif path.is_file() or is_folder_slide(path):
-        paths = [str(path)]
-    elif path.is_dir():
-        paths = find_in_folder(path, on_message)
-    else:
-        raise CohortError.no_such_slide(item)
-    return [SlideEntry(slide_id=stem_of(path), slide_path=path) for path in paths]
+        return find_by_url(hide_secret(item))
+    if path.is_file() or is_folder_slide(path):
+        return [str(path)]
+    if path.is_dir():
+        return find_in_folder(path, on_message)
+    raise CohortError.no_such_slide(item)
 
 
 def _is_table(item: str) -> bool:
-    return (
-        not is_url(item) and split_sheet(Path(item))[0].suffix.lower() in TABLE_SUFFIXES
-    )
+    if is_url(item) or "\0" in item:
+        return False
+    return split_sheet(Path(item))[0].suffix.lower() in TABLE_SUFFIXES
 
 
-def _check_told_apart(rows: Sequence[CohortRow]) -> None:
-    """Refuses URLs that differ in a secret alone: nobody can tell whether they are one slide."""
+def _entries_of_table(
+    path: Path, on_message: Callable[[str], None], *, allow_local_urls: bool
+) -> list[SlideEntry]:
+    """Returns the slides of a table.
+
+    Raises:
+        CohortError: URLs differ in a secret alone: nobody can tell whether they are one slide.
+    """
+    if not split_sheet(path)[0].is_file():
+        raise CohortError.no_such_slide(str(path))
+    rows = read_cohort_rows(path, on_message)
     row_by_url: dict[str, CohortRow] = {}
     for row in rows:
         url = row.columns["slide_path"]
@@ -196,6 +206,10 @@ def _check_told_apart(rows: Sequence[CohortRow]) -> None:
                 "URLs of a table must differ in more than a password, a signature or a token, "
                 f"got {public_url(url)!r} in {row.place} and in {other.place}; name each slide once"
             )
+    return [
+        _entry_of_row(row, path.parent, allow_local_urls=allow_local_urls)
+        for row in rows
+    ]
 
 
 def _entry_of_row(
@@ -227,14 +241,6 @@ def _entry_of_row(
         folder=str(folder),
         id_given=bool(columns["slide_id"]),
     )
-
-
-def _with_image(entry: SlideEntry, image: str) -> SlideEntry:
-    """Returns the slide with this image of its file, unless its table names another one."""
-    if entry.image is not None:
-        return entry
-    slide_id = entry.slide_id if entry.id_given else stem_of(entry.slide_path, image)
-    return replace(entry, image=image, slide_id=slide_id)
 
 
 def _with_path_columns(
@@ -270,8 +276,14 @@ def _unique(
     for entry in entries:
         file = entry.file
         slide_file = file_of(entry.slide_path)
-        series_key = (*_series_key(slide_file), entry.image)
-        first = series.setdefault(series_key, slide_file)
+        place = Path(slide_file)
+        uid = ""
+        if not is_url(slide_file) and is_dicom_path(place):
+            head = read_head(place)
+            if head is not None:
+                uid = head.series
+                place = place.parent
+        first = series.setdefault((place, uid, entry.image), slide_file)
         if first != slide_file and not entry.id_given:
             num_more += 1
             continue
@@ -286,15 +298,6 @@ def _unique(
         )
     _check_table_ids(by_file.values())
     return give_slide_ids(by_file, {}, on_message)
-
-
-def _series_key(file: str) -> tuple[Path, str]:
-    """Returns what the files of one DICOM slide have in common: their folder and their series."""
-    path = Path(file)
-    if is_url(file) or not is_dicom_path(path):
-        return (path, "")
-    head = read_head(path)
-    return (path, "") if head is None else (path.parent, head.series)
 
 
 def _one_of_two(
@@ -370,16 +373,9 @@ def give_slide_ids(
                 f"{slide_id!r}"
             )
     ids |= new_ids
-    _report_twins(by_file.values(), on_message)
-    return [replace(entry, slide_id=ids[file]) for file, entry in by_file.items()]
-
-
-def _report_twins(
-    entries: Iterable[SlideEntry], on_message: Callable[[str], None]
-) -> None:
-    """Names files whose names look the same and differ in their Unicode form alone."""
+    # names that look the same and differ in their Unicode form alone
     spellings_by_name: dict[str, set[str]] = {}
-    for entry in entries:
+    for entry in by_file.values():
         spelling = Path(entry.slide_path).name
         name = unicodedata.normalize("NFC", spelling)
         spellings_by_name.setdefault(name, set()).add(spelling)
@@ -390,6 +386,7 @@ def _report_twins(
                 f"{name!r} is the name of several files that differ only in their Unicode form "
                 f"({paths}); rename one, or give them a slide_id"
             )
+    return [replace(entry, slide_id=ids[file]) for file, entry in by_file.items()]
 
 
 def find_in_folder(
@@ -465,19 +462,14 @@ def _slides_among(paths: Iterable[PurePosixPath]) -> list[str]:
         if path.name.startswith("."):
             continue
         suffix = path.suffix.lower()
-        folder_slides = [one for one in path.parents if _names_folder_slide(one)]
+        # by its name alone: nothing of the folder is here
+        folder_slides = [one for one in path.parents if is_folder_slide(f"url://{one}")]
         if folder_slides:
             outermost = folder_slides[-1]
             slides.setdefault(outermost, str(outermost))
-        elif (
-            suffix == SUFFIX
-        ):  # their heads cannot be read: the files of a folder are one slide
+        elif suffix == SUFFIX:
+            # their heads cannot be read: the files of a folder are one slide
             slides.setdefault(path.parent, str(path))
         elif suffix in suffixes:
             slides.setdefault(path, str(path))
     return list(slides.values())
-
-
-def _names_folder_slide(path: PurePosixPath) -> bool:
-    """Tells whether a remote folder is by its name one slide of many files."""
-    return is_folder_slide(f"url://{path}")

@@ -134,27 +134,21 @@ def convert(
         pictures += _halves(slide, quality, stack, grey=pictures[0].is_grey)
         first, *others = pictures
         unfinished = stack.enter_context(atomic_path(out))
+        # tifffile writes it as OME-XML; its own UUID would hold this network card's address
+        metadata: dict[str, str | float] = {
+            "axes": "YX" if first.is_grey else "YXS",
+            "UUID": uuid.uuid4().urn,
+        }
+        if slide.slide_mpp is not None:
+            metadata["PhysicalSizeX"] = slide.slide_mpp[0]
+            metadata["PhysicalSizeY"] = slide.slide_mpp[1]
+            metadata["PhysicalSizeXUnit"] = "\u00b5m"
+            metadata["PhysicalSizeYUnit"] = "\u00b5m"
         with tifffile.TiffWriter(unfinished, bigtiff=True, ome=True) as file:
-            metadata = _ome_metadata(slide.slide_mpp, first)
             first.write(file, first.segments(), metadata=metadata, subifds=len(others))
             for picture in others:
                 picture.write(file, picture.segments(), subfiletype=1)
     return out
-
-
-def _ome_metadata(slide_mpp: Mpp | None, picture: Picture) -> dict[str, str | float]:
-    """Returns what tifffile writes as OME-XML: axes, a random UUID, the resolution."""
-    # tifffile's own UUID would hold the address of this machine's network card
-    metadata: dict[str, str | float] = {
-        "axes": "YX" if picture.is_grey else "YXS",
-        "UUID": uuid.uuid4().urn,
-    }
-    if slide_mpp is not None:
-        metadata["PhysicalSizeX"] = slide_mpp[0]
-        metadata["PhysicalSizeY"] = slide_mpp[1]
-        metadata["PhysicalSizeXUnit"] = "\u00b5m"
-        metadata["PhysicalSizeYUnit"] = "\u00b5m"
-    return metadata
 
 
 def _level_pictures(

@@ -173,7 +173,14 @@ def plan_read(
         MissingMppError: `tile_mpp` is given and the slide has none.
         UpsamplingError: `tile_mpp` is finer than the slide.
     """
-    _check_tile(tile_px, tile_mpp, overlap)
+    if tile_px < 1:
+        raise InvalidInputError(f"tile_px must be >= 1, got {tile_px}")
+    if not 0 <= overlap < tile_px:
+        raise InvalidInputError(
+            f"overlap must be in [0, tile_px), got {overlap} of {tile_px}"
+        )
+    if tile_mpp is not None and not 0 < tile_mpp < math.inf:
+        raise InvalidInputError(f"tile_mpp must be > 0, got {tile_mpp!r}")
     if tile_mpp is None:
         x_ratio = 1.0
         y_ratio = 1.0
@@ -188,27 +195,20 @@ def plan_read(
         x_ratio, y_ratio = _ratios(levels, slide_mpp, tile_mpp, tolerance, slide)
     level = best_level(levels, min(x_ratio, y_ratio))
     stride_tl = tile_px - overlap
+    true_mpp = None
+    if slide_mpp is not None:
+        true_mpp = (x_ratio * slide_mpp[0] + y_ratio * slide_mpp[1]) / 2
+        if tile_mpp is not None and math.isclose(true_mpp, tile_mpp, rel_tol=_EXACT):
+            true_mpp = tile_mpp
     return ReadPlan(
         tile_px=tile_px,
-        tile_mpp=_true_mpp(slide_mpp, (x_ratio, y_ratio), tile_mpp),
+        tile_mpp=true_mpp,
         level=level.index,
         downsample=level.downsample,
         size_lv=(_lv_px(tile_px, x_ratio, level), _lv_px(tile_px, y_ratio, level)),
         size_l0=(round(tile_px * x_ratio), round(tile_px * y_ratio)),
         stride_l0=(round(stride_tl * x_ratio), round(stride_tl * y_ratio)),
     )
-
-
-def _check_tile(tile_px: int, tile_mpp: float | None, overlap: int) -> None:
-    """Raises InvalidInputError where a setting of a tile is out of range."""
-    if tile_px < 1:
-        raise InvalidInputError(f"tile_px must be >= 1, got {tile_px}")
-    if not 0 <= overlap < tile_px:
-        raise InvalidInputError(
-            f"overlap must be in [0, tile_px), got {overlap} of {tile_px}"
-        )
-    if tile_mpp is not None and not 0 < tile_mpp < math.inf:
-        raise InvalidInputError(f"tile_mpp must be > 0, got {tile_mpp!r}")
 
 
 def _ratios(
@@ -246,18 +246,6 @@ def _whole_if_near(ratio: float) -> float:
     """Returns the ratio, or the whole number that it is but for rounding."""
     nearest = round(ratio)  # >= 1, as ratios are
     return float(nearest) if abs(ratio / nearest - 1) <= ROUNDING else ratio
-
-
-def _true_mpp(
-    slide_mpp: Mpp | None, ratios: tuple[float, float], tile_mpp: float | None
-) -> float | None:
-    """Returns the mean resolution of a finished tile; exactly the wanted one where it is that."""
-    if slide_mpp is None:
-        return None
-    mpp = (ratios[0] * slide_mpp[0] + ratios[1] * slide_mpp[1]) / 2
-    if tile_mpp is not None and math.isclose(mpp, tile_mpp, rel_tol=_EXACT):
-        return tile_mpp
-    return mpp
 
 
 def _lv_px(tile_px: int, ratio: float, level: Level) -> int:

@@ -98,22 +98,21 @@ def assign_ids(
         is_shared = files_by_stem[folded(stem)] > 1 or folded(stem) in used
         slide_id = stem
         if is_shared or is_odd(stem):
-            slide_id = _hashed(stem, file, used)
+            # the stem as a folder's name, with the shortest free hash of the file's place
+            safe = stem
+            room = _MAX_ID_BYTES - _HASH_BYTES
+            if is_odd(stem) or len(stem.encode()) > room:
+                plain = _ODD.sub("_", stem).lstrip(".").encode()
+                safe = plain[:room].decode(errors="ignore") or "slide"
+            place = file.encode(errors="surrogateescape")
+            digest = hashlib.sha256(place).hexdigest()
+            for digits in _HASH_DIGITS:
+                slide_id = f"{safe}-{digest[:digits]}"
+                if folded(slide_id) not in used:
+                    break
         used.add(folded(slide_id))
         ids[file] = slide_id
     return ids
-
-
-def _hashed(stem: str, file: str, used: set[str]) -> str:
-    """Returns the stem as a folder's name, with the shortest free hash of the file's place."""
-    safe = stem
-    if is_odd(stem) or len(stem.encode()) > _MAX_ID_BYTES - _HASH_BYTES:
-        plain = _ODD.sub("_", stem).lstrip(".").encode()
-        safe = plain[: _MAX_ID_BYTES - _HASH_BYTES].decode(errors="ignore") or "slide"
-    digest = hashlib.sha256(file.encode(errors="surrogateescape")).hexdigest()
-    names = [f"{safe}-{digest[:digits]}" for digits in _HASH_DIGITS]
-    free = (name for name in names if folded(name) not in used)
-    return next(free, names[-1])
 
 
 # files of slides that no reader of ours opens, of pictures, and of embeddings
