@@ -4,11 +4,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.support.dicom_slides import DicomKind, write_dicom
 
 from thinsection.errors import CohortError
 from thinsection.slide import ids as slide_ids
-from thinsection.slide.cohort import load_cohort
+from thinsection.slide.cohort import give_slide_ids, load_cohort
 from thinsection.slide.cohort_table import parse_mpp
 
 
@@ -324,3 +326,171 @@ def test_a_workbook_and_a_table_of_tabs_are_cohorts(tmp_path: Path) -> None:
     assert said[0].startswith("c.xlsx: sheet 'slides' of 2 is read, not 'Sheet'")
     with pytest.raises(CohortError, match="existing file, folder or URL"):
         load_cohort([tmp_path / "none.xlsx"])
+
+
+def dicom_file(path: Path, series: str) -> Path:
+    """One level of a DICOM slide, of 4 frames."""
+    pixels = np.zeros((96, 128, 3), np.uint8)
+    (file,) = write_dicom(path, [[pixels]], DicomKind(), series=series)
+    return file
+
+
+def test_files_of_one_dicom_series_are_one_slide_also_where_each_is_named(
+    tmp_path: Path,
+) -> None:
+    files = [dicom_file(tmp_path / f"{name}.dcm", "1.2.3.4") for name in "cab"]
+    other = dicom_file(tmp_path / "z.dcm", "1.2.3.5")
+    words: list[str] = []
+    entries = load_cohort([*files, other], on_message=words.append)
+    assert [Path(entry.slide_path).name for entry in entries] == ["c.dcm", "z.dcm"]
+    assert len(words) == 1
+    assert words[0].startswith("2 .dcm files belong to slides that are named by")
+
+
+def test_a_file_of_a_series_to_which_a_table_gives_an_id_stays_a_slide(
+    tmp_path: Path,
+) -> None:
+    for name in "ab":
+        dicom_file(tmp_path / f"{name}.dcm", "1.2.3.4")
+    table = tmp_path / "c.csv"
+    table.write_text("slide_path,slide_id\na.dcm,first\nb.dcm,second\n")
+    assert [e.slide_id for e in load_cohort([table])] == ["first", "second"]
+
+
+def test_a_folder_of_several_dicom_slides_is_named_with_their_number(
+    tmp_path: Path,
+) -> None:
+    for number, name in enumerate("abc"):
+        dicom_file(tmp_path / "glass" / f"{name}.dcm", f"1.2.3.{number // 2}")
+    words: list[str] = []
+    assert len(load_cohort([tmp_path], on_message=words.append)) == 2
+    assert words == [
+        "'glass': 3 .dcm files are 2 slides of 2 + 1 files, by their SeriesInstanceUID"
+    ]
+
+
+def test_the_image_of_a_table_wins_over_the_image_for_all(tmp_path: Path) -> None:
+    touch(tmp_path / "a.tiff", tmp_path / "b.tiff", tmp_path / "c.tiff")
+    table = tmp_path / "c.csv"
+    table.write_text(
+        "slide_path,image,slide_id\na.tiff,left,\nb.tiff,,\nc.tiff,,mine\n"
+    )
+    entries = load_cohort([table], image="right")
+    assert [entry.image for entry in entries] == ["left", "right", "right"]
+    assert [entry.slide_id for entry in entries] == ["a-left", "b-right", "mine"]
+
+
+def test_an_image_column_that_repeats_the_file_names_no_picture(tmp_path: Path) -> None:
+    touch(*[tmp_path / f"{name}.tiff" for name in "abc"])
+    table = tmp_path / "c.csv"
+    table.write_text("slide_path,image\na.tiff,a.tiff\nb.tiff,b\nc.tiff,a\n")
+    assert [entry.image for entry in load_cohort([table])] == [None, None, "a"]
+
+
+def test_a_line_that_stands_twice_in_a_table_is_one_slide(tmp_path: Path) -> None:
+    touch(tmp_path / "a.svs")
+    table = tmp_path / "c.csv"
+    table.write_text("slide_path,slide_id\na.svs,one\na.svs,one\n")
+    words: list[str] = []
+    (entry,) = load_cohort([table], on_message=words.append)
+    assert entry.slide_id == "one"
+    assert words == []
+
+
+def test_one_slide_with_two_ids_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path / "a.svs")
+    table = tmp_path / "c.csv"
+    table.write_text("slide_path,slide_id\na.svs,one\na.svs,two\n")
+    with pytest.raises(CohortError, match="one slide_id, got 'one' and 'two'"):
+        load_cohort([table])
+
+
+def test_the_id_of_a_table_wins_wherever_the_slide_is_named(tmp_path: Path) -> None:
+    touch(tmp_path / "a.svs")
+    table = tmp_path / "c.csv"
+    table.write_text("slide_path,slide_id\na.svs,one\n")
+    for slides in ([tmp_path / "a.svs", table], [table, tmp_path / "a.svs"]):
+        (entry,) = load_cohort(slides)
+        assert entry.slide_id == "one"
+
+
+def test_names_that_differ_in_their_unicode_form_alone_are_told(tmp_path: Path) -> None:
+    composed = "caf\u00e9.svs"
+    decomposed = "cafe\u0301.svs"
+    touch(tmp_path / composed, tmp_path / decomposed, tmp_path / "b.svs")
+    words: list[str] = []
+    assert len(load_cohort([tmp_path], on_message=words.append)) == 3
+    assert len(words) == 1
+    assert words[0].startswith(f"{composed!r} is the name of several files")
+    assert ascii(decomposed) in words[0]
+
+
+def test_a_table_names_no_address_of_this_machine_unless_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THINSECTION_LOCAL_HOSTS", "")
+    table = tmp_path / "c.csv"
+    table.write_text("slide_path\nhttp://localhost:1/a.svs\n")
+    with pytest.raises(CohortError, match=r"must not name this machine.*line 2"):
+        load_cohort([table])
+    (entry,) = load_cohort([table], allow_local_urls=True)
+    assert entry.slide_path == "http://localhost:1/a.svs"
+
+
+def test_two_urls_of_a_table_that_differ_in_a_secret_alone_are_refused(
+    tmp_path: Path,
+) -> None:
+    table = tmp_path / "c.csv"
+    table.write_text(
+        "slide_path\nhttps://h.org/a.svs?token=1111\nhttps://h.org/a.svs?token=2222\n"
+    )
+    with pytest.raises(CohortError, match=r"more than a password.*line 3.*line 2"):
+        load_cohort([table])
+
+
+def test_a_table_gives_every_column_of_a_slide(tmp_path: Path) -> None:
+    touch(tmp_path / "a.svs", tmp_path / "b.svs")
+    table = tmp_path / "c.csv"
+    table.write_text(
+        "slide_path,patient_id,label,split,site\na.svs,p1,yes,train,x\nb.svs,,,,\n"
+    )
+    first, second = load_cohort([table])
+    assert (first.patient_id, first.label, first.split) == ("p1", "yes", "train")
+    assert first.more == {"site": "x"}
+    assert (second.patient_id, second.label, second.split) == (None, None, None)
+    assert second.more == {}
+    assert first.folder == str(tmp_path)
+    assert not first.id_given
+
+
+def test_a_line_without_a_path_is_named(tmp_path: Path) -> None:
+    touch(tmp_path / "a.svs")
+    table = tmp_path / "c.csv"
+    table.write_text("slide_path,label\na.svs,x\n,y\n")
+    with pytest.raises(CohortError, match=r"slide_path must not be empty.*line 3"):
+        load_cohort([table])
+
+
+def test_a_place_that_no_server_lists_is_a_slide_unless_it_is_a_folder() -> None:
+    (entry,) = load_cohort(["nosuch://host/scan"])
+    assert entry.slide_path == "nosuch://host/scan"
+    with pytest.raises(CohortError, match="folder by URL must be listed by its server"):
+        load_cohort(["nosuch://host/scans/"])
+
+
+def test_known_slides_keep_their_ids_and_give_way_to_a_table(tmp_path: Path) -> None:
+    touch(tmp_path / "p1" / "a.svs", tmp_path / "p2" / "a.svs", tmp_path / "b.svs")
+    (first,) = load_cohort([tmp_path / "p1" / "a.svs"])
+    (second,) = load_cohort([tmp_path / "p2" / "a.svs"])
+    known = {"a": slide_ids.SlideFile(first.file, "a")}
+    by_file = {entry.file: entry for entry in (first, second)}
+    ids = [entry.slide_id for entry in give_slide_ids(by_file, known)]
+    assert ids[0] == "a"
+    assert ids[1].startswith("a-")
+    table = tmp_path / "c.csv"
+    table.write_text("slide_path,slide_id\np2/a.svs,A\n")
+    (given,) = load_cohort([table])
+    by_file = {entry.file: entry for entry in (first, given)}
+    ids = [entry.slide_id for entry in give_slide_ids(by_file, known)]
+    assert ids[1] == "A"
+    assert ids[0].startswith("a-")

@@ -1,6 +1,6 @@
 """De-identified copies of slides, and what was looked at, removed and kept."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -111,7 +111,15 @@ def deidentify_dicom(
         OutputError: a file exists, and not overwrite; or a copy still holds something.
     """
     instances = [read_instance(path) for path in slide_paths]
-    targets = {} if folder is None else _targets(instances, Path(folder))
+    targets: dict[Path, Path] = {}
+    for instance in instances if folder is not None else ():
+        target = Path(folder or "", instance.path.name)
+        if target in targets.values():
+            raise InvalidInputError(
+                f"DICOM files must have different names, got {instance.path.name!r} twice; "
+                "rename one"
+            )
+        targets[instance.path] = target
     for target in targets.values():
         _refuse_present(target, overwrite=overwrite)
     if sheet:
@@ -139,20 +147,6 @@ def deidentify_dicom(
             if images:
                 write_sheet(Path(sheet), f"{len(images)} DICOM files", images)
     return reports
-
-
-def _targets(instances: Iterable[DicomInstance], folder: Path) -> dict[Path, Path]:
-    """Returns the path of each file's copy; InvalidInputError: two files have one name."""
-    targets: dict[Path, Path] = {}
-    for instance in instances:
-        target = folder / instance.path.name
-        if target in targets.values():
-            raise InvalidInputError(
-                f"DICOM files must have different names, got {instance.path.name!r} twice; "
-                "rename one"
-            )
-        targets[instance.path] = target
-    return targets
 
 
 def _judged(series: Sequence[DicomInstance]) -> list[tuple[DicomInstance, str]]:

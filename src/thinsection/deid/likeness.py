@@ -104,7 +104,8 @@ class StoredImage:
         """
         scale = min(1.0, max_edge_px / max(self.size))
         every = self.picture_step
-        shown = Image.new("RGB", _scaled(self.size, scale), (255, 255, 255))
+        size = [max(1, round(edge * scale)) for edge in self.size]
+        shown = Image.new("RGB", (size[0], size[1]), (255, 255, 255))
         width, height = (every * edge for edge in self.segment)
         for row in range(0, self.rows, every):
             for column in range(0, self.columns, every):
@@ -128,10 +129,6 @@ class StoredImage:
     def picture_step(self) -> int:
         """Step between the segments, across and down, that a picture shows."""
         return int(np.ceil(np.sqrt(self.rows * self.columns / _PICTURE_SEGMENTS)))
-
-
-def _scaled(size: Size, scale: float) -> Size:
-    return (max(1, round(size[0] * scale)), max(1, round(size[1] * scale)))
 
 
 def _as_rgb(pixels: Segment) -> RgbArray:

@@ -180,7 +180,14 @@ class TiffSlide:
         max_offset = 2**63 if self._file.is_bigtiff or self.is_ndpi else 2**32 - 1
         copy = _Copy(out, self._size, max_offset)
         start = self._write_directories(copy, self._pages)
-        copy.write(0, self._header(start))
+        order = self._file.byteorder
+        header = b"II" if order == "<" else b"MM"
+        if self._file.is_bigtiff:
+            header += struct.pack(f"{order}HHHQ", 43, 8, 0, start)
+        else:
+            form = "Q" if self.is_ndpi else "I"
+            header += struct.pack(f"{order}H{form}", 42, start)
+        copy.write(0, header)
         self._check_pieces(copy)
         self._count_rest(copy)
         pages = sum(1 + len(page.below) for page in self._pages)
@@ -188,15 +195,6 @@ class TiffSlide:
             0, f"{pages + self._num_dropped} directories and their tags"
         )
         return self.report
-
-    def _header(self, first: int) -> bytes:
-        """Returns the file's header, with the place of the first directory."""
-        order = self._file.byteorder
-        magic = b"II" if order == "<" else b"MM"
-        if self._file.is_bigtiff:
-            return magic + struct.pack(f"{order}HHHQ", 43, 8, 0, first)
-        form = "Q" if self.is_ndpi else "I"
-        return magic + struct.pack(f"{order}H{form}", 42, first)
 
     # which images are kept
 
@@ -290,7 +288,7 @@ class TiffSlide:
         own_name = _own_name(page)
         what = f"{own_name} image" if own_name else "image"
         size: Size = (int(page.imagewidth), int(page.imagelength))
-        place = ".".join(map(str, _index(page)))
+        place = _place_of(page)
 
         def decode(index: int) -> Segment | None:
             data = self._read(page.dataoffsets[index], page.databytecounts[index])
@@ -337,7 +335,15 @@ class TiffSlide:
         for page in pages:
             for each in (*page.below, page):
                 # all data first: it says which of the shared JPEG tables are needed
-                places[each.page.offset] = self._write_data(copy, each.page)
+                is_split = self.is_ndpi and len(each.page.dataoffsets) > 1
+                write = self._write_restarts if is_split else self._write_segments
+                try:
+                    places[each.page.offset] = write(copy, each.page)
+                except StreamError as error:
+                    raise StreamError(
+                        f"{error} in page {_place_of(each.page)} of {self.slide_path.name!r}; "
+                        "a slide whose streams cannot be read is not copied"
+                    ) from error
         following = [*(page.page.offset for page in pages[1:]), 0]
         for page, next_offset in zip(pages, following):
             for below in page.below:
@@ -405,23 +411,19 @@ class TiffSlide:
         if tag.code == make_code and self._raw(tag).rstrip(b"\0 ") == make:
             return make + b"\0"
         if tag.code in _NDPI_NUMBERS:
-            return self._kept_ndpi_number(tag)
+            form = _NDPI_NUMBER_FORMS.get(dtype)
+            if form is None or tag.count != 1:
+                return None
+            raw = self._raw(tag)
+            (number,) = struct.unpack(f"{self._file.byteorder}{form}", raw)
+            least, most = _NDPI_NUMBERS[tag.code]
+            if form == "I" and number >= 2**31:
+                number -= 2**32  # written with a sign whatever the type says
+            return raw if least <= number <= most else None
         if tag.code in (_NDPI_MCU_STARTS, _NDPI_MCU_STARTS_HIGH):
             fits = dtype == 4 and tag.count == len(page.dataoffsets)
             return self._raw(tag) if fits else None
         return None
-
-    def _kept_ndpi_number(self, tag: TiffTag) -> bytes | None:
-        """Returns the bytes of a number of NDPI; None where it is none of its key."""
-        form = _NDPI_NUMBER_FORMS.get(int(tag.dtype))
-        if form is None or tag.count != 1:
-            return None
-        raw = self._raw(tag)
-        (number,) = struct.unpack(f"{self._file.byteorder}{form}", raw)
-        least, most = _NDPI_NUMBERS[tag.code]
-        if form == "I" and number >= 2**31:
-            number -= 2**32  # written with a sign whatever the type says
-        return raw if least <= number <= most else None
 
     def _kept_numbers(self, page: TiffPage, tag: TiffTag) -> bytes | None:
         """Returns the bytes of whole numbers or fractions; None where they have another form."""
@@ -500,24 +502,13 @@ class TiffSlide:
 
     # image data
 
-    def _write_data(self, copy: _Copy, page: TiffPage) -> tuple[list[int], list[int]]:
-        """Cleans and writes a page's segments; returns their offsets and byte counts."""
-        where = (
-            f"in page {'.'.join(map(str, _index(page)))} of {self.slide_path.name!r}"
-        )
-        try:
-            if self.is_ndpi and len(page.dataoffsets) > 1:
-                return self._write_restarts(copy, page)
-            return self._write_segments(copy, page)
-        except StreamError as error:
-            raise StreamError(
-                f"{error} {where}; a slide whose streams cannot be read is not copied"
-            ) from error
-
     def _write_segments(
         self, copy: _Copy, page: TiffPage
     ) -> tuple[list[int], list[int]]:
-        """Tiles or strips, each a stream of its own."""
+        """Cleans and writes tiles or strips, each a stream of its own.
+
+        Returns their offsets and byte counts.
+        """
         codec = PICTURE_CODECS.get(int(page.compression))
         offsets: list[int] = []
         counts: list[int] = []
@@ -564,7 +555,7 @@ class TiffSlide:
         return [start], [length]
 
     def _note_streams(self, page: TiffPage, count: int, kinds: Counter[str]) -> None:
-        place = ".".join(map(str, _index(page)))
+        place = _place_of(page)
         self.report.looked_at.append(f"{counted(count, 'segment')} of page {place}")
         for kind, times in sorted(kinds.items()):
             self.report.remove(
@@ -642,9 +633,10 @@ def _opened(slide_path: Path, handle: BinaryIO) -> tifffile.TiffFile:
     return file
 
 
-def _index(page: TiffPage) -> tuple[int, ...]:
+def _place_of(page: TiffPage) -> str:
+    """'3', or '3.1' of a page below another."""
     index = page.index
-    return index if isinstance(index, tuple) else (index,)
+    return ".".join(map(str, index if isinstance(index, tuple) else (index,)))
 
 
 def _own_name(page: TiffPage) -> str:

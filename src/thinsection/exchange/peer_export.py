@@ -384,8 +384,14 @@ def _peer_slide(
 
 def _place(target: Path, source: Source, *, copy: bool = False) -> None:
     """Writes a file; an existing file must be the same."""
-    if isinstance(source, Path) and not copy and _is_linked(target, source):
-        return
+    if isinstance(source, Path) and not copy:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # on another file system, or on one without hard links, the file is copied
+        with contextlib.suppress(OSError):
+            if not target.exists():
+                target.hardlink_to(source)
+            if target.samefile(source):
+                return
     with atomic_path(target) as tmp:
         if isinstance(source, Path):
             link_or_copy(source, tmp, copy=copy)
@@ -396,18 +402,6 @@ def _place(target: Path, source: Source, *, copy: bool = False) -> None:
                 f"file must be new or unchanged, got a different one at {str(target)!r}; pass "
                 'another out="..."'
             )
-
-
-def _is_linked(target: Path, source: Path) -> bool:
-    """Links a file, which is on the disk already; False if no link can be made here."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        target.hardlink_to(source)
-    except FileExistsError:
-        return target.samefile(source)
-    except OSError:  # another file system, or one without hard links
-        return False
-    return True
 
 
 def _place_table(target: Path, rows: list[Document]) -> None:

@@ -218,7 +218,10 @@ def _stamp_units(
         edge_um = float(attributes.get("tile_size", 0))
     if edge_um > 0:
         return coords_um, edge_um, tile_px
-    edge = float(attributes.get("tile_size", 0)) or _least_step(coords_um)
+    # smallest distance between different columns or rows of corners; 0 for a single tile
+    steps = [np.diff(np.unique(axis)) for axis in np.reshape(coords_um, (-1, 2)).T]
+    least_step = min((step.min() for step in steps if len(step)), default=0)
+    edge = float(attributes.get("tile_size", 0) or least_step)
     if not in_um and round(edge) == _HISTORIC_PX:
         return coords_um / _HISTORIC_PX * _HISTORIC_UM, _HISTORIC_UM, _HISTORIC_PX
     raise StoreError(
@@ -226,12 +229,6 @@ def _stamp_units(
         f"{_HISTORIC_PX} px as before version 2, got tiles of {edge:g} and the attributes "
         f"{sorted(attributes)} in {str(path)!r}; extract them again with `stamp preprocess`"
     )
-
-
-def _least_step(coords: Values) -> float:
-    """Smallest distance between different columns or rows of corners; 0 for a single tile."""
-    steps = [np.diff(np.unique(axis)) for axis in np.reshape(coords, (-1, 2)).T]
-    return float(min((step.min() for step in steps if len(step)), default=0))
 
 
 def _read_slide2vec(path: Path, facts: Document) -> Iterator[PeerTiles]:

@@ -34,13 +34,12 @@ from thinsection.report.values import (
 )
 from thinsection.results.folder import Results
 from thinsection.slide import Slide
-from thinsection.store.ledger import SlideLedger
 from thinsection.store.tile_tables import TILES
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.tiles import TileTable
 from thinsection.tiles.grid import mask_and_frame
 from thinsection.tiles.table import Column
-from thinsection.types import CoordsL0, MaskArray, Size
+from thinsection.types import MaskArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -172,7 +171,12 @@ def embedding(
     if isinstance(source, np.ndarray):
         rows, colors = _sample_rows(source, color, max_tiles)
     else:
-        title = _check_color(color)
+        if not isinstance(color, str):
+            raise InvalidInputError(
+                "color must be the name of a column for a results folder, got "
+                f"{type(color).__name__}; pass embeddings (N, D) with it"
+            )
+        title = color
         rows, colors = _sample_tiles(_results(source), features, title, max_tiles)
     if method == "umap":
         with importing("method 'umap' must have umap-learn", "plot"):
@@ -227,15 +231,6 @@ def _scatter(
         ax.scatter(x, y, label=str(name), s=_DOT_AREA, linewidths=0, color=color)
     if len(names) <= _MAX_NAMES:
         ax.legend(markerscale=3, title=title)
-
-
-def _check_color(color: object) -> str:
-    if not isinstance(color, str):
-        raise InvalidInputError(
-            "color must be the name of a column for a results folder, got "
-            f"{type(color).__name__}; pass embeddings (N, D) with it"
-        )
-    return color
 
 
 def _sample_rows(
@@ -320,15 +315,6 @@ class _Scene:
     masks: tuple[MaskArray, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _DrawnTiles:
-    """Tiles that are drawn, and their values."""
-
-    coords_l0: CoordsL0
-    size_l0: Size
-    columns: Mapping[str, Column]
-
-
 def _results(source: object) -> Results:
     if isinstance(source, Results):
         return source
@@ -346,21 +332,18 @@ def _scene(source: Results | Slide, shown: object, grid: str | None = None) -> _
         )
         return _Scene(title=Path(source.slide_path).stem, picture=picture)
     ledger = _results(source).ledger(_check_id(shown))
-    files = _mask_files(ledger, grid) or picture_files(ledger.path.parent)[1:]
-    masks = tuple(map(read_tissue, files))
-    return _Scene(title=ledger.slide_id, picture=open_picture(ledger), masks=masks)
-
-
-def _mask_files(ledger: SlideLedger, grid: str | None) -> tuple[Path, ...]:
-    """File with the mask on which a grid was laid; none if the grid or the file is not there."""
+    # the mask on which the grid was laid, if its file is there
+    files = picture_files(ledger.path.parent)[1:]
     tiles = ledger.stages.get(f"{grid}/{TILES}")
-    for need in tiles.needs if tiles else ():
-        for name in ledger.stages[need].files if need in ledger.stages else ():
+    for need in reversed(tiles.needs if tiles else ()):
+        record = ledger.stages.get(need)
+        for name in reversed([*record.files] if record else []):
             path = ledger.out / name
             is_mask = path.name.startswith("tissue") and path.suffix == ".png"
             if (is_mask or path.name == QC_FILE) and path.is_file():
-                return (path,)
-    return ()
+                files = (path,)
+    masks = tuple(map(read_tissue, files))
+    return _Scene(title=ledger.slide_id, picture=open_picture(ledger), masks=masks)
 
 
 def _check_id(shown: object) -> str:
@@ -374,21 +357,15 @@ def _check_id(shown: object) -> str:
 
 def _drawn_tiles(
     source: Results | Slide, shown: object, grid: str | None
-) -> _DrawnTiles:
+) -> TileTable | TilesFile:
     if isinstance(source, Results):
-        shown = source.tiles(_check_id(shown), grid)
-    if isinstance(shown, TileTable):
-        size_l0 = shown.plan.size_l0
-    elif isinstance(shown, TilesFile):
-        size_l0 = shown.size_l0
-    else:
+        return source.tiles(_check_id(shown), grid)
+    if not isinstance(shown, TileTable | TilesFile):
         raise InvalidInputError(
             f"shown must be the tiles of the slide, got {shown!r}; pass the result of tile_grid "
             "or of results.tiles"
         )
-    return _DrawnTiles(
-        coords_l0=shown.coords_l0, size_l0=size_l0, columns=shown.columns
-    )
+    return shown
 
 
 def _draw(scene: _Scene, over: Sequence[Layer], ax: Axes | None) -> Axes:
