@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from typing import Any, TypeAlias
+from uuid import UUID
 
 from pydicom.datadict import DicomDictionary
 from pydicom.dataelem import DataElement
@@ -191,12 +192,7 @@ class UidMap:
     def new(self, uid: str) -> str:
         """Returns the UID in place of another. Source: PS3.5, B.2 (UUIDs under 2.25)."""
         digest = sha256(self._secret + uid.encode()).digest()
-        number = int.from_bytes(digest[:16], "big")
-        number &= ~(0xF << 76)
-        number |= 4 << 76  # version 4
-        number &= ~(3 << 62)
-        number |= 2 << 62  # variant of RFC 4122
-        return f"2.25.{number}"
+        return f"2.25.{UUID(bytes=digest[:16], version=4).int}"
 
 
 def image_size(dataset: Dataset) -> Size:

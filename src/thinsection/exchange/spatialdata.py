@@ -90,7 +90,10 @@ def _write_store(
     results: Results, ledger: SlideLedger, grid: str, address: str, target: Path
 ) -> None:
     """Writes the store of one slide, or checks the one that exists."""
+    import geopandas
+    import shapely
     import spatialdata
+    from spatialdata.models import ShapesModel
 
     # addresses and keys of the results, as JSON has them
     addresses = [f"{grid}/{_TILES}", *([address] if address else [])]
@@ -110,7 +113,12 @@ def _write_store(
                 f'{str(target)!r}; pass another out="..."'
             )
         return
-    shapes = {_TILES: _tile_shapes(results, ledger, grid)}
+    tiles = results.tiles(ledger.slide_id, grid)
+    ends = tiles.coords_l0 + np.array(tiles.size_l0)
+    boxes = shapely.box(*tiles.coords_l0.T, *ends.T)
+    frame = geopandas.GeoDataFrame(dict(tiles.columns), geometry=boxes)
+    systems = _transformations(ledger)
+    shapes = {_TILES: ShapesModel.parse(frame, transformations=systems)}
     outlines = _outline_shapes(results, ledger, grid)
     if outlines is not None:
         shapes["outlines"] = outlines
@@ -142,21 +150,6 @@ def _transformations(ledger: SlideLedger) -> dict[str, Any]:
     if mpp_x and mpp_y:
         systems["um"] = Scale([mpp_x, mpp_y], axes=("x", "y"))
     return systems
-
-
-def _tile_shapes(
-    results: Results, ledger: SlideLedger, grid: str
-) -> "geopandas.GeoDataFrame":
-    import geopandas
-    import shapely
-    from spatialdata.models import ShapesModel
-
-    table = results.tiles(ledger.slide_id, grid)
-    corners = table.coords_l0
-    ends = corners + np.array(table.size_l0)
-    boxes = shapely.box(*corners.T, *ends.T)
-    frame = geopandas.GeoDataFrame(dict(table.columns), geometry=boxes)
-    return ShapesModel.parse(frame, transformations=_transformations(ledger))
 
 
 def _outline_shapes(

@@ -583,7 +583,7 @@ def draw_top_tiles(
             top = row * row_px
             values = table.columns[name]
             best = np.argsort(-values, kind="stable")[:count]
-            title = f"{name}: {tiled.slide_id}"
+            title = f"{name}: {tiled.entry.slide_id}"
             if is_score(name):
                 best = best[values[best] > 0]
             if len(best):

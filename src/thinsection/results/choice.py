@@ -1,4 +1,4 @@
-"""The one place that chooses a grid or embeddings, where a results folder has several.
+"""How a grid or embeddings are chosen, where a results folder has several: `Results.choose_grid`.
 
 What a name means is decided by `one_address`. Without a name, or with one that means several, the
 newest invocation that made any of them decides, by the records. The choice is told in one line,
@@ -7,11 +7,11 @@ standard error, and the command line prints it with the names of options.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from thinsection.config import from_mapping
 from thinsection.encode.registry import OWN_PREFIX
-from thinsection.errors import ChoiceError, ThinsectionError
+from thinsection.errors import ThinsectionError
 from thinsection.results.records import Record
 from thinsection.stages.config import TILED, RunConfig
 from thinsection.stages.facts import grid_of
@@ -32,49 +32,6 @@ _log = logging.getLogger(__name__)
 def say_choice(line: str) -> None:
     """Tells a choice to whoever listens; if nobody does, Python shows it on standard error."""
     _log.warning("%s", line)
-
-
-def choose_address(
-    known: Sequence[str],
-    name: str | None,
-    kind: str,
-    *,
-    chooser: str,
-    records: Callable[[], Sequence[Record]],
-    say: Callable[[str], None],
-    describe: Callable[[str], str],
-) -> str:
-    """Address for a name; where several are possible, that of the newest invocation.
-
-    Args:
-        known: addresses of the folder: grids, or 'GRID/features_NAME'.
-        name: what the user named; None for nothing.
-        kind: what is chosen, in words: 'grid', 'features', 'slide features'.
-        chooser: how a user chooses, such as 'grid="..."'.
-        records: reads the folder's records; called only if there is something to choose.
-        say: takes the line about a choice.
-        describe: an address with what it is, for the list of an error.
-
-    Raises ChoiceError: no address has that name, or the records do not decide between several.
-    """
-    addresses = matching(known, name)
-    if len(addresses) == 1:
-        return addresses[0]
-    if not known:
-        raise ChoiceError(
-            f"{kind} must match one of those in the folder, got a folder without {kind}; "
-            "run `thinsection run` first"
-        )
-    newest = newest_of(addresses, records()) if addresses else []
-    if len(newest) == 1:
-        say(f"using {newest[0]}, the newest of {len(addresses)}; {chooser} chooses")
-        return newest[0]
-    listed = ", ".join(map(describe, addresses or known))
-    example = (newest or addresses or known)[0]
-    raise ChoiceError(
-        f"{kind} must match one of {listed}, got {name!r}; "
-        f"pass {chooser.replace('...', example)}"
-    )
 
 
 def matching(known: Sequence[str], name: str | None) -> list[str]:

@@ -16,6 +16,7 @@ from PIL import Image
 
 from thinsection.config import from_mapping, nearest
 from thinsection.errors import (
+    ChoiceError,
     InvalidInputError,
     StoreError,
     importing,
@@ -24,7 +25,7 @@ from thinsection.errors import (
 from thinsection.files.pages import data_uri
 from thinsection.files.tables import open_table
 from thinsection.report.stored import thumbnail_file
-from thinsection.results.choice import choose_address, say_choice
+from thinsection.results.choice import matching, newest_of, say_choice
 from thinsection.results.outcome import read_failure
 from thinsection.results.records import Record, read_records
 from thinsection.results.tables import grid_rows
@@ -195,19 +196,36 @@ class Results:
     def _choose(
         self, known: Sequence[str], name: str | None, kind: str, chooser: str
     ) -> str:
-        def say_once(line: str) -> None:
+        """Address for a name; where several are possible, that of the newest invocation.
+
+        Args:
+            known: addresses to choose from: grids, or 'GRID/features_NAME'.
+            name: what the user named; None for nothing.
+            kind: what is chosen, in words: 'grid', 'features', 'slide features'.
+            chooser: how a user chooses, such as 'grid="..."'.
+        """
+        addresses = matching(known, name)
+        if len(addresses) == 1:
+            return addresses[0]
+        if not known:
+            raise ChoiceError(
+                f"{kind} must match one of those in the folder, got a folder without {kind}; "
+                "run `thinsection run` first"
+            )
+        newest = newest_of(addresses, self.records) if addresses else []
+        if len(newest) == 1:
+            line = (
+                f"using {newest[0]}, the newest of {len(addresses)}; {chooser} chooses"
+            )
             if line not in self.told_choices:
                 self.told_choices.add(line)
                 say_choice(line)
-
-        return choose_address(
-            known,
-            name,
-            kind,
-            chooser=chooser,
-            records=lambda: self.records,
-            say=say_once,
-            describe=self._described,
+            return newest[0]
+        listed = ", ".join(map(self._described, addresses or known))
+        example = (newest or addresses or known)[0]
+        raise ChoiceError(
+            f"{kind} must match one of {listed}, got {name!r}; "
+            f"pass {chooser.replace('...', example)}"
         )
 
     def _described(self, address: str) -> str:

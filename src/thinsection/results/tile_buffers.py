@@ -133,7 +133,13 @@ class BufferReader(Closing):
     def _read(self, runs: Sequence[Run], array: TileArray) -> Buffer:
         """Reads the tiles of one buffer into the first rows of an array."""
         buffer = self._new_buffer(runs, array)
-        pieces = _pieces(buffer)
+        # by slide; slides come in the order in which they enter the buffer
+        numbers, first_places = np.unique(buffer.slides, return_index=True)
+        pieces = []
+        for number in numbers[np.argsort(first_places)].tolist():
+            places = np.flatnonzero(buffer.slides == number)
+            places = places[np.argsort(buffer.rows[places])]
+            pieces.append(_Piece(number=number, places=places, slide=None, table=None))
         needed = [piece.number for piece in pieces]
         for index in [index for index in self._opened if index not in needed]:
             slide, _ = self._opened.pop(index)
@@ -162,7 +168,7 @@ class BufferReader(Closing):
                 elif isinstance(event, SlideFinished):
                     buffer.is_read[event.source.places] = True
                 elif isinstance(event, SlideFailed):
-                    slide_id = self._slides[event.source.number].slide_id
+                    slide_id = self._slides[event.source.number].entry.slide_id
                     text = f"{slide_id}: left out: {event.error}"
                     if text not in self._reported:
                         self._reported.add(text)
@@ -233,14 +239,3 @@ class BufferReader(Closing):
             slide.close()
             raise
         return slide, table
-
-
-def _pieces(buffer: Buffer) -> list[_Piece]:
-    """Tiles of a buffer by slide; slides come in the order in which they enter it."""
-    slides, first_places = np.unique(buffer.slides, return_index=True)
-    pieces = []
-    for number in slides[np.argsort(first_places)].tolist():
-        places = np.flatnonzero(buffer.slides == number)
-        ascending = places[np.argsort(buffer.rows[places])]
-        pieces.append(_Piece(number=number, places=ascending, slide=None, table=None))
-    return pieces

@@ -167,7 +167,7 @@ class TileDataset(IterableDataset[Item]):
     @property
     def slide_ids(self) -> tuple[str, ...]:
         """Ids of the slides that are used."""
-        return tuple(slide.slide_id for slide in self._slides)
+        return tuple(slide.entry.slide_id for slide in self._slides)
 
     @property
     def num_tiles(self) -> int:
@@ -319,7 +319,7 @@ class TileDataset(IterableDataset[Item]):
 
     def _item(self, buffer: Buffer, place: int) -> Item:
         """Item of a tile; its pixels are copied, because a view would keep the buffer."""
-        slide_id = self._slides[buffer.slides[place]].slide_id
+        slide_id = self._slides[buffer.slides[place]].entry.slide_id
         tile = buffer.tiles[place].copy()
         if self._transform is None:
             image: object = torch.from_numpy(tile).permute(2, 0, 1).contiguous()

@@ -10,15 +10,14 @@ from thinsection.files.trust import check_table_url
 from thinsection.files.urls import is_url
 from thinsection.results.folder import Listener, Results, leaving_out
 from thinsection.slide import Slide
+from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import ReadPlan, best_level
-from thinsection.slide.look import Look
-from thinsection.slide.open import open_slide
 from thinsection.stages.config import SlidesConfig
 from thinsection.store.claims import check_slide_exists, slide_place
 from thinsection.store.ledger import SlideLedger
 from thinsection.store.tiles_h5 import Attributes, read_tiles
 from thinsection.tiles import TileTable
-from thinsection.types import Mpp, Size
+from thinsection.types import Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,26 +25,18 @@ class TiledSlide:
     """A slide and its tile grid: plain values that travel between processes.
 
     Attributes:
-        slide_id: id in the results folder.
-        slide_path: file or URL.
-        slide_mpp: (x, y) µm per level-0 px; None where the run knew none.
+        entry: the slide's id, file, resolution, picture and look, as the run had them.
         size_l0: (width, height) of the slide in level-0 px; None where it is not known.
         reader: reader that made the tiles.
-        look: rule by which its pixels become RGB; None as they are.
-        image: picture of the file that the run was told to take; None where it was told none.
-        rendering: the same in words, as the reader said it; '' as they are.
+        rendering: the look in words, as the reader said it; '' as the pixels are.
         tiles_path: file of the tile grid.
         num_tiles: tiles of the grid.
         plan: how its tiles are read; None for a grid of another tool.
     """
 
-    slide_id: str
-    slide_path: str
-    slide_mpp: Mpp | None
+    entry: SlideEntry
     size_l0: Size | None
     reader: str
-    look: Look | None
-    image: str | None
     rendering: str
     tiles_path: Path
     num_tiles: int
@@ -58,16 +49,9 @@ class TiledSlide:
             SlideOpenError: as `open_slide`.
             InvalidInputError: the file is another one than that of the run.
         """
-        check_slide_exists(self.slide_path, self.slide_id)
+        check_slide_exists(self.entry.slide_path, self.entry.slide_id)
         # readers for picked channels are chosen by the look
-        reader = "auto" if self.look else self.reader
-        slide = open_slide(
-            self.slide_path,
-            reader=reader,
-            slide_mpp=self.slide_mpp,
-            look=self.look,
-            image=self.image,
-        )
+        slide = self.entry.open("auto" if self.entry.look else self.reader)
         is_same = slide.rendering == self.rendering
         if self.size_l0 is not None and slide.size != self.size_l0:
             is_same = False
@@ -76,7 +60,7 @@ class TiledSlide:
             raise InvalidInputError(
                 f"slide must be the file of the run, got {slide.size} px "
                 f"{slide.rendering!r} for {self.size_l0} px {self.rendering!r} in "
-                f"{self.slide_path!r}; run again"
+                f"{self.entry.slide_path!r}; run again"
             )
         return slide
 
@@ -133,14 +117,17 @@ def tiled_slide(results: Results, ledger: SlideLedger, grid: str) -> TiledSlide:
         section = record.document.get("config", {}).get("slides")
         if section:
             look = from_mapping(SlidesConfig, section).look or look
-    return TiledSlide(
+    entry = SlideEntry(
         slide_id=ledger.slide_id,
         slide_path=slide_place(ledger),
         slide_mpp=(slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None,
-        size_l0=(slide["width"], slide["height"]) if slide.get("width") else None,
-        reader=slide.get("reader") or "auto",
         look=look,
         image=slide.get("image"),
+    )
+    return TiledSlide(
+        entry=entry,
+        size_l0=(slide["width"], slide["height"]) if slide.get("width") else None,
+        reader=slide.get("reader") or "auto",
         rendering=rendering,
         tiles_path=tiles_path,
         num_tiles=int(facts["num_tiles"]),

@@ -187,16 +187,12 @@ class Regions:
             check_classes(include, names)
             included = named_classes(include, names, other=exclude)
         excluded = named_classes(exclude, names, other=include)
-        excluded += camelyon_cut_outs(names)
-        excluded = [
-            name for name in excluded if not _is_asked_for(name, include, exclude)
-        ]
-        return shapely.difference(self._union(included), self._union(excluded))
-
-    def _union(self, names: Sequence[str]) -> "Geometry":
-        import shapely
-
-        return shapely.union_all([self.classes[name] for name in names])
+        cut_out = []
+        for name in (*excluded, *camelyon_cut_outs(names)):
+            if not _is_asked_for(name, include, exclude):
+                cut_out.append(self.classes[name])
+        area = shapely.union_all([self.classes[name] for name in included])
+        return shapely.difference(area, shapely.union_all(cut_out))
 
 
 def named_classes(
@@ -321,13 +317,23 @@ def read_regions(
         if not shapely.intersects(area, slide):
             left_out["annotation", "outside the slide"] += 1
             continue
-        cut = _without_holes(area, holes.get(shape.layer, ()))
+        # an island in a hole is kept
+        cutting = [
+            hole
+            for hole in holes.get(shape.layer, ())
+            if shapely.intersects(hole, area)
+            and not shapely.contains_properly(hole, area)
+        ]
+        cut = shapely.difference(area, shapely.union_all(cutting)) if cutting else area
         if cut.is_empty:
             left_out["annotation", "that lies in a hole"] += 1
         by_class.setdefault(shape.class_name, []).append(cut)
-    num_without_area = _holes_without_area(areas, holes)
-    if num_without_area:
-        left_out["hole", "that lies in no area"] += num_without_area
+    for layer, layer_holes in holes.items():
+        parts = [area for shape, area in areas if shape.layer == layer]
+        tree = shapely.STRtree(parts)
+        for hole in layer_holes:
+            if not len(tree.query(hole, predicate="intersects")):
+                left_out["hole", "that lies in no area"] += 1
     classes = {name: shapely.union_all(parts) for name, parts in by_class.items()}
     notes = []
     for (noun, reason), number in left_out.items():
@@ -343,33 +349,6 @@ def read_regions(
             f"--include-class {name} takes it"
         )
     return Regions(classes=classes, notes=tuple(notes))
-
-
-def _without_holes(area: "Geometry", holes: "Sequence[Geometry]") -> "Geometry":
-    """Returns an area less the holes of its layer; an island in a hole is kept."""
-    import shapely
-
-    cutting = [
-        hole
-        for hole in holes
-        if shapely.intersects(hole, area) and not shapely.contains_properly(hole, area)
-    ]
-    return shapely.difference(area, shapely.union_all(cutting)) if cutting else area
-
-
-def _holes_without_area(
-    areas: "Sequence[tuple[Shape, Geometry]]", holes: "Mapping[int, list[Geometry]]"
-) -> int:
-    """Returns the number of holes that touch no area of their layer."""
-    import shapely
-
-    number = 0
-    for layer, layer_holes in holes.items():
-        parts = [area for shape, area in areas if shape.layer == layer]
-        tree = shapely.STRtree(parts)
-        for hole in layer_holes:
-            number += not len(tree.query(hole, predicate="intersects"))
-    return number
 
 
 def _make_polygon(rings: Json, place: str, mend: bool) -> "Polygon":

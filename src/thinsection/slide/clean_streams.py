@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import imagecodecs
 import simplejpeg
 from tifffile import TiffPage
 
@@ -63,6 +64,7 @@ _ADOBE_NUMBERS = re.compile(
 _EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
 _READ_AHEAD_BYTES = 8  # that libjpeg takes after the last pixel without a word, at most
 _AFTER_LAST_PIXEL = "bytes after the last pixel of a JPEG"
+_COMPRESSED_REST = "bytes after the last pixel, compressed"
 _END_UNREAD = "bytes after the last pixel of JPEGs that libjpeg does not decode"
 # what nobody can tell from pixels
 _JPEG_UNREAD = frozenset(
@@ -155,9 +157,15 @@ def clean_segment(
     if compression in DEFLATE:
         return _clean_deflate(data, num_bytes)
     if compression in ZSTD:
-        return _clean_zstd(data, num_bytes)
+        frame = _cut(data, _zstd_end(data))
+        return _clean_packed(
+            frame, num_bytes, "a zstd", imagecodecs.zstd_decode, imagecodecs.zstd_encode
+        )
     if compression in LZW:
-        return _clean_lzw(data, num_bytes)
+        codes = _cut(data, _lzw_end(data))
+        return _clean_packed(
+            codes, num_bytes, "an LZW", imagecodecs.lzw_decode, imagecodecs.lzw_encode
+        )
     raise StreamError(
         f"compression must be one that thinsection can inspect, got {compression}"
     )
@@ -620,37 +628,31 @@ def _clean_deflate(data: bytes, num_bytes: int) -> Cleaned:
     if len(decoded) <= num_bytes and not decoder.eof:
         decoder.decompress(decoder.unconsumed_tail, 1)
     if len(decoded) > num_bytes:
-        return _shortened(decoded, num_bytes, zlib.compress)
+        kinds = frozenset({_COMPRESSED_REST})
+        return Cleaned(zlib.compress(decoded[:num_bytes]), kinds)
     return _cut(data, len(data) - len(decoder.unused_data))
 
 
-def _shortened(
-    decoded: bytes,
+def _clean_packed(
+    stream: Cleaned,
     num_bytes: int,
+    name: str,
+    decode: Callable[[bytes], bytes],
     encode: Callable[[bytes], bytes],
-    removed: frozenset[str] = frozenset(),
 ) -> Cleaned:
-    """Encodes the bytes of the pixels anew, without those that follow them."""
-    kinds = removed | {"bytes after the last pixel, compressed"}
+    """A stream that is cut at its end, of exactly so many decoded bytes."""
+    try:
+        decoded = bytes(decode(stream.data))
+    except RuntimeError as error:
+        raise StreamError(f"{name} segment must be decodable, got {error}") from error
+    if len(decoded) <= num_bytes:
+        return stream
+    kinds = stream.removed | {_COMPRESSED_REST}
     return Cleaned(bytes(encode(decoded[:num_bytes])), kinds)
 
 
-def _clean_zstd(data: bytes, num_bytes: int) -> Cleaned:
-    """One zstd frame of exactly so many bytes. Source: RFC 8878."""
-    import imagecodecs
-
-    cleaned = _cut(data, _zstd_end(data))
-    try:
-        decoded = imagecodecs.zstd_decode(cleaned.data)
-    except imagecodecs.ZstdError as error:
-        raise StreamError(f"a zstd segment must be decodable, got {error}") from error
-    if len(decoded) <= num_bytes:
-        return cleaned
-    return _shortened(decoded, num_bytes, imagecodecs.zstd_encode, cleaned.removed)
-
-
 def _zstd_end(data: bytes) -> int:
-    """Returns where the first frame of a zstd stream ends."""
+    """Returns where the first frame of a zstd stream ends. Source: RFC 8878."""
     if data[:4] != _ZSTD_MAGIC or len(data) < 6:
         raise StreamError("a zstd segment must begin with 28 b5 2f fd")
     descriptor = data[4]
@@ -665,20 +667,6 @@ def _zstd_end(data: bytes) -> int:
         if header & 1:
             return place + 4 * (descriptor >> 2 & 1)
     raise StreamError("a zstd segment must have a last block")
-
-
-def _clean_lzw(data: bytes, num_bytes: int) -> Cleaned:
-    """An LZW stream of exactly so many bytes, cut after its end code."""
-    import imagecodecs
-
-    cleaned = _cut(data, _lzw_end(data))
-    try:
-        decoded = bytes(imagecodecs.lzw_decode(cleaned.data))
-    except imagecodecs.LzwError as error:
-        raise StreamError(f"an LZW segment must be decodable, got {error}") from error
-    if len(decoded) <= num_bytes:
-        return cleaned
-    return _shortened(decoded, num_bytes, imagecodecs.lzw_encode, cleaned.removed)
 
 
 def _lzw_end(data: bytes) -> int:
