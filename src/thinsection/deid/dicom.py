@@ -17,14 +17,13 @@ import pydicom
 from pydicom.dataset import Dataset, FileMetaDataset
 
 from thinsection.deid.dicom_elements import (
-    DUMMIES,
-    EMPTY,
     WRITER,
     KeptElements,
     UidMap,
     count_frames,
     count_places,
     image_size,
+    rules,
 )
 from thinsection.deid.likeness import Segment, StoredImage
 from thinsection.deid.report import Report
@@ -322,9 +321,9 @@ def write_copy(
     """
     report = instance.report
     kept = KeptElements(instance.dataset, uids, report).kept(instance.dataset)
-    for keyword in EMPTY:
+    for keyword in rules()["empty"]:
         setattr(kept, keyword, "")
-    for keyword, value in DUMMIES.items():
+    for keyword, value in rules()["dummies"].items():
         setattr(kept, keyword, value)
     _keep_extended_offsets(instance, source, kept)
     meta = FileMetaDataset()

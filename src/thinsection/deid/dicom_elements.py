@@ -1,4 +1,4 @@
-"""Rules of which elements of a DICOM slide are kept, and with what values.
+"""Which elements of a DICOM slide are kept, and with what values: `dicom_elements.toml` names them.
 
 Kept are numbers that say how pixels are to be read, words of the standard, codes of the standard's
 own tables and UIDs, which are replaced. Every other element is left out, private ones too.
@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -19,165 +20,26 @@ from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence
 from pydicom.uid import UID_dictionary
 
+from thinsection.config import read_toml
 from thinsection.deid.report import Report
 from thinsection.slide.clean_profile import clean_profile
-from thinsection.slide.geometry import MAX_SIDE_PX
-from thinsection.types import Size
+from thinsection.types import Document, Size
 
 # value of an element, as pydicom has it: text, numbers, bytes, sequences; None: left out
 Value: TypeAlias = Any
-
-
-def _names(text: str) -> frozenset[str]:
-    """Splits a text into words."""
-    return frozenset(text.split())
-
-
-# Numbers, by keyword: the least and the largest value that can mean what the keyword says. Numbers
-# that say nothing about how pixels are read (exposure time, number of the series) are left out:
-# they could be any number. Units are those of PS3.3: mm, µm of focal planes, nm of wavelengths.
-_MAX_FRAMES = 10**7
-_COUNT = (0, 9999)
-_SIDE = (0, MAX_SIDE_PX)
-_GLASS_MM = (-200.0, 200.0)
-_DEPTH = (-1e5, 1e5)
-_ANY_POINTER = (0, 2**32)  # a tag; only those of the standard stay
-_NUMBERS: dict[str, tuple[float, float]] = {
-    "SamplesPerPixel": (1, 4),
-    "PlanarConfiguration": (0, 1),
-    "NumberOfFrames": (0, _MAX_FRAMES),
-    "Rows": (1, 2**16),
-    "Columns": (1, 2**16),
-    "BitsAllocated": (1, 64),
-    "BitsStored": (1, 64),
-    "HighBit": (0, 63),
-    "PixelRepresentation": (0, 1),
-    "PixelSpacing": (1e-6, 1.0),
-    "SliceThickness": (0.0, 1000.0),
-    "SpacingBetweenSlices": (0.0, 1000.0),
-    "ImagedVolumeWidth": (0.0, 200.0),
-    "ImagedVolumeHeight": (0.0, 200.0),
-    "ImagedVolumeDepth": (0.0, 1e5),
-    "TotalPixelMatrixColumns": _SIDE,
-    "TotalPixelMatrixRows": _SIDE,
-    "TotalPixelMatrixFocalPlanes": (0, 1000),
-    "XOffsetInSlideCoordinateSystem": _GLASS_MM,
-    "YOffsetInSlideCoordinateSystem": _GLASS_MM,
-    "ZOffsetInSlideCoordinateSystem": _DEPTH,
-    "AxialOffsetInSlideCoordinateSystem": _DEPTH,
-    "ImageOrientationSlide": (-1.0, 1.0),
-    "NumberOfOpticalPaths": (1, 1000),
-    "ObjectiveLensPower": (0.0, 200.0),
-    "ObjectiveLensNumericalAperture": (0.0, 2.0),
-    "CondenserLensPower": (0.0, 200.0),
-    "IlluminationWaveLength": (100.0, 2000.0),
-    "RecommendedAbsentPixelCIELabValue": (0, 2**16),
-    "LossyImageCompressionRatio": (0.0, 1e4),
-    "RescaleSlope": (-1e5, 1e5),
-    "RescaleIntercept": (-1e5, 1e5),
-    "DistanceBetweenFocalPlanes": (0.0, 1e4),
-    "NumberOfFocalPlanes": (0, 1000),
-    "InstanceNumber": (0, 9999),
-    "InConcatenationNumber": _COUNT,
-    "InConcatenationTotalNumber": _COUNT,
-    "FrameAcquisitionNumber": _COUNT,
-    "StackID": (0, 9999),
-    "InStackPositionNumber": (0, 9999),
-    "DimensionIndexPointer": _ANY_POINTER,
-    "FunctionalGroupPointer": _ANY_POINTER,
-}
 _MAX_VALUES = 9  # of an element of numbers
 _TEXT_NUMBER = re.compile(r"[+-]?\d{0,12}(\.\d{0,12})?([eE][+-]?\d{1,3})?")
-_IMAGE_TYPES = _names(
-    "ORIGINAL DERIVED PRIMARY VOLUME THUMBNAIL NONE RESAMPLED"
-)  # label, overview and localizer are left out as a whole
-_YES_NO = frozenset({"YES", "NO"})
-# Words of the standard, by keyword.
-_WORDS: dict[str, frozenset[str]] = {
-    "ImageType": _IMAGE_TYPES,
-    "FrameType": _IMAGE_TYPES,
-    "Modality": frozenset({"SM"}),
-    "PhotometricInterpretation": _names(
-        "MONOCHROME1 MONOCHROME2 RGB YBR_FULL YBR_FULL_422 YBR_ICT YBR_RCT"
-    ),
-    "VolumetricProperties": frozenset({"VOLUME", "SAMPLED", "DISTORTED", "MIXED"}),
-    "LossyImageCompression": frozenset({"00", "01"}),
-    "LossyImageCompressionMethod": _names(
-        "ISO_10918_1 ISO_14495_1 ISO_15444_1 ISO_15444_15 ISO_13818_2"
-    ),
-    "BurnedInAnnotation": _YES_NO,
-    "RecognizableVisualFeatures": _YES_NO,
-    "SpecimenLabelInImage": _YES_NO,
-    "ExtendedDepthOfField": _YES_NO,
-    "FocusMethod": frozenset({"AUTO", "MANUAL"}),
-    "DimensionOrganizationType": frozenset(
-        {"TILED_FULL", "TILED_SPARSE", "3D", "3D_TEMPORAL"}
-    ),
-    "PresentationLUTShape": frozenset({"IDENTITY", "INVERSE"}),
-    "ContentQualification": frozenset({"PRODUCT", "RESEARCH", "SERVICE"}),
-    "ColorSpace": frozenset({"SRGB", "ADOBERGB", "ROMMRGB", "DISPLAYP3"}),
-}
-# Sequences that are gone through by the same rules.
-_SEQUENCES = _names(
-    """
-    SharedFunctionalGroupsSequence PerFrameFunctionalGroupsSequence
-    PixelMeasuresSequence WholeSlideMicroscopyImageFrameTypeSequence
-    OpticalPathIdentificationSequence PlanePositionSlideSequence
-    FrameContentSequence DimensionOrganizationSequence DimensionIndexSequence
-    TotalPixelMatrixOriginSequence OpticalPathSequence SpecimenDescriptionSequence
-    """
-)
-# Sequences of codes, whose meaning is taken from the standard's tables.
-_CODES = _names(
-    """
-    ContainerTypeCodeSequence IlluminationTypeCodeSequence
-    IlluminationColorCodeSequence IlluminatorTypeCodeSequence LensesCodeSequence
-    LightPathFilterTypeStackCodeSequence ImagePathFilterTypeStackCodeSequence
-    ChannelDescriptionCodeSequence PrimaryAnatomicStructureSequence
-    SpecimenTypeCodeSequence
-    """
-)
 _CODE_WORDS = {"CodeValue", "CodingSchemeDesignator", "CodeMeaning"}
-# UIDs stay if the standard registers them, such as classes and well-known frames of reference.
-_UIDS = _names(
-    """
-    SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID FrameOfReferenceUID PyramidUID
-    AcquisitionUID DimensionOrganizationUID SpecimenUID ConcatenationUID
-    SOPInstanceUIDOfConcatenationSource MultiFrameSourceSOPInstanceUID
-    """
-)
-# What the standard asks for, with values that say nothing. Source: PS3.3, A.32.8; PS3.15, E.1-1.
-EMPTY = (
-    "PatientName",
-    "PatientID",
-    "PatientBirthDate",
-    "PatientSex",
-    "StudyDate",
-    "StudyTime",
-    "AccessionNumber",
-    "ReferringPhysicianName",
-    "StudyID",
-    "PositionReferenceIndicator",
-    "Manufacturer",
-)
-DUMMIES = {
-    "SpecificCharacterSet": "ISO_IR 192",
-    "ContentDate": "20000101",
-    "ContentTime": "000000",
-    "AcquisitionDateTime": "20000101000000",
-    "SeriesNumber": 1,
-    "ContainerIdentifier": "slide",
-    "ManufacturerModelName": "unknown",
-    "DeviceSerialNumber": "unknown",
-    "SoftwareVersions": "unknown",
-    "PatientIdentityRemoved": "YES",
-    "LongitudinalTemporalInformationModified": "REMOVED",
-    "DeidentificationMethod": "thinsection deid: allow-list of elements, see docs/convert.md",
-}
 _SPECIMEN = "specimen"  # in place of its identifier
 WRITER = "THINSECTION"  # in the head of each file
 _OFFSET_TABLES = ("ExtendedOffsetTable", "ExtendedOffsetTableLengths")
 _PATH_NAMES = "OpticalPathIdentifier"
+
+
+@cache
+def rules() -> Document:
+    """Returns what `dicom_elements.toml` says."""
+    return read_toml(Path(__file__).with_suffix(".toml"))
 
 
 class UidMap:
@@ -223,9 +85,10 @@ class KeptElements:
         width, height = image_size(image)
         places = count_places(image)
         frames = count_frames(image)
+        self._rules = rules()
         # limits of numbers; those that number the file's frames depend on its size
         self._limits = {
-            **_NUMBERS,
+            **self._rules["numbers"],
             "ColumnPositionInTotalImagePixelMatrix": (-width, width),
             "RowPositionInTotalImagePixelMatrix": (-height, height),
             # some writers put positions in place of indices
@@ -253,7 +116,8 @@ class KeptElements:
         is_blank = element.VR != "SQ" and not str(element.value or "").strip("\0 ^")
         if element.keyword in _OFFSET_TABLES:
             return
-        is_dummy = str(element.value) in (str(DUMMIES.get(element.keyword)), _SPECIMEN)
+        dummy = self._rules["dummies"].get(element.keyword)
+        is_dummy = str(element.value) in (str(dummy), _SPECIMEN)
         if is_blank or is_dummy or (element.VR == "SQ" and not element.value):
             return
         name = element.keyword or "private or unknown element"
@@ -263,20 +127,24 @@ class KeptElements:
         """Returns the value in the copy; None where the element is left out."""
         keyword = element.keyword
         value = element.value
-        if keyword in _SEQUENCES and element.VR == "SQ":
+        if keyword in self._rules["sequences"] and element.VR == "SQ":
             items = [self.kept(item) for item in value]
             if keyword == "SpecimenDescriptionSequence":
                 for item in items:
                     item.SpecimenIdentifier = _SPECIMEN
             return Sequence(items)
-        if keyword in _CODES and element.VR == "SQ":
+        if keyword in self._rules["codes"] and element.VR == "SQ":
             return self._codes(keyword, value)
         if keyword in self._limits:
             return self._number(element)
-        if keyword in _WORDS:
+        if keyword in self._rules["words"]:
             words = [value] if isinstance(value, str) else list(value or [])
-            return value if set(map(str, words)) <= _WORDS[keyword] else None
-        if keyword in _UIDS:
+            return (
+                value
+                if set(map(str, words)) <= set(self._rules["words"][keyword])
+                else None
+            )
+        if keyword in self._rules["uids"]:
             is_registered = str(value) in UID_dictionary
             return value if is_registered else self._uids.new(str(value))
         if keyword == _PATH_NAMES:

@@ -4,10 +4,12 @@ slide2vec has tilings in hs2p's format, embeddings as tensors, and a list of sli
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from thinsection.config import read_toml
 from thinsection.errors import InvalidInputError
 from thinsection.exchange.peer_export import Layout, PeerSlide, Source, Tables
 from thinsection.files.atomic import write_json
@@ -154,71 +156,12 @@ STAMP = Layout(files=_stamp_files, tables=_stamp_tables)
 
 
 _BACKEND = "openslide"
-# keys of hs2p's metadata that slide2vec requires; known values are set below
-_PROVENANCE_KEYS = [
-    "sample_id",
-    "image_path",
-    "mask_path",
-    "backend",
-    "requested_backend",
-    "spacing_at_level_0",
-    "mask_backend",
-    "requested_mask_backend",
-]
-_SEGMENTATION_KEYS = [
-    "tissue_method",
-    "requested_seg_downsample",
-    "seg_downsample",
-    "seg_level",
-    "seg_spacing_um",
-    "sthresh",
-    "sthresh_up",
-    "mthresh",
-    "close",
-    "sam2_checkpoint_path",
-    "sam2_config_path",
-    "mask_path",
-    "ref_tile_size_px",
-    "tissue_mask_tissue_value",
-    "mask_level",
-    "mask_spacing_um",
-]
-_FILTERING_KEYS = [
-    "a_t",
-    "a_h",
-    "filter_white",
-    "filter_black",
-    "white_threshold",
-    "black_threshold",
-    "fraction_threshold",
-    "filter_grayspace",
-    "grayspace_saturation_threshold",
-    "grayspace_fraction_threshold",
-    "filter_blur",
-    "blur_threshold",
-    "qc_spacing_um",
-]
-_ARTIFACT_KEYS = [
-    "coordinate_space",
-    "tile_order",
-    "annotation",
-    "selection_strategy",
-    "output_mode",
-]
-# columns of slide2vec's list of slides
-_PROCESS_KEYS = [
-    "annotation",
-    "output_mode",
-    "mask_path",
-    "requested_mask_backend",
-    "mask_backend",
-    "tiles_tar_path",
-    "mask_preview_path",
-    "tiling_preview_path",
-    "output_variant",
-    "error",
-    "traceback",
-]
+
+
+@cache
+def _slide2vec_keys() -> Document:
+    """Keys that slide2vec's documents must have, by document."""
+    return read_toml(Path(__file__).with_name("slide2vec_keys.toml"))
 
 
 def _slide2vec_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
@@ -297,7 +240,8 @@ def _tiling_document(slide: PeerSlide) -> Document:
     mpp = slide.mpp[0]
     tile_px = int(attributes["patch_size"])
     levels = slide.facts.get("levels") or [{"downsample": 1}]
-    provenance = dict.fromkeys(_PROVENANCE_KEYS) | {
+    keys = _slide2vec_keys()
+    provenance = dict.fromkeys(keys["provenance"]) | {
         "sample_id": slide.slide_id,
         "image_path": slide.path,
         "backend": _BACKEND,
@@ -326,10 +270,10 @@ def _tiling_document(slide: PeerSlide) -> Document:
             "is_within_tolerance": edge_l0 == tile_px,
             "n_tiles": len(slide.tiles.coords_l0),
         },
-        "segmentation": dict.fromkeys(_SEGMENTATION_KEYS)
+        "segmentation": dict.fromkeys(keys["segmentation"])
         | {"tissue_method": "thinsection"},
-        "filtering": dict.fromkeys(_FILTERING_KEYS),
-        "artifact": dict.fromkeys(_ARTIFACT_KEYS)
+        "filtering": dict.fromkeys(keys["filtering"]),
+        "artifact": dict.fromkeys(keys["artifact"])
         | {"coordinate_space": "level0_px", "tile_order": "x_then_y"},
     }
 
@@ -346,7 +290,7 @@ def _slide2vec_tables(slides: Sequence[PeerSlide]) -> Tables:
                 "spacing_at_level_0": slide.mpp[0],
             }
         )
-        row: Document = dict.fromkeys(_PROCESS_KEYS)
+        row: Document = dict.fromkeys(_slide2vec_keys()["process_list"])
         row |= {
             "sample_id": slide.slide_id,
             "annotation": "tissue",
