@@ -114,7 +114,12 @@ def disks_of_rings(
     # in the order of rows
     pixels = np.argwhere(mask).astype(np.float64)
     for circle in _likely_circles(mask, min_radius_px, max_radius_px):
-        near = _pixels_around(pixels, circle)
+        # pixels whose row and column are within three radii of the centre
+        y, x = circle.centre
+        reach = 3 * circle.radius
+        top, bottom = np.searchsorted(pixels[:, 0], [y - reach, y + reach])
+        near = pixels[top:bottom]
+        near = near[np.abs(near[:, 1] - x) <= reach]
         ellipse = _fitted(near, circle)
         if ellipse is None or not min_radius_px <= ellipse.radius <= max_radius_px:
             continue
@@ -213,17 +218,6 @@ def _crowded_cells(
         cells = np.column_stack(np.divmod(crowded, width))
         middles.append((cells + 0.5 - shift) * cell - radius)
     return np.concatenate(counts).astype(np.float64), np.concatenate(middles)
-
-
-def _pixels_around(pixels: Floats, circle: _Ellipse) -> Floats:
-    """Pixels whose row and column are within three radii of a circle's centre."""
-    reach = 3 * circle.radius
-    top, bottom = np.searchsorted(
-        pixels[:, 0], [circle.centre[0] - reach, circle.centre[0] + reach]
-    )
-    rows = pixels[top:bottom]
-    around: Floats = rows[np.abs(rows[:, 1] - circle.centre[1]) <= reach]
-    return around
 
 
 def _in_unit_plane(pixels: Floats, ellipse: _Ellipse) -> Floats:

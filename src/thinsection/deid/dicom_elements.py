@@ -106,22 +106,18 @@ class KeptElements:
         out = Dataset()
         for element in dataset:
             value = self._kept_value(element)
-            if value is None:
-                self._report_element(element)
-            else:
+            if value is not None:
                 out.add_new(element.tag, element.VR, value)
+                continue
+            dummy = self._rules["dummies"].get(element.keyword)
+            is_dummy = str(element.value) in (str(dummy), _SPECIMEN)
+            is_blank = not element.value
+            if element.VR != "SQ":
+                is_blank = not str(element.value or "").strip("\0 ^")
+            if not is_blank and not is_dummy and element.keyword not in _OFFSET_TABLES:
+                name = element.keyword or "private or unknown element"
+                self._report.remove(f"{name} {element.tag}")
         return out
-
-    def _report_element(self, element: DataElement) -> None:
-        is_blank = element.VR != "SQ" and not str(element.value or "").strip("\0 ^")
-        if element.keyword in _OFFSET_TABLES:
-            return
-        dummy = self._rules["dummies"].get(element.keyword)
-        is_dummy = str(element.value) in (str(dummy), _SPECIMEN)
-        if is_blank or is_dummy or (element.VR == "SQ" and not element.value):
-            return
-        name = element.keyword or "private or unknown element"
-        self._report.remove(f"{name} {element.tag}")
 
     def _kept_value(self, element: DataElement) -> Value:
         """Returns the value in the copy; None where the element is left out."""

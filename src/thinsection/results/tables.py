@@ -131,8 +131,24 @@ def write_tables(
     rows: list[Document] = []
     failed = []
     for slide in slides:
-        waits = slide.slide_id in waiting_ids
-        rows += _summary_rows(slide, equal_to.get(slide.slide_id, ()), waits=waits)
+        others = [
+            slide_id
+            for slide_id in equal_to.get(slide.slide_id, ())
+            if slide_id != slide.slide_id
+        ]
+        note = f"same content as {', '.join(others)}" if others else ""
+        for grid_row in grid_rows(slide.ledger):
+            row = {"slide_id": slide.slide_id, **slide.cohort, **slide.more}
+            row["status"] = "empty" if grid_row.get("num_tiles") == 0 else "done"
+            if slide.slide_id in waiting_ids or not slide.ledger.stages:
+                row["status"] = "missing"
+            if slide.failure is not None:
+                row["status"] = slide.failure.status
+            row |= grid_row
+            row["slide_path"] = slide.path_in_tables
+            warnings = (grid_row.get("warnings", ""), note)
+            row["warnings"] = "; ".join(text for text in warnings if text)
+            rows.append(row)
         if slide.failure is not None:
             details = failure_path(out, slide.slide_id).relative_to(out)
             row = {**slide.more, **asdict(slide.failure), "details": str(details)}
@@ -150,26 +166,6 @@ def write_tables(
     write_table(out / "summary.csv", rows, (*SUMMARY_COLUMNS, *more))
     write_table(out / "failed.csv", failed, (*FAILED_COLUMNS, *more))
     return equal
-
-
-def _summary_rows(
-    slide: KnownSlide, equal_ids: Sequence[str], *, waits: bool
-) -> Iterator[Document]:
-    """Rows of a slide in summary.csv, one per grid."""
-    others = [slide_id for slide_id in equal_ids if slide_id != slide.slide_id]
-    note = f"same content as {', '.join(others)}" if others else ""
-    for grid_row in grid_rows(slide.ledger):
-        row = {"slide_id": slide.slide_id, **slide.cohort, **slide.more}
-        row["status"] = "empty" if grid_row.get("num_tiles") == 0 else "done"
-        if waits or not slide.ledger.stages:
-            row["status"] = "missing"
-        if slide.failure is not None:
-            row["status"] = slide.failure.status
-        row |= grid_row
-        row["slide_path"] = slide.path_in_tables
-        warnings = (grid_row.get("warnings", ""), note)
-        row["warnings"] = "; ".join(text for text in warnings if text)
-        yield row
 
 
 def grid_rows(ledger: SlideLedger) -> Iterator[Document]:

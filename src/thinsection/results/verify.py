@@ -1,6 +1,5 @@
 """Compares files with the checksums that were written beside them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from thinsection.errors import StoreError
 from thinsection.results.folder import open_results
 from thinsection.store.hdf5 import damaged_datasets
 from thinsection.store.identity import file_sum
-from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, StageRecord
+from thinsection.store.ledger import LEDGER_NAME, SLIDES
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,18 @@ def verify(folder: Path) -> tuple[int, list[Damage]]:
             damaged.append(Damage(name, ledger.damage))
         for record in ledger.stages.values():
             count += len(record.sums)
-            damaged += _damaged_files(folder, ledger, record)
+            for name, size in record.files.items():
+                path = folder / name
+                if path.is_file():
+                    num_bytes = path.stat().st_size
+                    if num_bytes != size:
+                        problem = f"has {num_bytes} bytes, but {size} were written"
+                        damaged.append(Damage(name, problem))
+                    elif name in record.sums and file_sum(path) != record.sums[name]:
+                        problem = "the bytes differ from those that were written"
+                        damaged.append(Damage(name, problem))
+                elif name not in ledger.elsewhere.files:
+                    damaged.append(Damage(name, "missing"))
     return count, damaged
 
 
@@ -61,19 +71,3 @@ def _verify_datasets(folder: Path) -> tuple[int, list[Damage]]:
         name = str(path.relative_to(folder))
         damaged += [Damage(name, problem) for problem in problems]
     return count, damaged
-
-
-def _damaged_files(
-    folder: Path, ledger: SlideLedger, record: StageRecord
-) -> Iterator[Damage]:
-    """Files of a stage that differ from their checksums."""
-    for name, size in record.files.items():
-        path = folder / name
-        if not path.is_file():
-            if name not in ledger.elsewhere.files:
-                yield Damage(name, "missing")
-        elif path.stat().st_size != size:
-            has_bytes = path.stat().st_size
-            yield Damage(name, f"has {has_bytes} bytes, but {size} were written")
-        elif name in record.sums and file_sum(path) != record.sums[name]:
-            yield Damage(name, "the bytes differ from those that were written")

@@ -637,8 +637,8 @@ def _clean_packed(
     stream: Cleaned,
     num_bytes: int,
     name: str,
-    decode: Callable[[bytes], bytes],
-    encode: Callable[[bytes], bytes],
+    decode: Callable[[bytes], bytes | bytearray],
+    encode: Callable[[bytes], bytes | bytearray],
 ) -> Cleaned:
     """A stream that is cut at its end, of exactly so many decoded bytes."""
     try:
