@@ -32,6 +32,7 @@ from thinsection.results.folder import (
 )
 from thinsection.stages.facts import OF_COHORTS
 from thinsection.store.ledger import SlideLedger
+from thinsection.types import Document
 
 if TYPE_CHECKING:
     import geopandas
@@ -122,7 +123,7 @@ def _write_store(
     outlines = _outline_shapes(results, ledger, grid)
     if outlines is not None:
         shapes["outlines"] = outlines
-    facts = {"slide_id": ledger.slide_id}
+    facts: Document = {"slide_id": ledger.slide_id}
     for name in _SLIDE_FACTS:
         facts[name] = ledger.slide.get(name)
     data = spatialdata.SpatialData(
