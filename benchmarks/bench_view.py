@@ -57,20 +57,12 @@ def repeated(folder: Path, size: int) -> Path:
             edge = size // down
             num_tiles = math.ceil(edge / EDGE) ** 2
             tiles = (stored[n * 7919 % len(stored)] for n in range(num_tiles))
-            big.write(
+            picture.write(
+                big,
                 tiles,
                 shape=(edge, edge, 3),
-                dtype=picture.dtype,
-                photometric=picture.photometric,
-                compression=picture.compression,
-                tile=picture.tile,
-                subsampling=picture.subsampling,
-                compressionargs=picture.compressionargs,
-                jpegtables=picture.jpegtables,
                 description=DESCRIPTION if down == 1 else None,
                 subfiletype=None if down == 1 else 1,
-                software=False,
-                metadata=None,
             )
     return path
 

@@ -34,6 +34,7 @@ from thinsection.report.values import (
 )
 from thinsection.results.folder import Results
 from thinsection.slide import Slide
+from thinsection.store.ledger import SlideLedger
 from thinsection.store.tile_tables import TILES
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.tiles import TileTable
@@ -332,18 +333,21 @@ def _scene(source: Results | Slide, shown: object, grid: str | None = None) -> _
         )
         return _Scene(title=Path(source.slide_path).stem, picture=picture)
     ledger = _results(source).ledger(_check_id(shown))
-    # the mask on which the grid was laid, if its file is there
-    files = picture_files(ledger.path.parent)[1:]
+    files = _mask_files(ledger, grid) or picture_files(ledger.path.parent)[1:]
+    masks = tuple(map(read_tissue, files))
+    return _Scene(title=ledger.slide_id, picture=open_picture(ledger), masks=masks)
+
+
+def _mask_files(ledger: SlideLedger, grid: str | None) -> tuple[Path, ...]:
+    """File with the mask on which a grid was laid; none if the grid or the file is not there."""
     tiles = ledger.stages.get(f"{grid}/{TILES}")
-    for need in reversed(tiles.needs if tiles else ()):
-        record = ledger.stages.get(need)
-        for name in reversed([*record.files] if record else []):
+    for need in tiles.needs if tiles else ():
+        for name in ledger.stages[need].files if need in ledger.stages else ():
             path = ledger.out / name
             is_mask = path.name.startswith("tissue") and path.suffix == ".png"
             if (is_mask or path.name == QC_FILE) and path.is_file():
-                files = (path,)
-    masks = tuple(map(read_tissue, files))
-    return _Scene(title=ledger.slide_id, picture=open_picture(ledger), masks=masks)
+                return (path,)
+    return ()
 
 
 def _check_id(shown: object) -> str:
