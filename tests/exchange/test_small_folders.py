@@ -10,6 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import tifffile
 import torch
 
 from thinsection.errors import InvalidInputError, OverwriteError, StoreError
@@ -18,6 +19,7 @@ from thinsection.exchange.peer_export import export_peer
 from thinsection.exchange.peer_import import import_peer
 from thinsection.exchange.peer_sources import SOURCES
 from thinsection.exchange.qupath import SCRIPT, _groovy, _tile_classes, export_qupath
+from thinsection.files.atomic import write_json
 from thinsection.results.folder import open_results
 from thinsection.run.pooling import aggregate_folder
 
@@ -188,6 +190,26 @@ def test_a_table_of_patients_gives_a_slide_the_label_of_its_patient(
         "no",
         "train",
     )
+
+
+def test_a_slide_that_is_given_is_opened_with_the_resolution_of_the_table(
+    tmp_path: Path,
+) -> None:
+    slide = tmp_path / "a.tiff"
+    pixels = np.zeros((2000, 3000, 3), np.uint8)
+    tifffile.imwrite(slide, pixels, tile=(256, 256), photometric="rgb")
+    trident_slide(tmp_path / "job", "a")
+    (tmp_path / "job" / "l.csv").write_text("wsi,mpp,label\na.svs,0.25,no\n")
+    out = tmp_path / "out"
+    import_peer(tmp_path / "job", out, "trident", slides=[slide])
+    facts = open_results(out).ledgers["a"].slide
+    assert (facts["mpp_x"], facts["mpp_y"]) == (0.25, 0.25)
+    assert (facts["width"], facts["height"]) == (3000, 2000)
+    assert facts["levels"] == [{"size": [3000, 2000], "downsample": 1.0}]
+    assert facts["slide_path"] == str(slide)
+    assert facts["reader"]
+    assert facts["label"] == "no"
+    assert open_results(out).ledgers["a"].source["samples"]
 
 
 def test_an_unknown_tool_is_named(tmp_path: Path) -> None:
@@ -438,21 +460,22 @@ def test_two_slides_of_one_file_name_are_refused_by_tools_that_go_by_it(
     assert export_peer(tmp_path / "out", tmp_path / "stamp", "stamp") == 2
 
 
+@pytest.mark.parametrize(
+    "folder", ["tiles", "features_uni2_h", "slide_features_mean-uni2_h"]
+)
 def test_a_slide_whose_stored_file_is_damaged_is_left_out(
-    results: Path, tmp_path: Path
+    results: Path, tmp_path: Path, folder: str
 ) -> None:
     aggregate_folder(results)
-    pooled = results / OURS / "slide_features_mean-uni2_h" / "a.h5"
-    for number, path in enumerate([pooled, results / OURS / "tiles" / "a.h5"], start=1):
-        path.write_bytes(b"no HDF5 at all")
-        left: list[str] = []
-        out = tmp_path / f"t{number}"
-        assert export_peer(results, out, "trident", on_left_out=left.append) == 1
-        assert [line.partition(":")[0] for line in left] == ["a"]
-        assert not list(out.rglob("a*.h5"))
-        assert [row["wsi"] for row in rows_of(out / "slides.csv")] == [
-            str(Path("x/bb.svs").absolute())
-        ]
+    (results / OURS / folder / "a.h5").write_bytes(b"no HDF5 at all")
+    left: list[str] = []
+    out = tmp_path / "t"
+    assert export_peer(results, out, "trident", on_left_out=left.append) == 1
+    assert [line.partition(":")[0] for line in left] == ["a"]
+    assert not list(out.rglob("a*.h5"))
+    assert [row["wsi"] for row in rows_of(out / "slides.csv")] == [
+        str(Path("x/bb.svs").absolute())
+    ]
 
 
 def test_an_export_of_nothing_says_the_first_reason(tmp_path: Path) -> None:
@@ -528,6 +551,14 @@ def test_an_imported_slide_of_no_size_says_so(tmp_path: Path) -> None:
     assert stored.attributes["target_magnification"] == pytest.approx(
         10 / (0.25 * 1024 / 224)
     )
+    with pytest.raises(InvalidInputError, match="size is missing in 'a'"):
+        export_peer(tmp_path / "out", tmp_path / "c", "clam")
+    ledger = tmp_path / "out" / "slides" / "a" / "slide.json"
+    text = ledger.read_text()
+    assert '"slide_id": "a"' in text
+    document = json.loads(text)
+    document["slide"]["width"] = 3000  # and no height
+    write_json(ledger, document)
     with pytest.raises(InvalidInputError, match="size is missing in 'a'"):
         export_peer(tmp_path / "out", tmp_path / "c", "clam")
 

@@ -9,6 +9,7 @@ import pytest
 from tests.support.dicom_slides import DicomKind, write_dicom
 
 from thinsection.errors import CohortError
+from thinsection.files.trust import may_be_local
 from thinsection.slide import ids as slide_ids
 from thinsection.slide.cohort import give_slide_ids, load_cohort
 from thinsection.slide.cohort_table import parse_mpp
@@ -474,8 +475,19 @@ def test_a_line_without_a_path_is_named(tmp_path: Path) -> None:
 def test_a_place_that_no_server_lists_is_a_slide_unless_it_is_a_folder() -> None:
     (entry,) = load_cohort(["nosuch://host/scan"])
     assert entry.slide_path == "nosuch://host/scan"
-    with pytest.raises(CohortError, match="folder by URL must be listed by its server"):
-        load_cohort(["nosuch://host/scans/"])
+    for folder in ("scans", "scans.svs"):
+        with pytest.raises(CohortError, match="folder by URL must be listed by its"):
+            load_cohort([f"nosuch://host/{folder}/"])
+
+
+def test_a_url_that_the_user_writes_may_be_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("THINSECTION_LOCAL_HOSTS", "")
+    (entry,) = load_cohort(["http://localhost:1/a.svs"])
+    assert entry.slide_path == "http://localhost:1/a.svs"
+    assert may_be_local("http://localhost:1/b.svs")
+    assert os.environ["THINSECTION_LOCAL_HOSTS"] == "localhost"
 
 
 def test_known_slides_keep_their_ids_and_give_way_to_a_table(tmp_path: Path) -> None:

@@ -384,14 +384,9 @@ def _peer_slide(
 
 def _place(target: Path, source: Source, *, copy: bool = False) -> None:
     """Writes a file; an existing file must be the same."""
-    if isinstance(source, Path) and not copy:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # on another file system, or on one without hard links, the file is copied
-        with contextlib.suppress(OSError):
-            if not target.exists():
-                target.hardlink_to(source)
-            if target.samefile(source):
-                return
+    may_be_linked = not copy and target.exists()
+    if isinstance(source, Path) and may_be_linked and target.samefile(source):
+        return
     with atomic_path(target) as tmp:
         if isinstance(source, Path):
             link_or_copy(source, tmp, copy=copy)
