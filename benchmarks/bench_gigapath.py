@@ -60,7 +60,7 @@ def measured(num_tiles: int, budget_bytes: int) -> dict[str, Any]:
 def check(num_tiles: int) -> float:
     """Largest difference of the last embedding to float64."""
     encoder, tiles, coords = set_up(num_tiles=num_tiles, budget_bytes=GIB)
-    config = encoder.net.config
+    config = encoder.net.sizes
     exact = plain_gigapath(
         GigaPathSlideEncoder.random_weights(config, seed=0),
         torch.from_numpy(tiles),

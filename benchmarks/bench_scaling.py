@@ -39,7 +39,7 @@ spec = resolve(RunConfig(), settings)
 models = load_models(spec.encoding)
 entries = load_cohort([slides])
 print("ready", flush=True); sys.stdin.readline()
-stages = stages_of(spec, models.identities)
+stages = stages_of(spec, models)
 processor = SlideProcessor(out=out, spec=spec, models=models, stages=stages)
 processor.process(entries[first:] + entries[:first])
 """
@@ -52,7 +52,7 @@ torch.set_num_threads(1)
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve
 from thinsection.run.models import load_models
-(encoder,) = load_models(resolve(RunConfig(), {"until": "embeddings"}).encoding).encoders
+(encoder,) = load_models(resolve(RunConfig(), {"until": "embeddings"}).encoding).loaded_encoders
 tiles = torch.randint(0, 256, (32, 256, 256, 3), dtype=torch.uint8)
 encoder.encode(tiles)
 print("ready", flush=True); sys.stdin.readline()

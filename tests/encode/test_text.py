@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from thinsection.encode import load_encoder
 from thinsection.encode.backbone import Backbone, pretrained_backbone
-from thinsection.encode.clip_config import from_open_clip
 from thinsection.encode.preprocessing import preprocess
 from thinsection.encode.registry import EncoderSpec
+from thinsection.encode.specs import from_open_clip
 from thinsection.encode.text import Tokenizer, load_text_encoder
 from thinsection.encode.towers import (
     ClipImage,
@@ -114,7 +114,7 @@ def test_an_image_tower_whose_hash_is_known_is_not_read_for_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("thinsection.weights.stamps._SETTLED_NS", 0)
+    monkeypatch.setattr("thinsection.weights.origin._SETTLED_NS", 0)
     folder = _write_wide(tmp_path / "wide")
     first = load_text_encoder(str(folder), device="cpu")
     read = list[Path]()

@@ -34,9 +34,9 @@ from thinsection.pool import (
 )
 from thinsection.pool.attention_pools import ChiefSlideEncoder, FeatherSlideEncoder
 from thinsection.pool.cobra import CobraSlideEncoder
+from thinsection.pool.inputs import SoftmaxSums
 from thinsection.pool.moozy import MoozySizes, MoozySlideEncoder, heads_at_a_time
 from thinsection.pool.prism import PrismSlideEncoder
-from thinsection.pool.softmax_sums import SoftmaxSums
 from thinsection.weights.hub import hub_library
 
 # of the largest absolute value: float32 rounds by 6e-8, and sums of some hundred products by more

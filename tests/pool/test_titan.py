@@ -22,8 +22,7 @@ from thinsection.pool import (
 )
 from thinsection.pool.encoder import Precision
 from thinsection.pool.published import HeadPlan
-from thinsection.pool.titan import TitanNet, plan_tokens
-from thinsection.pool.titan_tokens import token_grid
+from thinsection.pool.titan import TitanNet, plan_tokens, token_grid
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from thinsection.cli.app import build_app
 from thinsection.config import as_mapping, from_mapping, replace_flat
-from thinsection.encode.identity import EncoderIdentity
+from thinsection.encode.registry import EncoderIdentity
 from thinsection.errors import InvalidInputError, SlideReadError
 from thinsection.pool.encoder import Expects, SlideEncoderIdentity
 from thinsection.results.folder import open_results

@@ -360,7 +360,7 @@ def test_what_the_pixels_said_is_not_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("thinsection.weights.stamps._SETTLED_NS", -1)
+    monkeypatch.setattr("thinsection.weights.origin._SETTLED_NS", -1)
     path = tmp_path / "a.tif"
     with tifffile.TiffWriter(path) as writer:
         writer.write(SLIDE, **options())

@@ -19,7 +19,7 @@ from thinsection.slide.level_check import (
 from thinsection.slide.look import Look
 from thinsection.testing.synthetic import write_pyramid
 from thinsection.types import Mpp
-from thinsection.weights import stamps
+from thinsection.weights import origin
 
 AGREES = "tiff: fastest reader that agrees with OpenSlide"
 
@@ -28,7 +28,7 @@ AGREES = "tiff: fastest reader that agrees with OpenSlide"
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Verdicts go into a new folder, and files of the test are old enough."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(stamps, "_SETTLED_NS", -1)
+    monkeypatch.setattr(origin, "_SETTLED_NS", -1)
     return tmp_path / "cache"
 
 
@@ -102,11 +102,11 @@ def test_another_file_in_its_place_is_compared_again(
 def test_a_young_file_and_another_resolution_are_compared_again(
     slide_path: Path, comparisons: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stamps, "_SETTLED_NS", 3_600_000_000_000)
+    monkeypatch.setattr(origin, "_SETTLED_NS", 3_600_000_000_000)
     open_and_sum(slide_path)
     open_and_sum(slide_path)
     assert len(comparisons) == 2
-    monkeypatch.setattr(stamps, "_SETTLED_NS", -1)
+    monkeypatch.setattr(origin, "_SETTLED_NS", -1)
     open_and_sum(slide_path)
     open_slide(slide_path, slide_mpp=(0.3, 0.3)).close()
     assert len(comparisons) == 4

@@ -11,12 +11,11 @@ import numpy.typing as npt
 import pytest
 
 from thinsection.config import replace_flat
-from thinsection.run.models import LoadedModels
 from thinsection.run.process import SlideProcessor
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
-from thinsection.stages.graph import grids_of, stages_of
+from thinsection.stages.graph import Models, grids_of, stages_of
 from thinsection.stages.spec import RunSpec, resolve
 from thinsection.stages.stage import (
     AnyStage,
@@ -173,7 +172,7 @@ def processed(
     entries: list[SlideEntry], out: Path, spec: RunSpec, stages: tuple[AnyStage, ...]
 ) -> list[str]:
     """Status of each slide after a run with these stages."""
-    processor = SlideProcessor(out=out, spec=spec, models=LoadedModels(), stages=stages)
+    processor = SlideProcessor(out=out, spec=spec, models=Models(), stages=stages)
     results = processor.process(entries)
     assert not [result.error for result in results if result.error]
     return [result.status for result in results]
@@ -186,7 +185,7 @@ def test_a_stage_of_each_kind_is_made_once_for_each_slide_and_grid(
     entries = slides_in(tmp_path)
     out = tmp_path / "out"
     spec = resolve(replace_flat(RunConfig(), SETTINGS | {"tile_filter": tile_filter}))
-    stages = stages_of(spec, LoadedModels().identities)
+    stages = stages_of(spec, Models())
     colors = [MeanColor(tiles=grid) for grid in grids_of(stages)]
     own = (Corner(), *colors, *(Darkest(colors=stage) for stage in colors))
     assert processed(entries, out, spec, (*stages, *own)) == ["done", "done"]
@@ -226,7 +225,7 @@ def test_a_stage_of_each_kind_is_made_once_for_each_slide_and_grid(
 def test_a_stage_of_the_slide_may_need_the_grid(tmp_path: Path) -> None:
     entries = slides_in(tmp_path)
     spec = resolve(replace_flat(RunConfig(), SETTINGS))
-    stages = stages_of(spec, LoadedModels().identities)
+    stages = stages_of(spec, Models())
     count = TileCount(tiles=grids_of(stages)[1])
     assert processed(entries, tmp_path / "out", spec, (*stages, count)) == ["done"] * 2
     ledger = load_ledger(tmp_path / "out", "a")
@@ -243,12 +242,12 @@ def test_a_stage_that_cannot_be_made_fails_the_slide_by_name(tmp_path: Path) -> 
 
     entries = slides_in(tmp_path)
     spec = resolve(replace_flat(RunConfig(), SETTINGS))
-    stages = stages_of(spec, LoadedModels().identities)
+    stages = stages_of(spec, Models())
     lost = Elsewhere(tiles=grids_of(stages)[0])
     processor = SlideProcessor(
         out=tmp_path / "out",
         spec=spec,
-        models=LoadedModels(),
+        models=Models(),
         stages=(*stages, lost),
     )
     for result in processor.process(entries):

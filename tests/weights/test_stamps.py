@@ -16,14 +16,14 @@ from thinsection.encode.memory import batch_bytes, weights_bytes
 from thinsection.encode.networks import packaged_weights_path
 from thinsection.errors import InvalidInputError
 from thinsection.weights.files import hash_state_dict, read_state_dict, write_tensors
-from thinsection.weights.placement import is_installed
-from thinsection.weights.stamps import (
+from thinsection.weights.origin import (
     keep_hash,
     keep_stamps,
     kept_facts,
     known_hash,
     read_stamps,
 )
+from thinsection.weights.placement import is_installed
 
 HOUR_NS = 3600 * 10**9
 

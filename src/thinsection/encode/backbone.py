@@ -72,17 +72,15 @@ class Backbone(nn.Module):
             tokens = features.flatten(1, 2)
         else:
             tokens = features.flatten(2).transpose(1, 2)
-        return self._pooled(features, tokens), tokens
-
-    def _pooled(self, features: Tensor, tokens: Tensor) -> Tensor:
         if self.pooling == "head":
-            return self.head(features).float()
-        if self.pooling == "mean":
-            return tokens.float().mean(dim=1)
-        class_token = features[:, 0].float()
-        if self.pooling == "cls":
-            return class_token
-        return torch.cat([class_token, tokens.float().mean(dim=1)], dim=1)
+            return self.head(features).float(), tokens
+        parts = []
+        if self.pooling != "mean":
+            parts.append(features[:, 0].float())
+        if self.pooling != "cls":
+            parts.append(tokens.float().mean(dim=1))
+        embeddings = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return embeddings, tokens
 
 
 def store_products_as(network: nn.Module, dtype: torch.dtype) -> None:
@@ -165,13 +163,6 @@ def _build_image_tower(spec: EncoderSpec) -> Backbone:
     return Backbone(tower, spec.pooling, head=tower.pool, num_prefix_tokens=1)
 
 
-def _build_transformers(spec: EncoderSpec) -> Backbone:
-    network_class = _transformers_class(spec)
-    config = network_class.config_class(**spec.architecture.options)
-    network = network_class(config, **_constructor_options(spec))
-    return transformers_backbone(network, spec.pooling)
-
-
 def _transformers_class(spec: EncoderSpec) -> Foreign:
     return getattr(optional_package("transformers"), spec.architecture.model)
 
@@ -196,8 +187,8 @@ def _build(spec: EncoderSpec) -> Backbone:
         case "lite0":
             return Backbone(networks.EfficientNetLite0(), spec.pooling)
         case "conch_v15":
-            config = networks.ConchConfig(**spec.architecture.options)
-            conch = networks.ConchV15(config)
+            sizes = networks.ConchConfig(**spec.architecture.options)
+            conch = networks.ConchV15(sizes)
             return Backbone(
                 conch,
                 spec.pooling,
@@ -208,7 +199,10 @@ def _build(spec: EncoderSpec) -> Backbone:
         case "clip" | "conch" | "keep":
             return _build_image_tower(spec)
         case "transformers":
-            return _build_transformers(spec)
+            network_class = _transformers_class(spec)
+            config = network_class.config_class(**spec.architecture.options)
+            network = network_class(config, **_constructor_options(spec))
+            return transformers_backbone(network, spec.pooling)
         case "auto":
             return _build_auto(spec)
         case "timm":
@@ -233,7 +227,12 @@ def pretrained_backbone(spec: EncoderSpec, path: Path) -> Backbone:
         return _load_transformers(spec, path)
     backbone = unfilled_backbone(spec)
     state = read_state_dict(path)
-    unused = _classifiers(backbone.network)
+    # a checkpoint has a classifier, and an encoder does not use it
+    published = getattr(backbone.network, "pretrained_cfg", {})
+    names = published.get("classifier") or ()
+    if isinstance(names, str):
+        names = (names,)
+    unused = (networks.CLASSIFIER, *(f"{name}." for name in names))
     if spec.has_text_tower:
         state = towers.in_open_clip_names(state)
         unused = towers.TEXT_NAMES
@@ -247,15 +246,6 @@ def unfilled_backbone(spec: EncoderSpec) -> Backbone:
     Declared networks have all their state in the state dict, so that nothing stays on meta.
     """
     return build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
-
-
-def _classifiers(network: nn.Module) -> tuple[str, ...]:
-    """Prefixes of classifier weights, which a checkpoint has and an encoder does not use."""
-    config = getattr(network, "pretrained_cfg", {})
-    names = config.get("classifier") or ()
-    if isinstance(names, str):
-        names = (names,)
-    return (networks.CLASSIFIER, *(f"{name}." for name in names))
 
 
 def published_weights(spec: EncoderSpec) -> Path:
@@ -284,19 +274,14 @@ def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
     else:
         network_class = _transformers_class(spec)
         network = _from_pretrained(network_class, folder, **_constructor_options(spec))
-        _check_config(spec, network.config, path)
+        for option, declared in spec.architecture.options.items():
+            stated = getattr(network.config, option, None)
+            if option not in _FREE_OPTIONS and stated != declared:
+                raise WeightsError(
+                    f"{CONFIG_NAME} must have {option} {declared!r} for {spec.name!r}, "
+                    f"got {stated!r} in {str(path)!r}; check that the file belongs to this encoder"
+                )
     return transformers_backbone(network, spec.pooling)
-
-
-def _check_config(spec: EncoderSpec, config: Foreign, path: Path) -> None:
-    """Raise WeightsError if the weights' config differs from the declaration."""
-    for option, declared in spec.architecture.options.items():
-        stated = getattr(config, option, None)
-        if option not in _FREE_OPTIONS and stated != declared:
-            raise WeightsError(
-                f"{CONFIG_NAME} must have {option} {declared!r} for {spec.name!r}, "
-                f"got {stated!r} in {str(path)!r}; check that the file belongs to this encoder"
-            )
 
 
 def load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:

@@ -30,7 +30,11 @@ from thinsection.encode.preprocessing import (
     as_uint8_batch,
     preprocess,
 )
-from thinsection.encode.registry import EncoderSpec, declared_encoders
+from thinsection.encode.registry import (
+    EncoderIdentity,
+    EncoderSpec,
+    declared_encoders,
+)
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
 from thinsection.types import RgbArray
@@ -125,6 +129,17 @@ class TileEncoder(ABC):
             f"weights {self.weights_hash[:12]}" if self.weights_hash else "no weights",
         ]
         return notebook_html(_picture(spec), self.label, lines)
+
+
+def encoder_identity(encoder: TileEncoder) -> EncoderIdentity:
+    """Identity of a loaded encoder."""
+    return EncoderIdentity(
+        name=encoder.spec.name,
+        label=encoder.label,
+        provenance=encoder.provenance,
+        supports_tokens=encoder.spec.supports_tokens,
+        files=encoder.origin.files,
+    )
 
 
 def _picture(spec: EncoderSpec) -> RgbArray:

@@ -34,8 +34,8 @@ from thinsection.errors import (
 from thinsection.files.atomic import TMP_MARK, write_json
 from thinsection.files.lock import hold
 from thinsection.machine import cpu_model
+from thinsection.weights.origin import keep_stamps, kept_facts, read_stamps
 from thinsection.weights.placement import is_installed
-from thinsection.weights.stamps import keep_stamps, kept_facts, read_stamps
 
 EngineChoice = Literal["auto", "torch", "openvino"]
 Network = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -245,12 +245,11 @@ def _is_whole(folder: Path) -> bool:
 
 def _manifest(folder: Path) -> dict[str, str]:
     """Digest of each file of a graph."""
-    return {name: _digest(folder / name) for name in (_MODEL, _WEIGHTS)}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
+    digests = {}
+    for name in (_MODEL, _WEIGHTS):
+        with (folder / name).open("rb") as file:
+            digests[name] = file_digest(file, "sha256").hexdigest()
+    return digests
 
 
 def _convert(network: nn.Module, pixels: Tensor, folder: Path) -> None:

@@ -28,9 +28,14 @@ from thinsection.encode.specs import find_spec
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES, files_of, hash_state_dict
-from thinsection.weights.origin import Origin
+from thinsection.weights.origin import (
+    Origin,
+    Stamps,
+    keep_hash,
+    known_hash,
+    read_stamps,
+)
 from thinsection.weights.placement import Placement, place
-from thinsection.weights.stamps import Stamps, keep_hash, known_hash, read_stamps
 
 
 def load_encoder(
@@ -79,40 +84,37 @@ def load_encoder(
         brought.origin = replace(origin, name=name)
         return brought
     spec = find_spec(name)
-    origin = replace(origin, name=_label_name(path, spec))
+    # a checkpoint's own name, unless it is generic
+    is_named = path is not None and path.is_file() and path.name not in WEIGHTS_FILES
+    origin = replace(origin, name=path.stem if path and is_named else spec.name)
     placement = place(device, precision, half_precision=spec.half_precision)
 
+    file = None
     if not pretrained:
         # the spec of a folder or of the hub may change; those of other names cannot
         may_change = path is not None or name.startswith(HUB_PREFIX)
-        own_origin = replace(origin, files=None if may_change else ())
-
-        def load_random() -> NetworkTileEncoder:
-            backbone = build_backbone(spec, seed=seed)
-            return NetworkTileEncoder(spec, backbone, placement, own_origin)
-
-        return _on_engine(load_random, engine, is_random=True)
-    if has_own_code(spec):
-        own_origin = replace(origin, revision=spec.revision)
-
-        def load_by_its_code() -> NetworkTileEncoder:
-            backbone = load_with_code(spec, allow_remote_code=allow_remote_code)
-            return NetworkTileEncoder(spec, backbone, placement, own_origin)
-
-        return _on_engine(load_by_its_code, engine, is_random=False)
-    source = path if weights is None else weights
-    file = find_weights_file(spec, name, source)
-    own_origin = replace(origin, revision=file.revision, files=file.files)
-    if not why_torch(engine, placement.device, is_random=False):
-        stored = _load_stored_graph(spec, file, placement, own_origin)
-        if stored is not None:
-            return stored
+        origin = replace(origin, files=None if may_change else ())
+    elif has_own_code(spec):
+        origin = replace(origin, revision=spec.revision)
+    else:
+        file = find_weights_file(spec, name, path if weights is None else weights)
+        origin = replace(origin, revision=file.revision, files=file.files)
+        if not why_torch(engine, placement.device, is_random=False):
+            stored = _load_stored_graph(spec, file, placement, origin)
+            if stored is not None:
+                return stored
 
     def load_on_torch() -> NetworkTileEncoder:
-        backbone, weights_hash = _load_weights(spec, file)
-        return NetworkTileEncoder(spec, backbone, placement, own_origin, weights_hash)
+        weights_hash = None
+        if file is not None:
+            backbone, weights_hash = _load_weights(spec, file)
+        elif pretrained:
+            backbone = load_with_code(spec, allow_remote_code=allow_remote_code)
+        else:
+            backbone = build_backbone(spec, seed=seed)
+        return NetworkTileEncoder(spec, backbone, placement, origin, weights_hash)
 
-    return _on_engine(load_on_torch, engine, is_random=False)
+    return _on_engine(load_on_torch, engine, is_random=not pretrained)
 
 
 def _load_from_package(  # noqa: PLR0917 - the arguments of `load_encoder`
@@ -138,13 +140,6 @@ def _load_from_package(  # noqa: PLR0917 - the arguments of `load_encoder`
             "subclass TileEncoder"
         )
     return encoder
-
-
-def _label_name(path: Path | None, spec: EncoderSpec) -> str:
-    """Name in labels: for a checkpoint its stem, unless that is generic; else the spec's."""
-    if path is not None and path.is_file() and path.name not in WEIGHTS_FILES:
-        return path.stem
-    return spec.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,17 +58,15 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> object:
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, Tensor):
-                self._count(tensor)
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self._live:
+                self._live[key] = storage.nbytes()
+                weakref.finalize(storage, self._live.pop, key, None)
+                self.peak_bytes = max(self.peak_bytes, sum(self._live.values()))
         return result
-
-    def _count(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._live:
-            self._live[key] = storage.nbytes()
-            weakref.finalize(storage, self._live.pop, key, None)
-            self.peak_bytes = max(self.peak_bytes, sum(self._live.values()))
 
 
 class _FusedAttention(TorchFunctionMode):

@@ -12,6 +12,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -135,9 +136,9 @@ class OwnTileEncoder(TileEncoder):
         self._networks = networks
         self._transform = transform
         self._hash = _hash_networks(networks)
-        self.spec = _spec(name, network, tile_px, dim=0)
+        self.spec = _spec(name, network, tile_px)
         embeddings = self._tested()
-        self.spec = _spec(name, network, tile_px, dim=embeddings.shape[1])
+        self.spec = replace(self.spec, dim=embeddings.shape[1])
         self.sample = _projected(embeddings)
 
     def __repr__(self) -> str:
@@ -290,14 +291,13 @@ def _check_name(name: str, version: str) -> None:
         )
 
 
-def _spec(
-    name: str, network: nn.Module | TileFunction, tile_px: int, *, dim: int
-) -> EncoderSpec:
+def _spec(name: str, network: nn.Module | TileFunction, tile_px: int) -> EncoderSpec:
+    """Spec of a network, whose `dim` is not known yet."""
     is_network = isinstance(network, nn.Module)
     model = type(network).__name__ if is_network else "function"
     return EncoderSpec(
         name=name,
-        dim=dim,
+        dim=0,
         architecture=Architecture(kind="custom", model=model),
         tile_px=tile_px,
         tile_mpp=None,

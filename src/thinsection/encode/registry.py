@@ -3,16 +3,14 @@
 The declarations are in `encoders_own.toml` and `encoders_timm.toml` in this folder.
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from thinsection.config import nearest
+from thinsection.config import nearest, read_toml
 from thinsection.errors import UnknownEncoderError
 from thinsection.registry import Entry, Registry
 from thinsection.types import Document, PlainValues
@@ -55,50 +53,6 @@ TIMM_PREFIX = "timm:"
 HUB_PREFIX = "hf:"
 # in the settings of a run, before the name of a network or function of its session
 OWN_PREFIX = "own:"
-
-
-class _ToolNames(NamedTuple):
-    """Names of one of our encoders in other tools; '' if a tool does not have it."""
-
-    trident: str = ""  # `enc_name`
-    stamp: str = ""  # `ExtractorName`
-    slide2vec: str = ""  # name in its registry
-
-
-# STAMP's virchow and virchow2 use only the class token; ours equals its virchow-full
-_TOOL_NAMES = {
-    "conch": _ToolNames("conch_v1", "conch", "conch"),
-    "conch_v15": _ToolNames("conch_v15", "conch1_5", "conchv15"),
-    "gigapath": _ToolNames("gigapath", "gigapath", "gigapath"),
-    "h0_mini": _ToolNames("h0-mini", "", "h0-mini"),
-    "h_optimus_0": _ToolNames("hoptimus0", "h-optimus-0", "h-optimus-0"),
-    "h_optimus_1": _ToolNames("hoptimus1", "h-optimus-1", "h-optimus-1"),
-    "hibou_b": _ToolNames("", "", "hibou-b"),
-    "hibou_l": _ToolNames("hibou_l", "", "hibou-l"),
-    "kaiko_vitb16": _ToolNames("kaiko-vitb16"),
-    "kaiko_vitb8": _ToolNames("kaiko-vitb8"),
-    "kaiko_vitl14": _ToolNames("kaiko-vitl14"),
-    "kaiko_vits16": _ToolNames("kaiko-vits16"),
-    "kaiko_vits8": _ToolNames("kaiko-vits8"),
-    "lunit_vits8": _ToolNames("lunit-vits8", "", "lunit"),
-    "midnight_12k": _ToolNames("midnight12k", "", "midnight"),
-    "phikon": _ToolNames("phikon", "", "phikon"),
-    "phikon_v2": _ToolNames("phikon_v2", "", "phikonv2"),
-    "uni": _ToolNames("uni_v1", "uni", "uni"),
-    "uni2_h": _ToolNames("uni_v2", "uni2", "uni2"),
-    "virchow": _ToolNames("virchow", "virchow-full", "virchow"),
-    "virchow2": _ToolNames("virchow2", "", "virchow2"),
-}
-# other tools' names of slide encoders -> our names
-_SLIDE_ENCODERS = {
-    "gigapath_slide": "gigapath",
-    "prov_gigapath": "gigapath",
-    "titan_slide": "titan",
-    "chief_slide_encoder": "chief",
-    "feather_uni_v1": "feather_uni",
-    "feather_uni_v2": "feather_uni2_h",
-    "tangle_v2": "tangle",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,14 +128,25 @@ class EncoderSpec:
         return ("huggingface_hub",)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderIdentity:
+    """Identity of a tile encoder in its results; equal identities give equal embeddings."""
+
+    name: str  # name in the registry
+    label: str  # label in the names of folders: 'uni2_h_bf16'
+    # name, weights_hash, precision, preprocessing and engine; the hub's revision
+    provenance: Mapping[str, str]
+    supports_tokens: bool = False  # True if it has a dense token grid
+    # files of its weights; None if the weights depend on more than these files
+    files: tuple[str, ...] | None = None
+
+
 @cache
 def declared_encoders() -> Mapping[str, EncoderSpec]:
     """All declared encoders by name."""
-    folder = files("thinsection.encode")
     specs: dict[str, EncoderSpec] = {}
     for table in _TABLES:
-        text = folder.joinpath(table).read_text(encoding="utf-8")
-        for row in tomllib.loads(text)["encoder"]:
+        for row in read_toml(Path(__file__).with_name(table))["encoder"]:
             spec = _spec(row)
             if spec.name in specs:
                 raise AssertionError(
@@ -279,24 +244,32 @@ def encoder_spec(name: str) -> EncoderSpec:
     )
 
 
+@cache
+def _tool_names() -> Document:
+    """Content of `tool_names.toml`: our encoders in other tools."""
+    return read_toml(Path(__file__).with_name("tool_names.toml"))
+
+
 def peer_encoder(tool: str, encoder: str, label: str) -> str:
     """Name in the tool for embeddings in our folder `features_LABEL`.
 
     The part of the label after the encoder stays; an encoder that the tool lacks keeps our name.
     """
-    if tool not in _ToolNames._fields or not label.startswith(encoder):
+    names = _tool_names()["tile_encoders"].get(tool)
+    if names is None or not label.startswith(encoder):
         return label
-    tool_name: str = getattr(_TOOL_NAMES.get(encoder, _ToolNames()), tool)
-    return (tool_name or encoder) + label.removeprefix(encoder)
+    return str(names.get(encoder, encoder)) + label.removeprefix(encoder)
 
 
 @cache
 def _our_names() -> dict[str, str]:
     """Our names by the tools' names, and by our own."""
     our_names = {"conch_v1_5": "conch_v15"}
-    for encoder, names in _TOOL_NAMES.items():
-        our_names |= {_plain(name): encoder for name in names if name}
-    return our_names | {encoder: encoder for encoder in _TOOL_NAMES}
+    encoders: set[str] = set()
+    for names in _tool_names()["tile_encoders"].values():
+        our_names |= {_plain(name): encoder for encoder, name in names.items()}
+        encoders |= names.keys()
+    return our_names | {encoder: encoder for encoder in encoders}
 
 
 def _plain(name: str) -> str:
@@ -311,4 +284,5 @@ def our_name(name: str) -> str:
 def our_slide_encoder(name: str) -> str:
     """Our name of a slide encoder from a tool's name; an unknown name stays."""
     model, colon, output = name.partition(":")
-    return _SLIDE_ENCODERS.get(_plain(model), model) + colon + output
+    our_names: dict[str, str] = _tool_names()["slide_encoders"]
+    return our_names.get(_plain(model), model) + colon + output

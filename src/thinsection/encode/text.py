@@ -90,20 +90,19 @@ def load_text_encoder(
     source = Path(name) if weights is None and Path(name).exists() else weights
     file = find_weights_file(spec, name, source)
     image_hash = hash_of_weights(spec, file)
-    tower = _text_tower(spec)
+    options = spec.architecture.options
+    tower: towers.TextTower
+    match spec.architecture.kind:
+        case "clip":
+            tower = towers.ClipText(towers.clip_config(options))
+        case "conch":
+            tower = towers.ConchText(towers.ConchTowersConfig(**options))
+        case _:
+            tower = towers.KeepText()
     state = towers.in_open_clip_names(read_state_dict(file.path))
     fill_strictly(tower, state, source=str(file.path), unused=towers.IMAGE_NAMES)
     tokens = _read_tokenizer(spec, file.path, tokenizer)
     return TowerTextEncoder(spec.name, tower, tokens, image_hash, device=device)
-
-
-def _text_tower(spec: EncoderSpec) -> towers.TextTower:
-    options = spec.architecture.options
-    if spec.architecture.kind == "clip":
-        return towers.ClipText(towers.clip_config(options))
-    if spec.architecture.kind == "conch":
-        return towers.ConchText(towers.ConchTowersConfig(**options))
-    return towers.KeepText()
 
 
 def _read_tokenizer(

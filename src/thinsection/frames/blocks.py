@@ -83,7 +83,9 @@ def _nearest_in_block(
     distances = distances_between(query.queries[rows, None], points, eps=eps)
     point_group = query.point_group[columns]
     query_group = query.query_group[rows]
-    if not _is_one_group(point_group, query_group):
+    # ids ascend
+    ends = (point_group[-1], query_group[0], query_group[-1])
+    if any(bool(end != point_group[0]) for end in ends):
         other_group = point_group[None, :] != query_group[:, None]
         distances.masked_fill_(other_group, torch.inf)
     own_column = query.query_self[rows] - columns.start
@@ -91,13 +93,6 @@ def _nearest_in_block(
     distances[has_itself, own_column[has_itself]] = torch.inf
     nearest = smallest_k(distances, k)
     return Nearest(nearest.distances, nearest.positions + columns.start)
-
-
-def _is_one_group(point_group: Tensor, query_group: Tensor) -> bool:
-    """True where ascending ids of points and of queries are all the same."""
-    group = point_group[0]
-    ends = (point_group[-1], query_group[0], query_group[-1])
-    return all(bool(end == group) for end in ends)
 
 
 def smallest_k(distances: Tensor, k: int) -> Nearest:

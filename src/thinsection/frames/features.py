@@ -46,7 +46,13 @@ def check_shapes(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> N
         )
     tokens = tuple(batch["token_mask"].shape)
     for key in KEYS:
-        _check_feature(key, tuple(batch[key].shape), tokens)
+        shape_of_key = tuple(batch[key].shape)
+        expected = (*tokens, NUM_RESTYPES) if key == "restype" else tokens
+        last = shape_of_key[-1:] or (1,)
+        if not _spreads(shape_of_key, expected) or last != expected[-1:]:
+            raise StructureError(
+                f"{key} must have the shape of token_mask, {expected}, got {shape_of_key}"
+            )
     atoms = tuple(atom_mask.shape)
     for name, lead in (("token_mask", tokens[:-1]), ("atom_mask", atoms[:-1])):
         if not _spreads(lead, shape[:-2]):
@@ -56,17 +62,6 @@ def check_shapes(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> N
     if atoms[-1] != shape[-2]:
         raise StructureError(
             f"atom_mask must cover the {shape[-2]} atoms of x, got {atoms}"
-        )
-
-
-def _check_feature(
-    key: str, shape: tuple[int, ...], token_shape: tuple[int, ...]
-) -> None:
-    expected = (*token_shape, NUM_RESTYPES) if key == "restype" else token_shape
-    last = shape[-1:] or (1,)
-    if not _spreads(shape, expected) or last != expected[-1:]:
-        raise StructureError(
-            f"{key} must have the shape of token_mask, {expected}, got {shape}"
         )
 
 

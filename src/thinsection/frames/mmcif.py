@@ -85,7 +85,9 @@ def read_structure(path: Path, *, assembly: str | None = None) -> Structure:
         import gemmi
     try:
         document = gemmi.cif.read(str(path))
-        blocks = [block for block in document if _has_atoms(block)]
+        blocks = [
+            block for block in document if len(block.find_values("_atom_site.Cartn_x"))
+        ]
         model = gemmi.make_structure_from_block(blocks[0]) if blocks else None
     except FileNotFoundError:
         raise StructureError(
@@ -108,10 +110,6 @@ def read_structure(path: Path, *, assembly: str | None = None) -> Structure:
     if assembly is None:
         return structure
     return _assembled(structure, model, assembly, path)
-
-
-def _has_atoms(block: "gemmi.cif.Block") -> bool:
-    return len(block.find_values("_atom_site.Cartn_x")) > 0
 
 
 class _Token(NamedTuple):
@@ -253,7 +251,8 @@ def chain_kinds(
     types = {}
     for row in block.find("_chem_comp.", ["id", "type"]):
         if row.str(1):
-            types[row.str(0)] = _kind(row.str(1).upper())
+            kinds_named = [kind for word, kind in _KINDS if word in row.str(1).upper()]
+            types[row.str(0)] = next(iter(kinds_named), ATOM)
     votes: dict[str, Counter[int]] = defaultdict(Counter)
     num_residues = Counter[str]()
     for residue in residues:
@@ -266,13 +265,6 @@ def chain_kinds(
         kind = max(sorted(atoms_of_kind), key=atoms_of_kind.__getitem__)
         kinds[chain] = kind if num_residues[chain] > 1 else ATOM
     return kinds
-
-
-def _kind(chemical_type: str) -> int:
-    for word, kind in _KINDS:
-        if word in chemical_type:
-            return kind
-    return ATOM
 
 
 def _tabulated_kind(residue_name: str) -> int:

@@ -4,7 +4,7 @@ Legend: B batch elements, N points and Q queries of each, D dimensions (2 or 3).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -208,7 +208,11 @@ def flat_query(
         query_places = _coordinates(queries, "queries")
         _check_like_points(query_places, point_places)
         query_shape = tuple(query_places.shape[:-1])
-    _check_group_form(group, has_queries=queries is not None)
+    if group is not None and isinstance(group, tuple) != (queries is not None):
+        raise InvalidInputError(
+            "group must be a pair (for the points, for the queries) exactly when queries are "
+            f"passed, got {type(group).__name__}"
+        )
     device = point_places.device
     is_present = None
     if mask is not None:
@@ -222,20 +226,18 @@ def flat_query(
         order = order[is_present.reshape(-1)[order]]
     flat_points = point_places.reshape(-1, num_dims)[order]
     point_group = point_group[order]
-    if query_places is None:
-        query_order = order
-        query = NeighborQuery(
-            points=flat_points,
-            point_group=point_group,
-            queries=flat_points,
-            query_group=point_group,
-            query_self=torch.arange(order.numel(), device=device),
-        )
-    else:
+    query = NeighborQuery(
+        points=flat_points,
+        point_group=point_group,
+        queries=flat_points,
+        query_group=point_group,
+        query_self=torch.arange(order.numel(), device=device),
+    )
+    query_order = order
+    if query_places is not None:
         query_order = order_by_group(query_group)
-        query = NeighborQuery(
-            points=flat_points,
-            point_group=point_group,
+        query = replace(
+            query,
             queries=query_places.reshape(-1, num_dims)[query_order],
             query_group=query_group[query_order],
             query_self=torch.full_like(query_order, NO_SELF),
@@ -290,14 +292,6 @@ def _check_like_points(queries: Tensor, points: Tensor) -> None:
             f"{_form(points)}, got {_form(queries)}"
         )
     _check_finite(queries, None, "queries")
-
-
-def _check_group_form(group: Groups, *, has_queries: bool) -> None:
-    if group is not None and isinstance(group, tuple) != has_queries:
-        raise InvalidInputError(
-            "group must be a pair (for the points, for the queries) exactly when queries are "
-            f"passed, got {type(group).__name__}"
-        )
 
 
 def _group_ids(

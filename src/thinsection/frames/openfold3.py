@@ -85,13 +85,8 @@ _TARGETS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Swap:
-    """An original function, and ours bound to its arguments."""
-
-    name: str
-    original: Function
-    replacement: Function
+# name of a function, the original, and ours bound to its arguments
+_Swap = tuple[str, Function, Function]
 
 
 @contextmanager
@@ -110,14 +105,14 @@ def openfold3(options: FrameOptions | None = None) -> Iterator[None]:
     calls: list[str] = []
     swaps = _recognised_swaps(options or FrameOptions(), calls)
     try:
-        for swap in swaps:
-            _replace_everywhere(swap.name, swap.original, swap.replacement)
+        for name, original, ours in swaps:
+            _replace_everywhere(name, original, ours)
         yield
     finally:
-        for swap in swaps:
-            _replace_everywhere(swap.name, swap.replacement, swap.original)
+        for name, original, ours in swaps:
+            _replace_everywhere(name, ours, original)
     if not calls:
-        names = ", ".join(swap.name for swap in swaps)
+        names = ", ".join(name for name, _, _ in swaps)
         raise RescueError(
             f"one of {names} must be called within the block, got no call"
         )
@@ -141,7 +136,7 @@ def _recognised_swaps(options: FrameOptions, calls: list[str]) -> list[_Swap]:
         if installed in target.versions:
             original = _original(target)
             replacement = _bound(target, inspect.signature(original), options, calls)
-            swaps.append(_Swap(target.name, original, replacement))
+            swaps.append((target.name, original, replacement))
     return swaps
 
 

@@ -111,8 +111,8 @@ def plddt_loss(
 def _atom_lddt(batch: Batch, x: Tensor, eps: float, options: FrameOptions) -> Tensor:
     """lDDT of each atom (*, A) to the CA and C1' atoms within the radius of their kind."""
     lead = x.shape[:-1]
-    truth = batch["ground_truth"]["atom_positions"].expand(x.shape)
-    is_resolved = batch["ground_truth"]["atom_resolved_mask"].bool().expand(lead)
+    truth, resolved = _ground_truth(batch, x)
+    is_resolved = resolved.bool()
     is_nucleic = batch["is_dna"] + batch["is_rna"]
     hits = x.new_zeros(lead, dtype=torch.int64)
     counts = x.new_zeros(lead, dtype=torch.int64)
@@ -133,6 +133,13 @@ def _atom_lddt(batch: Batch, x: Tensor, eps: float, options: FrameOptions) -> Te
                     hits[sample].index_add_(0, i, (error < threshold).long())
     lddt: Tensor = 0.25 * hits.to(x.dtype) / (counts + eps)
     return lddt
+
+
+def _ground_truth(batch: Batch, x: Tensor) -> tuple[Tensor, Tensor]:
+    """True positions of the atoms of x, and 0/1 (*, A) whether they were resolved."""
+    truth = batch["ground_truth"]["atom_positions"].expand(x.shape)
+    resolved = batch["ground_truth"]["atom_resolved_mask"].expand(x.shape[:-1])
+    return truth, resolved
 
 
 def _is_frame_atom(batch: Batch, is_kind: Tensor, column: int, x: Tensor) -> Tensor:
@@ -176,8 +183,7 @@ def smooth_lddt_loss(
 ) -> Tensor:
     """1 - smooth lDDT (*,), and its gradient to x. Memory: budget_bytes and O(A)."""
     lead = x.shape[:-2]
-    truth = batch["ground_truth"]["atom_positions"].expand(x.shape)
-    resolved = batch["ground_truth"]["atom_resolved_mask"].expand(x.shape[:-1])
+    truth, resolved = _ground_truth(batch, x)
     is_nucleic = _per_atom(batch, batch["is_dna"] + batch["is_rna"], x).bool()
     is_kept = (_per_atom(batch, loss_token_mask, x) * resolved).bool()
     losses = []
@@ -257,8 +263,7 @@ def _per_atom(batch: Batch, token_feature: Tensor, x: Tensor) -> Tensor:
 def bond_loss(options: FrameOptions, *, x: Tensor, batch: Batch, eps: float) -> Tensor:
     """Loss (*,) of bonds of ligands to polymers. Memory: O(A) and that of the bonded pairs."""
     lead = x.shape[:-2]
-    truth = batch["ground_truth"]["atom_positions"].expand(x.shape)
-    resolved = batch["ground_truth"]["atom_resolved_mask"].expand(x.shape[:-1]).bool()
+    truth, resolved = _ground_truth(batch, x)
     num_tokens = batch["token_mask"].shape[-1]
     polymer = batch["is_protein"] + batch["is_dna"] + batch["is_rna"]
     polymer = polymer.expand(*lead, num_tokens)
@@ -271,7 +276,7 @@ def bond_loss(options: FrameOptions, *, x: Tensor, batch: Batch, eps: float) -> 
         row, column = bonds[sample].nonzero().unbind(-1)
         is_bonded = (ligand[sample][row] * polymer[sample][column]).bool()
         i, j = _atom_pairs(sizes[sample], row[is_bonded], column[is_bonded])
-        both_resolved = resolved[sample][i] & resolved[sample][j]
+        both_resolved = (resolved[sample][i] * resolved[sample][j]).bool()
         i = i[both_resolved]
         j = j[both_resolved]
         distance = _distances(x[sample], i, j, eps)

@@ -4,7 +4,7 @@ Legend: T tokens, A atom slots. A standard residue's slots begin with its frame 
 (N, CA, C; or the nucleotide's backbone), observed or not; its other observed atoms follow.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,39 +89,34 @@ class Structure:
         is_kept = np.array([name in wanted for name in self.chains], dtype=bool)
         tokens = is_kept[self.token_chain]
         atoms = np.repeat(tokens, self.token_num_atoms)
+        columns = {name: getattr(self, name)[tokens] for name in _TOKEN_COLUMNS}
         new_number = (np.cumsum(is_kept) - 1).astype(np.int32)
+        columns["token_chain"] = new_number[columns["token_chain"]]
         return replace(
             self,
             atom_positions=self.atom_positions[atoms],
             atom_name=self.atom_name[atoms],
-            token_kind=self.token_kind[tokens],
-            token_num_atoms=self.token_num_atoms[tokens],
-            token_chain=new_number[self.token_chain[tokens]],
-            token_residue=self.token_residue[tokens],
-            token_insertion=self.token_insertion[tokens],
-            token_residue_name=self.token_residue_name[tokens],
-            token_restype=self.token_restype[tokens],
             chains=tuple(name for name in self.chains if name in wanted),
+            **columns,
         )
+
+
+# fields of `Structure` with a value for each token
+_TOKEN_COLUMNS = tuple(
+    field.name for field in fields(Structure) if field.name.startswith("token_")
+)
 
 
 def joined(parts: list[Structure]) -> Structure:
     """One structure of several that share `names`; each part's chains stay apart."""
+    columns = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("atom_positions", "atom_name", *_TOKEN_COLUMNS)
+    }
     token_chains = []
     chains: list[str] = []
     for part in parts:
         token_chains.append((part.token_chain + len(chains)).astype(np.int32))
         chains.extend(part.chains)
-    return replace(
-        parts[0],
-        atom_positions=np.concatenate([part.atom_positions for part in parts]),
-        atom_name=np.concatenate([part.atom_name for part in parts]),
-        token_kind=np.concatenate([part.token_kind for part in parts]),
-        token_num_atoms=np.concatenate([part.token_num_atoms for part in parts]),
-        token_chain=np.concatenate(token_chains),
-        token_residue=np.concatenate([part.token_residue for part in parts]),
-        token_insertion=np.concatenate([part.token_insertion for part in parts]),
-        token_residue_name=np.concatenate([part.token_residue_name for part in parts]),
-        token_restype=np.concatenate([part.token_restype for part in parts]),
-        chains=tuple(chains),
-    )
+    columns["token_chain"] = np.concatenate(token_chains)
+    return replace(parts[0], chains=tuple(chains), **columns)

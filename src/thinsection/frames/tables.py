@@ -23,7 +23,6 @@ from thinsection.frames.mmcif import read_structure
 from thinsection.frames.structure import ATOM, KINDS, Structure
 from thinsection.frames.token_frames import (
     ANGLE_THRESHOLD,
-    FrameAtoms,
     FrameOptions,
     frame_atoms,
 )
@@ -71,7 +70,12 @@ def frame_table(
     """
     with importing("frame tables need pyarrow", "structures"):
         import pyarrow as pa
-    frames = _frames(structure, angle_threshold, options or FrameOptions())
+    with torch.no_grad():
+        frames = frame_atoms(
+            *structure.tensors(),
+            angle_threshold=angle_threshold,
+            options=options or FrameOptions(),
+        )
     indices = frames.indices.numpy()
     is_valid = frames.valid.numpy() > 0
     tokens = np.arange(structure.num_tokens, dtype=np.int64)
@@ -99,16 +103,6 @@ def frame_table(
     columns["valid"] = pa.array(is_valid)
     columns["angle"] = pa.array(angle, mask=no_angle, type=pa.float32())
     return pa.table(columns), _summary(structure, name, is_valid, is_alone)
-
-
-@torch.no_grad()
-def _frames(
-    structure: Structure, angle_threshold: float, options: FrameOptions
-) -> FrameAtoms:
-    batch, x, atom_mask = structure.tensors()
-    return frame_atoms(
-        batch, x, atom_mask, angle_threshold=angle_threshold, options=options
-    )
 
 
 def _named(codes: npt.NDArray[np.integer], names: Sequence[str]) -> "pyarrow.Array":

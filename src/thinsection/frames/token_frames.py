@@ -158,7 +158,10 @@ def frame_atoms(
     indices, is_usable = _frames(features, ends, atom_mask, chains)
     a, b, c = (_gather_positions(x, index) for index in indices)
     cos_angle = _cos_angle(a, b, c, eps=eps)
-    is_wide = _is_wide(cos_angle, angle_threshold)  # decides for atomised tokens only
+    # more than the threshold from 0 and from 180 degrees; decides for atomised tokens only
+    lowest = math.cos((180 - angle_threshold) * math.pi / 180)
+    highest = math.cos(angle_threshold * math.pi / 180)
+    is_wide = (cos_angle < highest) * (cos_angle > lowest)
     is_found = has_both | (is_atomized == 0)
     valid = (is_wide * is_atomized + (1 - is_atomized)) * is_usable * is_found
     return FrameAtoms(indices, valid, cos_angle)
@@ -196,13 +199,6 @@ def _frames(
         same_chain = chains.gather(-1, index) == chains.gather(-1, indices[0])
         is_usable = is_usable * has_atom * atom_mask.gather(-1, index) * same_chain
     return torch.stack(indices), is_usable
-
-
-def _is_wide(cos_angle: Tensor, threshold: float) -> Tensor:
-    """True where an angle is more than `threshold` degrees from 0 and from 180."""
-    lowest = math.cos((180 - threshold) * math.pi / 180)
-    highest = math.cos(threshold * math.pi / 180)
-    return (cos_angle < highest) * (cos_angle > lowest)
 
 
 def _cos_angle(a: Tensor, b: Tensor, c: Tensor, *, eps: float) -> Tensor:

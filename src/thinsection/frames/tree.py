@@ -147,22 +147,16 @@ class _Tree:
         distances = pad(distances[:, :k], missing, value=torch.inf)
         positions = pad(index.gather(1, order[:, :k]), missing, value=-1)
         farthest_listed = torch.from_numpy(listed_distances[:, -1])
-        nearest_unlisted = self._lower_bound(farthest_listed, eps)
+        # smallest shared distance, after rounding, of a point that was not listed
+        with_eps = (farthest_listed.square() + eps * queries.shape[1]).sqrt()
+        slack = 1 - 2 * relative_error(query.points.dtype)
+        nearest_unlisted = with_eps * slack - self._vanishing
         is_proven = (
             (candidates >= num_points)
             | farthest_listed.isinf()
             | (nearest_unlisted > distances[:, -1])
         )
         return Nearest(distances, positions), is_proven
-
-    def _lower_bound(self, tree_distance: Tensor, eps: float) -> Tensor:
-        """Smallest shared distance, after rounding, of a point at least so far in the tree."""
-        dtype = self._query.points.dtype
-        num_dims = self._query.points.shape[1]
-        slack = 1 - 2 * relative_error(dtype)
-        with_eps = (tree_distance.square() + eps * num_dims).sqrt()
-        bound: Tensor = with_eps * slack - self._vanishing
-        return bound
 
     def _with_group_axis(self, coordinates: Tensor, group: Tensor) -> Tensor:
         """Coordinates in float64 with the group's axis, where there is more than one group."""

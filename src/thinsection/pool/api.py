@@ -124,13 +124,10 @@ def _layouts(
 ) -> list[TileLayout]:
     """Layout of each slide of a patient."""
     edges = _per_slide("tile_px_l0", tile_px_l0, count)
-    if stride_l0 is None:
-        return [TileLayout.square(edge) for edge in edges]
-    strides = _per_slide("stride_l0", stride_l0, count)
-    return [
-        TileLayout.square(edge, stride)
-        for edge, stride in zip(edges, strides, strict=True)
-    ]
+    strides: Sequence[int | None] = [None] * count
+    if stride_l0 is not None:
+        strides = _per_slide("stride_l0", stride_l0, count)
+    return list(map(TileLayout.square, edges, strides))
 
 
 def _per_slide(name: str, lengths: int | Sequence[int], count: int) -> list[int]:

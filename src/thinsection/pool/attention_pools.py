@@ -17,22 +17,16 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from thinsection.attention.blocks import blocks_of
 from thinsection.attention.products import fast_products
-from thinsection.pool.encoder import (
-    Expects,
-    LoadOptions,
-    SlideEmbedding,
-    TileEmbeddings,
-)
-from thinsection.pool.inputs import checked_slide
+from thinsection.pool.encoder import Expects, LoadOptions, TileLayout
+from thinsection.pool.inputs import SoftmaxSums
 from thinsection.pool.published import PublishedSlideEncoder
-from thinsection.pool.softmax_sums import SoftmaxSums
 from thinsection.types import CoordsL0
 
 BLOCK_ROWS = (
@@ -196,11 +190,8 @@ def _layers(widths: list[int]) -> nn.Sequential:
 class AttentionPoolSlideEncoder(PublishedSlideEncoder[PoolSizes]):
     """A slide encoder whose network is a `PoolNet`.
 
-    `network` and `published_sizes` say which.
+    Memory: the states of BLOCK_ROWS tiles, 10 to 200 MiB, whatever the number of tiles.
     """
-
-    network: ClassVar[type[PoolNet]]
-    published_sizes: ClassVar[PoolSizes]
 
     net: PoolNet
 
@@ -209,24 +200,8 @@ class AttentionPoolSlideEncoder(PublishedSlideEncoder[PoolSizes]):
         no_tiles = torch.zeros(1, net.sizes.tile_dim, device=self._device)
         self.dim = len(self._embedding(no_tiles))
 
-    @classmethod
-    def build(cls, config: PoolSizes | None = None) -> PoolNet:
-        return cls.network(config or cls.published_sizes)
-
-    def encode(
-        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
-    ) -> SlideEmbedding:
-        """Slide embedding (D',) float32.
-
-        Memory: the states of BLOCK_ROWS tiles, 10 to 200 MiB, whatever the number of tiles.
-        """
-        tiles, _, _ = checked_slide(
-            tile_embeddings,
-            coords_l0,
-            tile_px_l0,
-            tile_dim=self.net.sizes.tile_dim,
-        )
-        return cast(SlideEmbedding, self._embedding(tiles).cpu().numpy())
+    def embed(self, tiles: Tensor, coords_l0: CoordsL0, layout: TileLayout) -> Tensor:
+        return self._embedding(tiles)
 
     @torch.inference_mode()
     @fast_products()

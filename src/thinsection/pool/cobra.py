@@ -21,18 +21,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thinsection.attention.blocks import blocks_of
-from thinsection.attention.products import fast_products
 from thinsection.errors import InvalidInputError
 from thinsection.pool.attention_pools import Scores
-from thinsection.pool.encoder import (
-    Expects,
-    LoadOptions,
-    SlideEmbedding,
-    TileEmbeddings,
-)
-from thinsection.pool.inputs import checked_slide
+from thinsection.pool.encoder import Expects, LoadOptions, TileLayout
+from thinsection.pool.inputs import SoftmaxSums
 from thinsection.pool.published import PublishedSlideEncoder
-from thinsection.pool.softmax_sums import SoftmaxSums
 from thinsection.types import CoordsL0
 
 BLOCK_ROWS = (
@@ -197,14 +190,11 @@ class CobraNet(nn.Module):
             for (norm, mamba), state in zip(layers, states, strict=True):
                 x = x + cast(Mamba2Layer, mamba).forward_block(norm(x), state)
             x = self.norm(self.mamba_enc["classifier"](x))
-            sums.add(self._scores(x), block)
+            # a tile's score is the mean of the heads', who take channels in turn
+            of_head = x.view(len(x), -1, len(self.attn))
+            scores = [attn(of_head[..., head]) for head, attn in enumerate(self.attn)]
+            sums.add(torch.cat(scores, 1).mean(1, keepdim=True), block)
         return sums.result()[0]
-
-    def _scores(self, x: Tensor) -> Tensor:
-        """Score (n, 1) of states (n, C): the mean of the heads, who take channels in turn."""
-        of_head = x.view(len(x), -1, len(self.attn))
-        scores = [attn(of_head[..., head]) for head, attn in enumerate(self.attn)]
-        return torch.cat(scores, 1).mean(1, keepdim=True)
 
 
 class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
@@ -212,6 +202,9 @@ class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
 
     Of Virchow2 its authors take the class token alone. It is the first half of an embedding of
     'virchow2' (2560 channels: class token, then mean of the others), whose second half is not used.
+    The embedding depends on the order of the tiles.
+
+    Memory: 50 MiB, whatever the number of tiles.
     """
 
     name = "cobra"
@@ -227,6 +220,8 @@ class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
     revision = None
     files = ("cobraII.safetensors", "cobraII.pth.tar")
     unused = ("mamba_enc.norm.",)
+    network = CobraNet
+    published_sizes = CobraSizes()
 
     net: CobraNet
 
@@ -235,9 +230,9 @@ class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
         names = [name for dim in net.sizes.tile_dims for name in ENCODERS.get(dim, ())]
         self.expects = replace(self.expects, tile_encoders=tuple(names) or None)
 
-    @classmethod
-    def build(cls, config: CobraSizes | None = None) -> CobraNet:
-        return CobraNet(config or CobraSizes())
+    @property
+    def tile_dim(self) -> None:
+        """See `PublishedSlideEncoder`; `embed` checks the length."""
 
     @classmethod
     def from_state_dict(
@@ -290,19 +285,11 @@ class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
                 weights[name] = torch.linspace(-6, 0, len(value))
         return weights
 
-    @torch.inference_mode()
-    @fast_products()
-    def encode(
-        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
-    ) -> SlideEmbedding:
-        """Slide embedding (D,) float32; it depends on the order of the tiles.
+    def embed(self, tiles: Tensor, coords_l0: CoordsL0, layout: TileLayout) -> Tensor:
+        """Slide embedding (D,); of 2560 channels the first 1280, Virchow2's class token.
 
-        Of 2560 channels the first 1280 are taken, Virchow2's class token.
-
-        Memory: 50 MiB, whatever the number of tiles.
         Raises InvalidInputError: D is of none of the encoders that it was trained on.
         """
-        tiles, _, _ = checked_slide(tile_embeddings, coords_l0, tile_px_l0)
         known = self.net.sizes.tile_dims
         class_token_dim = CLASS_TOKEN_DIMS.get(tiles.shape[1])
         if class_token_dim in known:
@@ -312,5 +299,4 @@ class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
                 f"tile_embeddings must have {', '.join(map(str, known))} channels for slide "
                 f"encoder 'cobra', got {tiles.shape[1]}; check which tile encoder made them"
             )
-        embedding = self.net(tiles, self._device).float()
-        return cast(SlideEmbedding, embedding.cpu().numpy())
+        return cast(Tensor, self.net(tiles, self._device))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.config import read_toml
 from thinsection.errors import (
     ConfigError,
     InvalidInputError,
@@ -310,102 +311,18 @@ def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-_BUILT_IN = (
-    Entry(
-        name="mean",
-        help="Mean over tiles.",
-        target="thinsection.pool.pooling:MeanSlideEncoder",
-    ),
-    Entry(
-        name="max",
-        help="Largest value of each channel.",
-        target="thinsection.pool.pooling:MaxSlideEncoder",
-    ),
-    Entry(
-        name="abmil",
-        help="Attention pooling with your own weights=FILE.",
-        target="thinsection.pool.pooling:AbmilSlideEncoder",
-    ),
-    Entry(
-        name="titan",
-        help="TITAN, 768-d, on tiles of conch_v15; CC-BY-NC-ND-4.0.",
-        target="thinsection.pool.titan:TitanSlideEncoder",
-        extra="hub",
-    ),
-    Entry(
-        name="gigapath",
-        help=(
-            "Prov-GigaPath's LongNet, mean over tiles, 768-d, on tiles of gigapath; "
-            "gigapath:cls for the class token, gigapath:mean-5-11 for layers; Apache-2.0."
-        ),
-        target="thinsection.pool.gigapath:GigaPathSlideEncoder",
-        extra="hub",
-    ),
-    Entry(
-        name="feather",
-        help="FEATHER-24K, 512-d, on tiles of conch_v15; CC-BY-NC-ND-4.0.",
-        target="thinsection.pool.attention_pools:FeatherSlideEncoder",
-        extra="hub",
-    ),
-    Entry(
-        name="feather_uni",
-        help="FEATHER-24K, 512-d, on tiles of uni; CC-BY-NC-ND-4.0.",
-        target="thinsection.pool.attention_pools:FeatherUniSlideEncoder",
-        extra="hub",
-    ),
-    Entry(
-        name="feather_uni2_h",
-        help="FEATHER-24K, 512-d, on tiles of uni2_h; CC-BY-NC-ND-4.0.",
-        target="thinsection.pool.attention_pools:FeatherUni2SlideEncoder",
-        extra="hub",
-    ),
-    Entry(
-        name="chief",
-        help="CHIEF, 768-d, on tiles of CTransPath, with your copy of its weights; AGPL-3.0.",
-        target="thinsection.pool.attention_pools:ChiefSlideEncoder",
-    ),
-    Entry(
-        name="madeleine",
-        help="MADELEINE, 512-d, on tiles of CONCH; CC-BY-NC-ND-4.0.",
-        target="thinsection.pool.attention_pools:MadeleineSlideEncoder",
-        extra="hub",
-    ),
-    Entry(
-        name="cobra",
-        help=(
-            "COBRA II, a weighted mean, on tiles of virchow2 (class token), uni, h_optimus_0 or "
-            "CONCH; GPL-3.0."
-        ),
-        target="thinsection.pool.cobra:CobraSlideEncoder",
-        extra="hub",
-    ),
-    Entry(
-        name="moozy",
-        help=(
-            "MOOZY, 768-d, on tiles of lunit_vits8; moozy:case for its case transformer; "
-            "CC-BY-NC-SA-4.0."
-        ),
-        target="thinsection.pool.moozy:MoozySlideEncoder",
-        extra="hub",
-    ),
-    Entry(
-        name="prism",
-        help="PRISM's Perceiver, 1280-d, on tiles of virchow; CC-BY-NC-ND-4.0.",
-        target="thinsection.pool.prism:PrismSlideEncoder",
-        extra="hub",
-    ),
-    Entry(
-        name="tangle",
-        help="TANGLE, on tiles of uni, with your copy of its weights; CC-BY-NC-ND-4.0.",
-        target="thinsection.pool.attention_pools:TangleSlideEncoder",
-    ),
-)
+def _entries() -> list[Entry]:
+    """Entries of `slide_encoders.toml` beside this file."""
+    rows = read_toml(Path(__file__).with_name("slide_encoders.toml"))["slide_encoder"]
+    return [Entry(**row) for row in rows]
+
+
 # they take the embeddings of every tile encoder
 WITHOUT_WEIGHTS = ("mean", "max", "abmil")
 SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(
     "slide encoder",
     "thinsection.slide_encoders",
-    _BUILT_IN,
+    _entries,
     error=UnknownEncoderError,
 )
 

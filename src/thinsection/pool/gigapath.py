@@ -24,7 +24,6 @@ from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.pool.encoder import (
     Expects,
     LoadOptions,
-    SlideEmbedding,
     TileEmbeddings,
     TileLayout,
 )
@@ -193,7 +192,7 @@ class GigaPathNet(nn.Module):
 
     def __init__(self, config: LongNetConfig) -> None:
         super().__init__()
-        self.config = config
+        self.sizes = config
         self.patch_embed = nn.ModuleDict(
             {"proj": nn.Linear(config.tile_dim, config.dim)}
         )
@@ -213,12 +212,12 @@ class GigaPathNet(nn.Module):
         Memory: states, attention output, q, k, v: 2.4 to 8 times L C floats, by the budget.
         """
         num_tokens = tiles.shape[0] + 1
-        heads = heads_at_a_time(num_tokens, self.config, budget_bytes=budget_bytes)
-        x = self.cls_token.new_empty(num_tokens, self.config.dim)
+        heads = heads_at_a_time(num_tokens, self.sizes, budget_bytes=budget_bytes)
+        x = self.cls_token.new_empty(num_tokens, self.sizes.dim)
         x[0] = self.cls_token[0, 0]
         for rows in blocks_of(tiles.shape[0], TOKEN_BLOCK):
             embedded = self.patch_embed["proj"](tiles[rows].to(x.device, x.dtype))
-            table = position_embedding(cells[rows], self.config.dim)
+            table = position_embedding(cells[rows], self.sizes.dim)
             x[1 + rows.start : 1 + rows.stop] = embedded + table.to(x.device, x.dtype)
         yield x
         for layer in self.encoder.layers:  # type: ignore[union-attr]
@@ -284,7 +283,10 @@ class GigaPathSlideEncoder(PublishedSlideEncoder[LongNetConfig]):
     'gigapath' is the mean over tiles of the last state, normed (their `global_pool`);
     'gigapath:cls' the class token, which pretraining never trained; 'gigapath:mean-11' takes
     layer 11, as TRIDENT does; 'gigapath:mean-5-11' concatenates layers; 'gigapath:mean-final'
-    takes what their forward returns without `all_layer_embed`.
+    takes what their forward returns without `all_layer_embed`. Overlapping tiles may share a
+    position.
+
+    Memory: 7 to 25 KiB per tile, as the budget allows; BudgetError for too many tiles.
     """
 
     name = "gigapath"
@@ -299,49 +301,27 @@ class GigaPathSlideEncoder(PublishedSlideEncoder[LongNetConfig]):
     repository = "prov-gigapath/prov-gigapath"
     revision = "64f9e26c15019f2d4f6d9113c6822f88bb16b01b"
     files = ("slide_encoder.safetensors", "slide_encoder.pth")
+    network = GigaPathNet
+    published_sizes = LongNetConfig()
     large_layers = r"encoder\.layers\..*(_proj|fc1|fc2)"
 
     net: GigaPathNet
 
     def __init__(self, net: GigaPathNet, *, options: LoadOptions) -> None:
         super().__init__(net, options=options)
-        num_layers = net.config.num_layers
+        num_layers = net.sizes.num_layers
         self.output = SlideOutput.parse(options.output, num_layers=num_layers)
         self.name = f"{type(self).name}:{self.output}"
-        self.dim = net.config.dim * len(self.output.states)
+        self.dim = net.sizes.dim * len(self.output.states)
 
-    @classmethod
-    def build(cls, config: LongNetConfig | None = None) -> GigaPathNet:
-        return GigaPathNet(config or LongNetConfig())
+    def embed(self, tiles: Tensor, coords_l0: CoordsL0, layout: TileLayout) -> Tensor:
+        vectors = self._vectors(tiles, coords_l0, layout.size_l0)
+        place_of = {FINAL: -1, LAST: -2}
+        places = [place_of.get(str(state), state) for state in self.output.states]
+        return torch.cat([vectors[int(place)] for place in places])
 
-    def encode(
-        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
-    ) -> SlideEmbedding:
-        """Slide embedding (D',) float32 from embeddings (N, 1536), in the order as given.
-
-        Memory: 7 to 25 KiB per tile, as the budget allows; BudgetError for too many tiles.
-        """
-        layout = TileLayout.square(tile_px_l0)
-        return self.encode_tiles(tile_embeddings, coords_l0, layout)
-
-    def encode_tiles(
-        self,
-        tile_embeddings: TileEmbeddings,
-        coords_l0: CoordsL0,
-        layout: TileLayout,
-    ) -> SlideEmbedding:
-        """Slide embedding (D',), see `encode`; overlapping tiles may share a position."""
-        vectors = self._vectors(tile_embeddings, coords_l0, layout)
-        parts = []
-        for state in self.output.states:
-            if state == FINAL:
-                parts.append(vectors[-1])
-            elif state == LAST:
-                parts.append(vectors[-2])
-            else:
-                parts.append(vectors[int(state)])
-        return np.concatenate(parts)
-
+    @torch.inference_mode()
+    @fast_products()
     def encode_layers(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> npt.NDArray[np.float32]:
@@ -349,31 +329,25 @@ class GigaPathSlideEncoder(PublishedSlideEncoder[LongNetConfig]):
 
         They are means over tiles, or class tokens, as the encoder's output is.
         """
-        layout = TileLayout.square(tile_px_l0)
-        return self._vectors(tile_embeddings, coords_l0, layout)[:-1]
-
-    @torch.inference_mode()
-    @fast_products()
-    def _vectors(
-        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, layout: TileLayout
-    ) -> npt.NDArray[np.float32]:
-        """Pooled states (14, 768): the embedding layer's, each layer's, and the final one."""
-        tiles, coords, _ = checked_slide(
-            tile_embeddings,
-            coords_l0,
-            layout.size_l0[0],
-            tile_dim=self.net.config.tile_dim,
+        tiles, coords, edge = checked_slide(
+            tile_embeddings, coords_l0, tile_px_l0, tile_dim=self.tile_dim
         )
-        cells = position_cells(coords, layout.size_l0)
+        vectors = self._vectors(tiles, coords, (edge, edge))[:-1]
+        return np.stack([vector.cpu().numpy() for vector in vectors])
+
+    def _vectors(
+        self, tiles: Tensor, coords_l0: CoordsL0, size_l0: Size
+    ) -> list[Tensor]:
+        """Pooled states, 14 of (768,): the embedding layer's, each layer's, and the final one."""
+        cells = position_cells(coords_l0, size_l0)
         pooled = []
         for states in self.net.states_(tiles, cells, budget_bytes=self._budget_bytes):
             pooled.append(self._pooled(states))
         for rows in blocks_of(len(states), TOKEN_BLOCK):
             states[rows] = self.net.encoder.layer_norm(states[rows])  # type: ignore[operator]
-        pooled.append(self._pooled(states))
-        return np.stack(pooled)
+        return [*pooled, self._pooled(states)]
 
-    def _pooled(self, states: Tensor) -> npt.NDArray[np.float32]:
+    def _pooled(self, states: Tensor) -> Tensor:
         """One vector (C,) of the states (L, C), normed after pooling."""
         if self.output.tokens == "cls":
             vector = states[0]
@@ -383,4 +357,4 @@ class GigaPathSlideEncoder(PublishedSlideEncoder[LongNetConfig]):
             for rows in blocks_of(len(tiles), TOKEN_BLOCK):
                 total += tiles[rows].double().sum(0)
             vector = (total / len(tiles)).to(states.dtype)
-        return cast(npt.NDArray[np.float32], self.net.norm(vector).cpu().numpy())
+        return cast(Tensor, self.net.norm(vector))

@@ -1,6 +1,7 @@
-"""Checks of what goes into slide encoders.
+"""What slide encoders share: checks of their input, and softmax sums over blocks of tiles.
 
-Shapes: N tiles, D channels of a tile embedding.
+Shapes: N tiles, D channels of a tile embedding; n tiles of a block, A scores of a tile, E channels
+of a value.
 """
 
 import numpy as np
@@ -67,11 +68,6 @@ def _checked_embeddings(values: object, tile_dim: int | None) -> Tensor:
             f"tile_embeddings must be of shape (N, {tile_dim}), got {shape}; check which tile "
             "encoder made them"
         )
-    _check_finite(tiles)
-    return tiles
-
-
-def _check_finite(tiles: Tensor) -> None:
     for rows in blocks_of(len(tiles), CHECK_ROWS):
         bad_rows = (~tiles[rows].isfinite().all(1)).nonzero()
         if len(bad_rows):
@@ -79,3 +75,50 @@ def _check_finite(tiles: Tensor) -> None:
             raise InvalidInputError(
                 f"tile_embeddings must be finite, got NaN or inf in row {row}"
             )
+    return tiles
+
+
+class SoftmaxSums:
+    """A weighted sum of values for each score; the weights are a softmax over all tiles.
+
+    The result does not depend on where the blocks end, except in the last bits.
+
+    Memory: A (E + 2) float64, whatever the number of tiles.
+    Source: Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
+    """
+
+    def __init__(self) -> None:
+        self._largest: Tensor | None = None  # (A,), of all scores so far
+        self._weights = torch.empty(0)  # (A,), sums of exp(score - largest)
+        self._sums = torch.empty(0)  # (A, E), sums of exp(score - largest) * value
+
+    def add(self, scores: Tensor, values: Tensor) -> None:
+        """Adds a block of tiles.
+
+        Args:
+            scores: (n, A).
+            values: (n, E) for all scores, or (n, A, E) with values of its own for each.
+        """
+        scores = scores.double()
+        largest = scores.amax(0)
+        if self._largest is not None:
+            largest = torch.maximum(largest, self._largest)
+        weights = (scores - largest).exp()
+        # products in the values' own precision, their sum over blocks in float64
+        of_values = weights.to(values.dtype)
+        if values.ndim == 2:
+            sums = (of_values.T @ values).double()
+        else:
+            sums = torch.einsum("na,nae->ae", of_values, values).double()
+        totals = weights.sum(0)
+        if self._largest is not None:
+            earlier = (self._largest - largest).exp()
+            totals += earlier * self._weights
+            sums += earlier[:, None] * self._sums
+        self._largest = largest
+        self._weights = totals
+        self._sums = sums
+
+    def result(self) -> Tensor:
+        """Weighted sums (A, E) float64 of all tiles so far."""
+        return self._sums / self._weights[:, None]

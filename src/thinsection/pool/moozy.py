@@ -21,7 +21,6 @@ from torch.nn import functional as F
 
 from thinsection.attention import alibi2d_attention
 from thinsection.attention.blocks import blocks_of
-from thinsection.attention.products import fast_products
 from thinsection.errors import ConfigError, InvalidInputError, WeightsError
 from thinsection.pool.encoder import (
     Expects,
@@ -30,7 +29,6 @@ from thinsection.pool.encoder import (
     TileEmbeddings,
     TileLayout,
 )
-from thinsection.pool.inputs import checked_slide
 from thinsection.pool.published import (
     ATTENTION_BYTES,
     TOKEN_BLOCK,
@@ -299,6 +297,8 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
 
     'moozy' is the class token of the slide encoder; 'moozy:case' the case transformer's state,
     which `moozy encode` writes, of this one slide, and in `patient_embedding` of all slides.
+
+    Memory: 7 to 12 KiB a tile, as the budget allows; BudgetError for too many tiles.
     """
 
     name = "moozy"
@@ -314,6 +314,8 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
     files = ("moozy.safetensors", "moozy.pt")
     tables = ("teacher_slide_encoder", "case_transformer")
     unused: ClassVar[tuple[str, ...]] = (f"{SLIDE_NAMES}mask_token",)
+    network = MoozyNet
+    published_sizes = MoozySizes()
 
     net: MoozyNet
 
@@ -335,10 +337,6 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
                 "slopes of slide encoder 'moozy' must be <= 0, so that near tiles count for "
                 "more, got a larger one"
             )
-
-    @classmethod
-    def build(cls, config: MoozySizes | None = None) -> MoozyNet:
-        return MoozyNet(config or MoozySizes())
 
     @classmethod
     def sizes_of(cls, state_dict: Mapping[str, Tensor]) -> MoozySizes | None:
@@ -396,23 +394,13 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
         weights[name] = -(2**exponents)[:, None]
         return weights
 
-    def encode(
-        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
-    ) -> SlideEmbedding:
-        """Slide embedding (768,) float32 from embeddings (N, 384).
-
-        Memory: 7 to 12 KiB a tile, as the budget allows; BudgetError for too many tiles.
-        """
-        layout = TileLayout.square(tile_px_l0)
-        return self.encode_tiles(tile_embeddings, coords_l0, layout)
-
     def encode_tiles(
         self,
         tile_embeddings: TileEmbeddings,
         coords_l0: CoordsL0,
         layout: TileLayout,
     ) -> SlideEmbedding:
-        """Slide embedding (768,), see `encode`.
+        """Slide embedding (768,) float32 from embeddings (N, 384).
 
         Raises InvalidInputError: the tiles do not lie on one grid without overlap.
         """
@@ -430,8 +418,6 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
         tokens = torch.from_numpy(states).to(self._device)
         return cast(SlideEmbedding, self.net.case_transformer(tokens).cpu().numpy())
 
-    @torch.inference_mode()
-    @fast_products()
     def case_state(
         self,
         tile_embeddings: TileEmbeddings,
@@ -439,13 +425,14 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
         layout: TileLayout,
     ) -> npt.NDArray[np.float32]:
         """Class token (C,) of a slide."""
+        return super().encode_tiles(tile_embeddings, coords_l0, layout)
+
+    def embed(self, tiles: Tensor, coords_l0: CoordsL0, layout: TileLayout) -> Tensor:
+        """Class token (C,) of a slide."""
         sizes = self.net.sizes
-        tiles, coords, _ = checked_slide(
-            tile_embeddings, coords_l0, layout.size_l0[0], tile_dim=sizes.tile_dim
-        )
-        rows, cells = tiles_on_grid(tiles, coords, layout.size_l0)
+        rows, cells = tiles_on_grid(tiles, coords_l0, layout.size_l0)
         num_tokens = 1 + sizes.num_registers + len(rows)
-        token = self.net.teacher_slide_encoder.cls_(
+        return self.net.teacher_slide_encoder.cls_(
             tiles,
             torch.from_numpy(rows),
             torch.from_numpy(cells).to(self._device),
@@ -453,7 +440,6 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
                 num_tokens, sizes, budget_bytes=self._budget_bytes
             ),
         )
-        return cast(SlideEmbedding, token.cpu().numpy())
 
 
 def _shown_sizes(state_dict: Mapping[str, Tensor]) -> MoozySizes | None:

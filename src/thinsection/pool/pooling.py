@@ -26,8 +26,7 @@ from thinsection.pool.encoder import (
     SlideEncoder,
     TileEmbeddings,
 )
-from thinsection.pool.inputs import checked_slide
-from thinsection.pool.softmax_sums import SoftmaxSums
+from thinsection.pool.inputs import SoftmaxSums, checked_slide
 from thinsection.types import CoordsL0
 from thinsection.weights.files import (
     MODEL_KEY,
@@ -236,16 +235,12 @@ def _weights_of_authors(
     weights = {}
     for name, value in state_dict.items():
         if not name.startswith(names.unused):
-            weights[f"0.{_our_name(name, names)}"] = value
+            own_name = re.sub(f"^{names.projection}", "embed.", name)
+            for theirs, ours in _AUTHORS_LAYERS.items():
+                pattern = f"^{names.attention}{theirs}"
+                own_name = re.sub(pattern, f"attention.{ours}", own_name)
+            weights[f"0.{own_name}"] = value
     return weights
-
-
-def _our_name(name: str, names: _AuthorsNames) -> str:
-    for theirs, ours in _AUTHORS_LAYERS.items():
-        pattern = f"{names.attention}{theirs}"
-        if re.match(pattern, name):
-            return re.sub(f"^{pattern}", f"attention.{ours}", name)
-    return re.sub(f"^{names.projection}", "embed.", name)
 
 
 def _states_of_members(state: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:

@@ -18,17 +18,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thinsection.attention.blocks import blocks_of
-from thinsection.attention.products import fast_products
 from thinsection.errors import WeightsError, rewording
 from thinsection.files.atomic import read_json
-from thinsection.pool.encoder import Expects, SlideEmbedding, TileEmbeddings
-from thinsection.pool.inputs import checked_slide
+from thinsection.pool.encoder import Expects, TileLayout
+from thinsection.pool.inputs import SoftmaxSums
 from thinsection.pool.published import (
     PublishedSlideEncoder,
     check_heads,
     stated_int,
 )
-from thinsection.pool.softmax_sums import SoftmaxSums
 from thinsection.types import CoordsL0
 
 TABLE = "perceiver_config"  # of the authors' config
@@ -160,7 +158,10 @@ def _look(sizes: PerceiverSizes, *, has_blocks: bool) -> nn.ModuleDict:
 
 
 class PrismSlideEncoder(PublishedSlideEncoder[PerceiverSizes]):
-    """PRISM's `image_embedding` (1280,) on tiles of Virchow; its text decoder is not loaded."""
+    """PRISM's `image_embedding` (1280,) on tiles of Virchow; its text decoder is not loaded.
+
+    Memory: 100 MiB, whatever the number of tiles.
+    """
 
     name = "prism"
     dim = 1280
@@ -176,12 +177,10 @@ class PrismSlideEncoder(PublishedSlideEncoder[PerceiverSizes]):
     config_file = "config.json"
     prefix: ClassVar[str] = "image_resampler."
     unused = ("img_norm.",)
+    network = PerceiverNet
+    published_sizes = PerceiverSizes()
 
     net: PerceiverNet
-
-    @classmethod
-    def build(cls, config: PerceiverSizes | None = None) -> PerceiverNet:
-        return PerceiverNet(config or PerceiverSizes())
 
     @classmethod
     def stated_sizes(
@@ -201,7 +200,10 @@ class PrismSlideEncoder(PublishedSlideEncoder[PerceiverSizes]):
         if table is None:
             return None
         sizes = _sizes_of_table(table, str(config_path))
-        looks = _looks_named(state_dict)
+        # looks that the names count: a file without repeated weights names fewer than there are
+        pattern = re.compile(r"image_resampler\.perceiver\.layers\.(\d+)\.")
+        matches = filter(None, map(pattern.match, state_dict))
+        looks = max((int(match[1]) for match in matches), default=-1) + 1
         if looks > sizes.shared_from + 1 and looks != sizes.depth:
             raise WeightsError(
                 f"{TABLE}.perceiver_depth must agree with the weights, got {sizes.depth} where "
@@ -219,29 +221,8 @@ class PrismSlideEncoder(PublishedSlideEncoder[PerceiverSizes]):
             parts[2] = str(min(int(parts[2]), last_of_own))
         return ".".join(parts)
 
-    @torch.inference_mode()
-    @fast_products()
-    def encode(
-        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
-    ) -> SlideEmbedding:
-        """Slide embedding (1280,) float32 from embeddings (N, 2560).
-
-        Memory: 100 MiB, whatever the number of tiles.
-        """
-        tiles, _, _ = checked_slide(
-            tile_embeddings,
-            coords_l0,
-            tile_px_l0,
-            tile_dim=self.net.sizes.tile_dim,
-        )
-        return cast(SlideEmbedding, self.net(tiles).cpu().numpy())
-
-
-def _looks_named(state_dict: Mapping[str, Tensor]) -> int:
-    """Looks that the names count; a file without repeated weights names fewer than there are."""
-    pattern = re.compile(r"image_resampler\.perceiver\.layers\.(\d+)\.")
-    numbers = [int(match[1]) for match in map(pattern.match, state_dict) if match]
-    return max(numbers, default=-1) + 1
+    def embed(self, tiles: Tensor, coords_l0: CoordsL0, layout: TileLayout) -> Tensor:
+        return cast(Tensor, self.net(tiles))
 
 
 def _sizes_of_table(table: object, place: str) -> PerceiverSizes:

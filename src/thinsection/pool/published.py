@@ -5,14 +5,22 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from thinsection.attention.products import fast_products
 from thinsection.errors import BudgetError, ConfigError, WeightsError
-from thinsection.pool.encoder import LoadOptions, SlideEncoder
-from thinsection.types import MIB, Document, format_bytes
+from thinsection.pool.encoder import (
+    LoadOptions,
+    SlideEmbedding,
+    SlideEncoder,
+    TileEmbeddings,
+    TileLayout,
+)
+from thinsection.pool.inputs import checked_slide
+from thinsection.types import MIB, CoordsL0, Document, format_bytes
 from thinsection.weights.files import load_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, find_weights, hub_file
 from thinsection.weights.placement import resolve_device
@@ -27,11 +35,13 @@ _DEFAULT_OPTIONS = LoadOptions()
 
 
 class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
-    """A network with published weights; a subclass says where they are and builds the network.
+    """A network with published weights; a subclass says where they are and calls the network.
 
     `ConfigT` describes the network's sizes, None where it comes in one size.
     """
 
+    network: ClassVar[Callable[..., nn.Module]]  # builds the network of its sizes
+    published_sizes: ClassVar[Any]
     repository: ClassVar[str | None]  # on the hub; None where the weights lie elsewhere
     revision: ClassVar[str | None]  # a commit; None where no public record names one
     published_at: ClassVar[str] = ""  # where weights are that the hub does not have
@@ -62,10 +72,41 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
                 if re.fullmatch(self.large_layers, name):
                     layer.to(torch.bfloat16)
 
-    @classmethod
+    @property
+    def tile_dim(self) -> int | None:
+        """Channels D of the tile embeddings that the network takes; None: of several lengths."""
+        return int(cast(Any, self.net).sizes.tile_dim)
+
+    def encode(
+        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
+    ) -> SlideEmbedding:
+        """Slide embedding (D',) float32, in the memory that the class states."""
+        layout = TileLayout.square(tile_px_l0)
+        return self.encode_tiles(tile_embeddings, coords_l0, layout)
+
+    @torch.inference_mode()
+    @fast_products()
+    def encode_tiles(
+        self,
+        tile_embeddings: TileEmbeddings,
+        coords_l0: CoordsL0,
+        layout: TileLayout,
+    ) -> SlideEmbedding:
+        """Slide embedding (D',) float32 of tiles whose layout is known; see `encode`."""
+        tiles, coords, _ = checked_slide(
+            tile_embeddings, coords_l0, layout.size_l0[0], tile_dim=self.tile_dim
+        )
+        embedding = self.embed(tiles, coords, layout).float()
+        return cast(SlideEmbedding, embedding.cpu().numpy())
+
     @abstractmethod
+    def embed(self, tiles: Tensor, coords_l0: CoordsL0, layout: TileLayout) -> Tensor:
+        """Slide embedding (D',) of checked tiles (N, D)."""
+
+    @classmethod
     def build(cls, config: ConfigT | None = None) -> nn.Module:
         """The network, of the published sizes or of `config`, its weights to be loaded."""
+        return cls.network(config or cls.published_sizes)
 
     @classmethod
     def sizes_of(cls, state_dict: Mapping[str, Tensor]) -> ConfigT | None:
@@ -153,7 +194,11 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
         revision = cls.revision if str(source) == cls.repository else None
         path = find_weights(source, files=cls.files, revision=revision)
         if cls.config_file and revision is None:
-            _fetch_beside(path, source, cls.config_file)
+            commit = commit_of(path)
+            if commit is not None and not Path(source).exists():
+                # from the repository that the weights come from
+                repo = str(source).partition("@")[0]
+                hub_file(repo, (cls.config_file,), revision=commit)
         state_dict = read_state_dict(path, tables=cls.tables)
         sizes = config or cls.stated_sizes(path, state_dict)
         encoder = cls.from_state_dict(state_dict, config=sizes, options=options)
@@ -193,16 +238,6 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
                 value = value * shape[-1] ** -0.5
             weights[cls.prefix + name] = value
         return weights
-
-
-def _fetch_beside(path: Path, source: str | Path, name: str) -> None:
-    """Fetches that file of the repository from which the weights at `path` come, if from one.
-
-    Raises WeightsError: the repository does not have it, or the hub refuses.
-    """
-    commit = commit_of(path)
-    if commit is not None and not Path(source).exists():
-        hub_file(str(source).partition("@")[0], (name,), revision=commit)
 
 
 def stated_int(table: Document, name: str, place: str, *, default: int | None) -> int:

@@ -2,30 +2,28 @@
 
 States are written over in place, in blocks of tokens and groups of heads: a few times their size.
 
-Shapes: T tokens (cls first), H heads of D = 64 channels, C = H D channels of a state.
+Shapes: T tokens (cls first), H heads of D = 64 channels, C = H D channels of a state; N tiles, M
+tokens of tiles, which are summed up by grid cell, without a dense grid.
 
 Source: Ding et al., "A multimodal whole-slide foundation model for pathology", 2025; the
 architecture is written from its description, without the hub's remote code.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.attention.blocks import blocks_of
-from thinsection.attention.products import fast_products
 from thinsection.encode.networks import mlp
-from thinsection.pool.encoder import (
-    Expects,
-    SlideEmbedding,
-    TileEmbeddings,
-    TileLayout,
-)
-from thinsection.pool.inputs import checked_slide
+from thinsection.errors import InvalidInputError
+from thinsection.pool.encoder import Expects, TileLayout
 from thinsection.pool.published import (
     ATTENTION_BYTES,
     TOKEN_BLOCK,
@@ -33,8 +31,7 @@ from thinsection.pool.published import (
     PublishedSlideEncoder,
     plan_heads,
 )
-from thinsection.pool.titan_tokens import check_no_overlap, token_grid
-from thinsection.types import CoordsL0
+from thinsection.types import CoordsL0, Size
 
 DIM = 768
 NUM_BLOCKS = 6
@@ -42,6 +39,7 @@ NUM_HEADS = 12
 HEAD_DIM = DIM // NUM_HEADS
 POOL_HEADS = 8
 POOL_QUERIES = 128
+BLOCK_ROWS = 1024  # tokens a block of the pass that looks for all-zero cells
 
 Tokens = Callable[[slice], Tensor]  # slice of tile tokens -> summed embeddings [m, C]
 
@@ -204,7 +202,12 @@ class TitanNet(nn.Module):
 
 
 class TitanSlideEncoder(PublishedSlideEncoder[None]):
-    """TITAN's pooled slide embedding (768,), before the projection into the text space."""
+    """TITAN's pooled slide embedding (768,), before the projection into the text space.
+
+    It has a token for each step between tiles.
+
+    Memory: about 12 KiB a tile in float32, less as the budget demands; else a BudgetError.
+    """
 
     name = "titan"
     dim = DIM
@@ -219,39 +222,21 @@ class TitanSlideEncoder(PublishedSlideEncoder[None]):
     large_layers = r"blocks\..*\.(qkv|proj|fc1|fc2)|patch_embed\.0"
 
     net: TitanNet
+    tile_dim = DIM
 
     @classmethod
     def build(cls, config: None = None) -> TitanNet:
         return TitanNet()
 
-    def encode(
-        self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
-    ) -> SlideEmbedding:
-        """Slide embedding (768,) float32 from CONCH v1.5 embeddings (N, 768).
-
-        Memory: about 12 KiB a tile in float32, less as the budget demands; else a BudgetError.
-        """
-        layout = TileLayout.square(tile_px_l0)
-        return self.encode_tiles(tile_embeddings, coords_l0, layout)
-
-    @torch.inference_mode()
-    @fast_products()
-    def encode_tiles(
-        self,
-        tile_embeddings: TileEmbeddings,
-        coords_l0: CoordsL0,
-        layout: TileLayout,
-    ) -> SlideEmbedding:
-        """Slide embedding (768,), see `encode`, with a token for each step between tiles.
+    def embed(self, tiles: Tensor, coords_l0: CoordsL0, layout: TileLayout) -> Tensor:
+        """Slide embedding (768,).
 
         Raises InvalidInputError: the tiles overlap and the layout does not say the stride.
         """
-        tiles, coords, _ = checked_slide(
-            tile_embeddings, coords_l0, layout.size_l0[0], tile_dim=DIM
-        )
         if layout.stride_l0 is None:
-            check_no_overlap(coords, layout.size_l0)
-        grid = token_grid(tiles, coords, stride_l0=layout.stride_l0 or layout.size_l0)
+            check_no_overlap(coords_l0, layout.size_l0)
+        stride_l0 = layout.stride_l0 or layout.size_l0
+        grid = token_grid(tiles, coords_l0, stride_l0=stride_l0)
         num_tokens = len(grid) + 1
         plan = plan_tokens(
             num_tokens,
@@ -265,5 +250,103 @@ class TitanSlideEncoder(PublishedSlideEncoder[None]):
             dtype=self.net.cls_token.dtype,
         )
         cells = torch.from_numpy(grid.cells).to(self._device)
-        pooled = self.net.pooled_(tokens, num_tokens, cells, plan)
-        return cast(SlideEmbedding, pooled.cpu().numpy())
+        return self.net.pooled_(tokens, num_tokens, cells, plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenGrid:
+    """The tiles that make up each of M tokens: one token per occupied cell, row-major."""
+
+    # (M, 2), of each token; the smallest row and column of the tiles are 0
+    cells: npt.NDArray[np.int64]
+    # tiles sorted by token, without those of all-zero cells
+    order: npt.NDArray[np.int64]
+    # (M + 1), token m sums up tiles order[starts[m]:starts[m + 1]]
+    starts: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def features(
+        self,
+        tiles: Tensor,
+        rows: slice,
+        *,
+        device: str | torch.device,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Summed tile embeddings (m, D) of a slice of tokens. Memory: the slice's tiles, twice."""
+        starts = self.starts[rows.start : rows.stop + 1]
+        num_tokens = len(starts) - 1
+        picked = torch.from_numpy(self.order[starts[0] : starts[-1]]).to(tiles.device)
+        values = tiles.index_select(0, picked).to(device, dtype)
+        if len(picked) == num_tokens:
+            # one tile a cell: nothing to add up
+            return values
+        token_of_tile = np.repeat(np.arange(num_tokens), np.diff(starts))
+        sums = values.new_zeros(num_tokens, values.shape[1])
+        return sums.index_add_(0, torch.from_numpy(token_of_tile).to(device), values)
+
+
+def token_grid(tiles: Tensor, coords_l0: CoordsL0, *, stride_l0: Size) -> TokenGrid:
+    """Tokens of a slide, one per cell of the size of the tiles' stride.
+
+    Tiles that share a cell add up; cells that sum to zero drop out.
+
+    Memory: 5 N int64, and BLOCK_ROWS x D floats; never rows x columns of the slide.
+    Raises InvalidInputError: all cells sum to zero.
+    """
+    cells = (coords_l0 - coords_l0.min(0)) // np.array(stride_l0)
+    num_columns = int(cells[:, 1].max()) + 1
+    cell_number = cells[:, 0] * num_columns + cells[:, 1]
+    order = np.argsort(cell_number, kind="stable")
+    first_of_cell = np.flatnonzero(np.diff(cell_number[order], prepend=-1))
+    grid = TokenGrid(
+        cells=cells[order[first_of_cell]],
+        order=order,
+        starts=np.append(first_of_cell, len(order)),
+    )
+    parts = []
+    for rows in blocks_of(len(grid), BLOCK_ROWS):
+        sums = grid.features(tiles, rows, device="cpu", dtype=torch.float32)
+        parts.append((sums != 0).any(1).numpy())
+    is_kept = np.concatenate(parts)
+    if not is_kept.any():
+        raise InvalidInputError(
+            "tile_embeddings must contain a row that is not all zero, got none"
+        )
+    if is_kept.all():
+        return grid
+    counts = np.diff(grid.starts)
+    return TokenGrid(
+        cells=grid.cells[is_kept],
+        order=grid.order[np.repeat(is_kept, counts)],
+        starts=np.append(0, np.cumsum(counts[is_kept])),
+    )
+
+
+def check_no_overlap(coords_l0: CoordsL0, size_l0: Size) -> None:
+    """Raise InvalidInputError where most steps within rows or columns are shorter than a tile.
+
+    Cells of the size of a tile would then add neighbouring tiles up to one token. Tiles of several
+    grids, as CLAM lays one per piece of tissue, may share a cell now and then, as in TITAN's code.
+    """
+    for axis in (0, 1):
+        step = _median_step(coords_l0, axis)
+        if step is not None and step < size_l0[axis]:
+            raise InvalidInputError(
+                "coords_l0 must be those of tiles without overlap for slide encoder 'titan', "
+                f"got steps of {step} px between tiles of {size_l0[axis]} px; pass stride_l0, "
+                "or tiles that state it"
+            )
+
+
+def _median_step(coords_l0: CoordsL0, axis: int) -> int | None:
+    """Median distance to the next tile along an axis; None where no two tiles are in line."""
+    places = np.unique(coords_l0, axis=0)
+    order = np.lexsort((places[:, axis], places[:, 1 - axis]))
+    steps = np.diff(places[order], axis=0)
+    in_line = steps[:, 1 - axis] == 0
+    if not in_line.any():
+        return None
+    return int(np.median(steps[in_line, axis]))

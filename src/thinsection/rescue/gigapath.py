@@ -11,6 +11,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -20,11 +21,13 @@ from torch import Tensor
 
 from thinsection.attention.dilated import Branch, dilated_attention
 from thinsection.errors import RescueError
-from thinsection.rescue.checks import check_attributes, check_equal, check_signature
 from thinsection.rescue.loading import (
     Conduct,
     FirstCall,
     Forward,
+    check_attributes,
+    check_equal,
+    check_signature,
     replaced_entry,
     replaced_forward,
 )
@@ -72,15 +75,13 @@ def gigapath(
     on the first tokens of its first call; or no such module was called within the block.
     """
 
-    def make_forward(attention: Foreign, calls: list[int]) -> Forward:
-        return _forward_of(attention, calls, budget_bytes, conduct)
-
+    make_forward = partial(_forward_of, budget_bytes=budget_bytes, conduct=conduct)
     with _trident_without_flash(), replaced_forward(_MODULE, make_forward, conduct):
         yield
 
 
 def _forward_of(
-    attention: Foreign, calls: list[int], budget_bytes: int, conduct: Conduct
+    attention: Foreign, calls: list[int], *, budget_bytes: int, conduct: Conduct
 ) -> Forward:
     """Forward of one attention module: ours in inference, else its own."""
     check_attributes(attention, _ATTRIBUTES, _MODULE)

@@ -10,6 +10,7 @@ Shapes: B bags, N tokens (class token first), C channels; m queries of a block.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,15 @@ from torch import Tensor
 
 from thinsection.attention.blocks import blocks_of
 from thinsection.attention.products import fast_products
-from thinsection.rescue.checks import check_attributes, check_equal, check_signature
-from thinsection.rescue.loading import Conduct, FirstCall, Forward, replaced_forward
+from thinsection.rescue.loading import (
+    Conduct,
+    FirstCall,
+    Forward,
+    check_attributes,
+    check_equal,
+    check_signature,
+    replaced_forward,
+)
 from thinsection.types import MIB
 
 DEFAULT_BUDGET_BYTES = 64 * MIB  # rows of distances and weights
@@ -48,15 +56,13 @@ def stamp(
     on the first tokens of its first call; or no such module was called within the block.
     """
 
-    def make_forward(attention: Foreign, calls: list[int]) -> Forward:
-        return _forward_of(attention, calls, budget_bytes, conduct)
-
+    make_forward = partial(_forward_of, budget_bytes=budget_bytes, conduct=conduct)
     with replaced_forward(_MODULE, make_forward, conduct):
         yield
 
 
 def _forward_of(
-    attention: Foreign, calls: list[int], budget_bytes: int, conduct: Conduct
+    attention: Foreign, calls: list[int], *, budget_bytes: int, conduct: Conduct
 ) -> Forward:
     """Forward of one attention module: ours in inference, else its own."""
     check_attributes(attention, _ATTRIBUTES, _MODULE)

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.errors import NothingRescuedError, RescueError
-from thinsection.rescue.checks import (
+from thinsection.rescue.loading import (
+    Conduct,
     check_attributes,
     check_equal,
     check_signature,
+    loaded_models,
 )
-from thinsection.rescue.loading import Conduct, loaded_models
 from thinsection.types import MIB
 
 DEFAULT_BUDGET_BYTES = 256 * MIB  # block buffers of the attention
@@ -275,7 +276,13 @@ def _recognised_encoder(hub: Foreign) -> Foreign:
     if not attentions:
         raise RescueError("vision_encoder.blocks must contain modules_list, got none")
     for attention in attentions:
-        _check_attention(attention)
+        check_attributes(attention, _ATTENTION_ATTRIBUTES, "attention")
+        if attention.attn_drop_prob:
+            raise RescueError(
+                f"attn_drop_prob must be 0, got {attention.attn_drop_prob}; the attention of "
+                "thinsection has no dropout"
+            )
+        check_signature(attention.forward, "x, attn_bias, bg_mask", "attention forward")
     if any("forward" in attention.__dict__ for attention in attentions):
         raise RescueError(
             "model must not be changed by another rescue, got one that is"
@@ -284,16 +291,6 @@ def _recognised_encoder(hub: Foreign) -> Foreign:
         if not bool(weight.isfinite().all()):
             raise RescueError(f"weights must be finite, got NaN or infinity in {name}")
     return encoder
-
-
-def _check_attention(attention: Foreign) -> None:
-    check_attributes(attention, _ATTENTION_ATTRIBUTES, "attention")
-    if attention.attn_drop_prob:
-        raise RescueError(
-            f"attn_drop_prob must be 0, got {attention.attn_drop_prob}; the attention of "
-            "thinsection has no dropout"
-        )
-    check_signature(attention.forward, "x, attn_bias, bg_mask", "attention forward")
 
 
 @torch.no_grad()

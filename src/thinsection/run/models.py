@@ -14,16 +14,13 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinsection.config import coerce, from_mapping
-from thinsection.encode.identity import EncoderIdentity, encoder_identity
-from thinsection.encode.registry import OWN_PREFIX
+from thinsection.encode.registry import OWN_PREFIX, EncoderIdentity
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.machine import cpu_model
 from thinsection.pool.encoder import (
@@ -36,11 +33,10 @@ from thinsection.stages.spec import EncodingSpec
 from thinsection.store.ledger import load_ledgers
 from thinsection.tiles.transforms import StainLook, stain_target
 from thinsection.types import Document, PlainValues
-from thinsection.weights.origin import Origin
+from thinsection.weights.origin import Origin, installed_version, read_stamps
 
 if TYPE_CHECKING:
     from thinsection.encode import OwnTileEncoder, TileEncoder
-    from thinsection.pool import SlideEncoder
 
 
 Stamps = tuple[tuple[str, int, int, int], ...]  # name, size and times of files
@@ -48,15 +44,6 @@ _READ = "read"  # key in a record, see `_WeightsRead`
 # packages whose versions decide the meaning of a name and of 'auto'
 _PACKAGES = ("thinsection", "torch", "openvino", "timm", "transformers")
 _WITHOUT_WEIGHTS = ("mean", "max")  # slide encoders without weights
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedModels:
-    """Encoders that a process loads once for all its slides; empty for runs that embed nothing."""
-
-    encoders: tuple[TileEncoder, ...] = ()
-    slide_encoders: tuple[SlideEncoder, ...] = ()
-    identities: Models = Models()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +56,13 @@ class _WeightsRead:
 
 
 @functools.lru_cache(maxsize=1)
-def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> LoadedModels:
+def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> Models:
     """Loads the models of a run, once per settings and stamps of the files named there.
 
     On a CPU, this process then keeps freed memory.
     """
     if not encoding.encoders:
-        return LoadedModels()
+        return Models()
     # imports torch, which runs without encoders do not need
     from thinsection.encode import load_encoder
 
@@ -95,10 +82,9 @@ def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> LoadedMo
     return models_with(encoders, encoding)
 
 
-def models_with(
-    encoders: Sequence[TileEncoder], encoding: EncodingSpec
-) -> LoadedModels:
+def models_with(encoders: Sequence[TileEncoder], encoding: EncodingSpec) -> Models:
     """Models of a run with these tile encoders; see `load_models`."""
+    from thinsection.encode.encoder import encoder_identity
     from thinsection.encode.memory import keep_freed_memory
     from thinsection.pool import load_slide_encoder
 
@@ -113,15 +99,12 @@ def models_with(
         )
         for name in encoding.slide_encoders
     ]
-    identities = Models(
+    return Models(
         encoders=tuple(map(encoder_identity, encoders)),
         slide_encoders=tuple(map(slide_encoder_identity, slide_encoders)),
         stain_target=_stain_target(encoding),
-    )
-    return LoadedModels(
-        encoders=tuple(encoders),
-        slide_encoders=tuple(slide_encoders),
-        identities=identities,
+        loaded_encoders=tuple(encoders),
+        loaded_slide_encoders=tuple(slide_encoders),
     )
 
 
@@ -203,14 +186,8 @@ def _recorded_slide_encoder(name: str, entry: object) -> SlideEncoderIdentity | 
 
 def file_stamps(files: Sequence[str]) -> Stamps | None:
     """Name, size and times of each file; None if a file is missing."""
-    try:
-        stats = [Path(file).stat() for file in files]
-    except OSError:
-        return None
-    return tuple(
-        (file, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-        for file, stat in zip(files, stats)
-    )
+    stamps = read_stamps(files)
+    return None if stamps is None else tuple(stamp[:4] for stamp in stamps)
 
 
 def _stain_target(encoding: EncodingSpec) -> StainLook | None:
@@ -227,19 +204,12 @@ def _surroundings(encoding: EncodingSpec) -> str:
         sorted(str(path) for path in Path("/dev").glob("nvidia*")),
         sys.platform,
         os.environ.get("CUDA_VISIBLE_DEVICES"),
-        [_installed_version(package) for package in _PACKAGES],
+        [installed_version(package) for package in _PACKAGES],
     ]
     for name in (*encoding.encoders, encoding.weights):
         if name and Path(name).exists():
             parts.append(str(Path(name).resolve()))
     return sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _installed_version(package: str) -> str:
-    """Version of a package; '' if it is not installed."""
-    with suppress(PackageNotFoundError):
-        return version(package)
-    return ""
 
 
 def current_encoder(encoder: object) -> TileEncoder:

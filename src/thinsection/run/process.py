@@ -22,11 +22,10 @@ from thinsection.results.outcome import (
     record_failure,
 )
 from thinsection.results.records import RECORDS
-from thinsection.run.models import LoadedModels
 from thinsection.run.prepare import SlidePreparer, check_quality, claim_slide
 from thinsection.run.sink import ResultSink, SinkItem
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.graph import grids_of
+from thinsection.stages.graph import Models, grids_of
 from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import AnyStage, GridTiles, SlideWork
 from thinsection.store.ledger import SLIDES
@@ -73,7 +72,7 @@ class SlideProcessor:
 
     out: Path  # results folder
     spec: RunSpec
-    models: LoadedModels
+    models: Models
     # all stages of the run; each comes after the stages that it needs
     stages: tuple[AnyStage, ...]
     # adds up the busy and the waiting time of each step
@@ -115,7 +114,7 @@ class SlideProcessor:
         held_elsewhere: list[SlideEntry] = []
         # the next claim searches again, because a process may have been killed since
         self._leftover_files = None
-        encoders = self.models.encoders
+        encoders = self.models.loaded_encoders
         batch_encoder = None
         if encoders:
             from thinsection.encode import embed
@@ -139,7 +138,7 @@ class SlideProcessor:
     ) -> TileStream[SlideWork, GridTiles]:
         """Opens the stream of decoded tiles of the claimed slides."""
         spec = self.spec
-        encoders = self.models.encoders
+        encoders = self.models.loaded_encoders
         allocate = None
         if encoders:
             from thinsection.encode import embed
@@ -154,7 +153,7 @@ class SlideProcessor:
             grids=grids_of(self.stages),
             dims={encoder.label: encoder.dim for encoder in encoders},
             memory_for_whole_images=MemoryAllowance(bytes_left),
-            stain_target=self.models.identities.stain_target,
+            stain_target=self.models.stain_target,
         )
         return TileStream(
             slides,
@@ -192,7 +191,7 @@ class SlideProcessor:
         batch_encoder: "BatchEncoder[GridTiles, SinkItem] | None",
     ) -> Iterable[SinkItem]:
         """Submits a batch to the encoders that need it; returns items that are complete now."""
-        requests = encoder_requests(batch.source, self.models.encoders)
+        requests = encoder_requests(batch.source, self.models.loaded_encoders)
         if batch_encoder is not None and any(requests):
             return batch_encoder.submit(batch, requests)
         # no encoder needs the pixels; the sink only needs the indices of the tiles
@@ -259,7 +258,7 @@ class SlideProcessor:
             out=self.out,
             spec=self.spec,
             slide_encoders={
-                encoder.name: encoder for encoder in self.models.slide_encoders
+                encoder.name: encoder for encoder in self.models.loaded_slide_encoders
             },
         )
 

@@ -336,8 +336,8 @@ def _write_patients(task: RunTask, on_message: OnMessage) -> tuple[SlideResult, 
 
     results: list[SlideResult] = []
     models = task.models()
-    of_this_run = {stage.address for stage in stages_of(task.spec, models.identities)}
-    for encoder in models.slide_encoders:
+    of_this_run = {stage.address for stage in stages_of(task.spec, models)}
+    for encoder in models.loaded_slide_encoders:
         results += write_patients(
             task.out,
             encoder,

@@ -19,7 +19,6 @@ from thinsection.jobs.task import Report, Task
 from thinsection.machine import cpu_count
 from thinsection.results.outcome import LOST_STAGE, SlideResult, record_failure
 from thinsection.run.models import (
-    LoadedModels,
     file_stamps,
     load_models,
     models_document,
@@ -102,7 +101,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
                 out=self.out,
                 spec=self.spec,
                 models=models,
-                stages=stages_of(self.spec, models.identities),
+                stages=stages_of(self.spec, models),
                 clock=clock,
                 on_event=note_end,
             )
@@ -110,20 +109,20 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return Report(
             results=results,
             stage_seconds=clock.seconds(),
-            facts=models_document(models.identities, encoding),
+            facts=models_document(models, encoding),
         )
 
-    def models(self) -> LoadedModels:
+    def models(self) -> Models:
         """Encoders, loaded once per process, settings and files named there."""
         encoding = self.spec.encoding
         files = [name for name in encoding.named_files if Path(name).is_file()]
         return load_models(encoding, file_stamps(files))
 
-    def facts(self, models: LoadedModels) -> PlainValues:
+    def facts(self, models: Models) -> PlainValues:
         """Settings that explain a resource record."""
         facts: dict[str, object] = {"device": "cpu", "precision": None, "engine": None}
-        if models.encoders:
-            first = models.encoders[0]
+        if models.loaded_encoders:
+            first = models.loaded_encoders[0]
             facts["device"] = str(first.device)
             facts["precision"] = str(first.precision)
             facts["engine"] = first.engine
@@ -259,9 +258,9 @@ class OwnEncoderTask(RunTask):
 
     encoder: "TileEncoder"
 
-    def models(self) -> LoadedModels:
+    def models(self) -> Models:
         if not self.spec.encoding.encoders:
-            return LoadedModels()
+            return Models()
         return models_with([self.encoder], self.spec.encoding)
 
 

@@ -28,7 +28,7 @@ from thinsection.files.atomic import read_json, write_json
 from thinsection.slide.base import Slide
 from thinsection.slide.geometry import corner_l0
 from thinsection.types import Json, Level, Mpp
-from thinsection.weights.stamps import (
+from thinsection.weights.origin import (
     Stamps,
     are_settled,
     installed_version,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from thinsection.encode.identity import EncoderIdentity
+from thinsection.encode.registry import EncoderIdentity
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.pool.encoder import SlideEncoderIdentity, check_fit
 from thinsection.stages.config import OutputConfig
@@ -25,18 +25,23 @@ from thinsection.stages.tiles import MeasuresStage, TilesStage
 from thinsection.tiles.transforms import StainLook
 
 if TYPE_CHECKING:
+    from thinsection.encode import TileEncoder
+    from thinsection.pool import SlideEncoder
     from thinsection.stages.checks import QcStage
     from thinsection.stages.regions import SegmentStage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """Identities of a run's models, on which its stages depend; empty if nothing is embedded."""
+    """A run's models; empty if nothing is embedded. Its stages depend on their identities alone."""
 
     encoders: tuple[EncoderIdentity, ...] = ()
     slide_encoders: tuple[SlideEncoderIdentity, ...] = ()
     # colours that tiles are normalised to; None if normalisation is off
     stain_target: StainLook | None = None
+    # the models themselves, in the same order, in a process that encodes
+    loaded_encoders: tuple[TileEncoder, ...] = ()
+    loaded_slide_encoders: tuple[SlideEncoder, ...] = ()
 
 
 def stages_of(spec: RunSpec, models: Models | None = None) -> tuple[AnyStage, ...]:

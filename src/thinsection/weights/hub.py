@@ -109,7 +109,8 @@ def hub_file(
     Raises:
         WeightsError: offline, gated, no such repository or file; the message says what to do.
     """
-    path = _first_cached(repo, filenames, revision)
+    paths = (cached_file(repo, filename, revision) for filename in filenames)
+    path = next(filter(None, paths), None)
     if path is None:
         path = _download_first(repo, filenames, revision)
     commit = commit_of(path)
@@ -122,16 +123,6 @@ def hub_file(
         for shard in shard_names(path):
             hub_file(repo, (shard,), revision=commit or revision)
     return path
-
-
-def _first_cached(
-    repo: str, filenames: Sequence[str], revision: str | None
-) -> Path | None:
-    for filename in filenames:
-        path = cached_file(repo, filename, revision)
-        if path is not None:
-            return path
-    return None
 
 
 def _download_first(repo: str, filenames: Sequence[str], revision: str | None) -> Path:

@@ -21,7 +21,7 @@ from thinsection.slide.level_check import (
     known_levels,
 )
 from thinsection.types import Level, Size
-from thinsection.weights.stamps import Stamps
+from thinsection.weights.origin import Stamps
 
 # by which a level may be reduced more along one side than along the other; tiny ones are rounded
 _MAX_ASPECT = 1.1
