@@ -257,7 +257,8 @@ def explain(
             )
         return Decision(impl=impl, why="asked for", working_bytes=log_sums_bytes)
     is_on_cuda = obstacle is None and q.device.type == "cuda"
-    if impl == "auto" and is_on_cuda and _needs_gradient(q):
+    needs_gradient = torch.is_grad_enabled() and q.requires_grad
+    if impl == "auto" and is_on_cuda and needs_gradient:
         why = "CUDA, and a gradient: PyTorch's FlexAttention has a fused backward pass"
         return Decision(impl="flex", why=why, working_bytes=log_sums_bytes)
     if impl == "auto" and is_on_cuda:
@@ -272,10 +273,6 @@ def explain(
         why=f"{reason}; blocks of {plan.queries} queries x {plan.keys} keys",
         working_bytes=plan.working_bytes,
     )
-
-
-def _needs_gradient(q: Tensor) -> bool:
-    return torch.is_grad_enabled() and q.requires_grad
 
 
 def check_dense_budget(needed: int, tokens: int, budget_bytes: int) -> None:

@@ -148,22 +148,17 @@ def _original(target: _Target) -> Function:
         raise RescueError(
             f"{target.module}.{target.name} must be the original function, got {function!r}"
         )
-    parameters = ", ".join(
-        _parameter_text(parameter)
-        for parameter in inspect.signature(function).parameters.values()
-    )
+    texts = []
+    for parameter in inspect.signature(function).parameters.values():
+        has_default = parameter.default is not inspect.Parameter.empty
+        texts.append(parameter.name + (f"={parameter.default}" if has_default else ""))
+    parameters = ", ".join(texts)
     if parameters != target.parameters:
         raise RescueError(
             f"{target.name} must have the parameters ({target.parameters}), got ({parameters}); "
             "nothing was replaced"
         )
     return function
-
-
-def _parameter_text(parameter: inspect.Parameter) -> str:
-    if parameter.default is inspect.Parameter.empty:
-        return parameter.name
-    return f"{parameter.name}={parameter.default}"
 
 
 def _bound(

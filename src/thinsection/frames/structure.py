@@ -5,7 +5,7 @@ Legend: T tokens, A atom slots. A standard residue's slots begin with its frame 
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +89,9 @@ class Structure:
         is_kept = np.array([name in wanted for name in self.chains], dtype=bool)
         tokens = is_kept[self.token_chain]
         atoms = np.repeat(tokens, self.token_num_atoms)
-        columns = {name: getattr(self, name)[tokens] for name in _TOKEN_COLUMNS}
+        columns: dict[str, Any] = {}
+        for name in _TOKEN_COLUMNS:
+            columns[name] = getattr(self, name)[tokens]
         new_number = (np.cumsum(is_kept) - 1).astype(np.int32)
         columns["token_chain"] = new_number[columns["token_chain"]]
         return replace(
@@ -109,10 +111,9 @@ _TOKEN_COLUMNS = tuple(
 
 def joined(parts: list[Structure]) -> Structure:
     """One structure of several that share `names`; each part's chains stay apart."""
-    columns = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in ("atom_positions", "atom_name", *_TOKEN_COLUMNS)
-    }
+    columns: dict[str, Any] = {}
+    for name in ("atom_positions", "atom_name", *_TOKEN_COLUMNS):
+        columns[name] = np.concatenate([getattr(part, name) for part in parts])
     token_chains = []
     chains: list[str] = []
     for part in parts:

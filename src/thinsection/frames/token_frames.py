@@ -214,8 +214,7 @@ def _gather_positions(x: Tensor, index: Tensor) -> Tensor:
     return torch.gather(x, -2, index[..., None].expand(*index.shape, 3))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Atoms:
+class Atoms(NamedTuple):
     """Atoms and tokens of structures, (*, A) and (*, T); without `*` those of one."""
 
     x: Tensor  # (*, A, 3) positions
@@ -223,27 +222,6 @@ class Atoms:
     chains: Tensor  # (*, A)
     start: Tensor  # (*, T) start atom of each token
     is_searched: Tensor  # (*, T) whether neighbours of the start atom are wanted
-
-    def expanded(self) -> "Atoms":
-        """The same with the leading dimensions of x in every tensor."""
-        lead = self.x.shape[:-2]
-        return Atoms(
-            x=self.x,
-            mask=self.mask.expand(*lead, self.mask.shape[-1]),
-            chains=self.chains.expand(*lead, self.chains.shape[-1]),
-            start=self.start.expand(*lead, self.start.shape[-1]),
-            is_searched=self.is_searched.expand(*lead, self.is_searched.shape[-1]),
-        )
-
-    def sample(self, index: tuple[int, ...]) -> "Atoms":
-        """One structure of expanded ones."""
-        return Atoms(
-            x=self.x[index],
-            mask=self.mask[index],
-            chains=self.chains[index],
-            start=self.start[index],
-            is_searched=self.is_searched[index],
-        )
 
 
 # gives, for one structure, tokens (t,) and their two atoms (2, t) or -1
@@ -255,11 +233,14 @@ def nearest_atoms(atoms: Atoms, nearest_two: NearestTwo) -> tuple[Tensor, Tensor
 
     The start atom itself stands where there is none. And (*, T) whether both exist.
     """
-    atoms = atoms.expanded()
+    # the leading dimensions of x in every tensor
+    lead = atoms.x.shape[:-2]
+    features = [part.expand(*lead, part.shape[-1]) for part in atoms[1:]]
+    atoms = Atoms(atoms.x, *features)
     ends = torch.stack((atoms.start, atoms.start))
     has_both = torch.zeros_like(atoms.is_searched)
-    for index in product(*map(range, atoms.x.shape[:-2])):
-        tokens, nearest = nearest_two(atoms.sample(index))
+    for index in product(*map(range, lead)):
+        tokens, nearest = nearest_two(Atoms(*(part[index] for part in atoms)))
         has_both[index][tokens] = nearest[1] >= 0
         for end, atom in zip(ends, nearest, strict=True):
             end[index][tokens] = torch.where(atom < 0, end[index][tokens], atom)

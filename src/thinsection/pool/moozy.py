@@ -33,7 +33,6 @@ from thinsection.pool.published import (
     ATTENTION_BYTES,
     TOKEN_BLOCK,
     PublishedSlideEncoder,
-    check_agreement,
     check_heads,
     plan_heads,
     stated_int,
@@ -372,10 +371,18 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
         # older exports do not state it; their authors' loader asks the weights too
         slide.setdefault("layerscale_enabled", shown.scaled)
         stated = _sizes_of_tables(slide, case)
-        check_agreement(stated, shown, _STATED, place=str(path))
+        names = dict(_STATED)
         if stated.case_normed_heads:
-            name = "case_transformer_config.num_heads"
-            check_agreement(stated, shown, {name: "case_heads"}, place=str(path))
+            names["case_transformer_config.num_heads"] = "case_heads"
+        for name, size in names.items():
+            stated_size = getattr(stated, size)
+            shown_size = getattr(shown, size)
+            if stated_size != shown_size:
+                raise WeightsError(
+                    f"{name} must agree with the weights, got {stated_size} where their names and "
+                    f"shapes show {shown_size} in {str(path)!r}; check that the file is as its "
+                    "authors wrote it"
+                )
         return stated
 
     @classmethod

@@ -255,28 +255,6 @@ def stated_int(table: Document, name: str, place: str, *, default: int | None) -
     return value
 
 
-def check_agreement(
-    stated: Any, shown: Any, names: Mapping[str, str], *, place: str
-) -> None:
-    """Raises WeightsError for the first size that is stated otherwise than the weights show.
-
-    Args:
-        stated: sizes, as the authors' table has them.
-        shown: sizes of the same kind, as names and shapes of the weights have them.
-        names: fields of both, by the name that the table has for each.
-        place: file of the table, for the message.
-    """
-    for name, size in names.items():
-        stated_size = getattr(stated, size)
-        shown_size = getattr(shown, size)
-        if stated_size != shown_size:
-            raise WeightsError(
-                f"{name} must agree with the weights, got {stated_size} where their names and "
-                f"shapes show {shown_size} in {place!r}; check that the file is as its authors "
-                "wrote it"
-            )
-
-
 def check_heads(dim: int, num_heads: int, name: str) -> None:
     """Raises WeightsError where so many heads do not share `dim` channels evenly."""
     if num_heads < 1 or dim % num_heads:

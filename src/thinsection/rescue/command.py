@@ -58,8 +58,10 @@ def run_command(words: Sequence[str]) -> int:
     if program is not None and interpreter:
         _check_interpreter(interpreter, arguments)
         return _run_script(Path(program), [program, *arguments[1:]])
-    function = _console_script(arguments[0])
-    if function is not None:
+    group = "console_scripts"
+    scripts = importlib.metadata.entry_points(group=group, name=arguments[0])
+    if scripts:
+        function: Callable[[], Any] = next(iter(scripts)).load()
         with _as_program(arguments):
             return _exit_code(lambda: sys.exit(function()))
     raise InvalidInputError(
@@ -101,15 +103,6 @@ def _run_script(path: Path, arguments: list[str]) -> int:
     folder = str(path.resolve().parent)
     with _as_program(arguments, search_first=folder):
         return _exit_code(lambda: runpy.run_path(str(path), run_name="__main__"))
-
-
-def _console_script(name: str) -> Callable[[], Any] | None:
-    """Function of a console script of this environment's packages; None where there is none."""
-    scripts = importlib.metadata.entry_points(group="console_scripts", name=name)
-    for script in scripts:
-        function: Callable[[], Any] = script.load()
-        return function
-    return None
 
 
 def _interpreter_of(path: Path) -> str:

@@ -80,18 +80,15 @@ class LabelStrip:
             means = self._sums[:, :num_rows] / np.maximum(weights, 1e-30)
             labels = self._segmenter.labels(means)
             labels[(weights == 0) | ~self._tissue_rows(num_rows)] = 0
-            self._write(labels)
+            width, height = self._grid.size
+            for row, line in enumerate(labels, start=self._y):
+                # but for the rows above and below the map
+                if 0 <= row < height:
+                    self._file.seek(row * width + self._first)
+                    self._file.write(line.tobytes())
         _shift_up(self._sums, num_rows)
         _shift_up(self._weights, num_rows)
         self._y = y
-
-    def _write(self, labels: Labels) -> None:
-        """Writes the strip's first rows, but for those above and below the map."""
-        width, height = self._grid.size
-        for row, line in enumerate(labels, start=self._y):
-            if 0 <= row < height:
-                self._file.seek(row * width + self._first)
-                self._file.write(line.tobytes())
 
     def _tissue_rows(self, num_rows: int) -> MaskArray:
         """The tissue mask at the strip's first rows."""
