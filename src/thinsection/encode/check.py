@@ -1,5 +1,6 @@
 """Conditions for loading an encoder on this machine, for `thinsection models`."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -24,26 +25,34 @@ class Check:
 
 def check_encoder(name: str, *, device: str = "auto") -> tuple[Check, ...]:
     """Conditions for loading, in their order, up to the first that does not hold."""
+    return tuple(_checks(name, device))
+
+
+def _checks(name: str, device: str) -> Iterator[Check]:
     if is_brought(name):
-        return (_check_entry(name),)
+        yield _check_entry(name)
+        return
     try:
         spec = find_spec(name)
     except (errors.MissingDependencyError, errors.WeightsError) as error:
-        return (Check("declared", False, str(error)),)
-    declared = Check("declared", True, f"{spec.source}; licence {spec.licence}")
+        yield Check("declared", False, str(error))
+        return
+    yield Check("declared", True, f"{spec.source}; licence {spec.licence}")
     missing = [package for package in spec.needs if not is_installed(package)]
     if missing:
         detail = f"not installed: {', '.join(missing)}; pip install 'thinsection[hub]'"
-        return (declared, Check("packages", False, detail))
+        yield Check("packages", False, detail)
+        return
     needs = ", ".join(spec.needs) or "no packages beyond those of thinsection"
-    packages = Check("packages", True, needs)
-    weights = _check_weights(spec)
+    yield Check("packages", True, needs)
+    yield _check_weights(spec)
     try:
         placed_on = resolve_device(device)
     except errors.DeviceError as error:
-        return (declared, packages, weights, Check("device", False, str(error)))
-    on_device = Check("device", True, str(placed_on))
-    return (declared, packages, weights, on_device, _check_memory(spec, placed_on))
+        yield Check("device", False, str(error))
+        return
+    yield Check("device", True, str(placed_on))
+    yield _check_memory(spec, placed_on)
 
 
 def _check_entry(name: str) -> Check:

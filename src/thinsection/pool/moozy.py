@@ -8,7 +8,7 @@ arXiv:2603.27048. Names of parameters are those of the authors' file.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, cast
@@ -97,6 +97,10 @@ class ChannelFactors(nn.Module):
         return x * self.gamma
 
 
+# attention of q, k and v (h, T, D) of these heads, which is written over q
+Attend = Callable[[Tensor, Tensor, Tensor, slice], None]
+
+
 class MoozyBlock(nn.Module):
     """x += attention(norm1(x)); x += mlp(norm2(x)); of the slide encoder and of the case."""
 
@@ -125,17 +129,16 @@ class MoozyBlock(nn.Module):
         self.ls_attn = ChannelFactors(dim) if scaled else nn.Identity()
         self.ls_mlp = ChannelFactors(dim) if scaled else nn.Identity()
 
-    def forward_(self, x: Tensor, attention: "HeadsAttention") -> None:
+    def forward_(self, x: Tensor, attend: Attend, heads_at_a_time: int) -> None:
         """Write the states (T, C) after this block over `x`; for inference."""
-        attended = self._attend(x, attention)
+        attended = self._attended(x, attend, heads_at_a_time)
         for rows in blocks_of(len(x), TOKEN_BLOCK):
             x[rows] += self.ls_attn(self.out_proj(attended[rows].flatten(1)))
             hidden = F.gelu(self.fc1(self.norm2(x[rows])))
             x[rows] += self.ls_mlp(self.fc2(hidden))
 
-    def _attend(self, x: Tensor, attention: "HeadsAttention") -> Tensor:
+    def _attended(self, x: Tensor, attend: Attend, at_a_time: int) -> Tensor:
         """Attention output (T, H, D) before the projection."""
-        at_a_time = attention.heads_at_a_time
         qkv = x.new_empty(3, len(x), at_a_time, self.head_dim)
         output = None
         if at_a_time < self.num_heads:
@@ -144,7 +147,7 @@ class MoozyBlock(nn.Module):
             heads = slice(first, first + at_a_time)
             self._project(x, heads, qkv)
             q, k, v = qkv.transpose(1, 2)
-            attention(q, k, v, heads)
+            attend(q, k, v, heads)
             if output is not None:
                 output[:, heads] = qkv[0]
         return qkv[0] if output is None else output
@@ -165,38 +168,9 @@ class MoozyBlock(nn.Module):
                 )
 
 
-class HeadsAttention:
-    """Attention of some heads, whose output is written over q (h, T, D); none has a place here."""
-
-    def __init__(self, heads_at_a_time: int) -> None:
-        self.heads_at_a_time = heads_at_a_time
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> None:
-        q.copy_(F.scaled_dot_product_attention(q[None], k[None], v[None])[0])
-
-
-class TileAttention(HeadsAttention):
-    """Attention of tokens whose tiles have places: near tiles count for more."""
-
-    def __init__(
-        self, heads_at_a_time: int, cells: Tensor, slopes: Tensor, num_prefix: int
-    ) -> None:
-        super().__init__(heads_at_a_time)
-        self._cells = cells  # (N, 2)
-        self._slopes = slopes  # (H,), >= 0
-        self._num_prefix = num_prefix
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, heads: slice) -> None:
-        alibi2d_attention(
-            q[None],
-            k[None],
-            v[None],
-            self._cells,
-            self._slopes[heads],
-            num_prefix_tokens=self._num_prefix,
-            budget_bytes=ATTENTION_BYTES,
-            out=q[None],
-        )
+def attend_without_places(q: Tensor, k: Tensor, v: Tensor, _: slice) -> None:
+    """Attention of tokens that have no places."""
+    q.copy_(F.scaled_dot_product_attention(q[None], k[None], v[None])[0])
 
 
 class MoozySlideNet(nn.Module):
@@ -239,9 +213,21 @@ class MoozySlideNet(nn.Module):
             embedded = self.input_proj(picked.to(x.device, x.dtype))
             x[num_prefix + block.start : num_prefix + block.stop] = embedded
         slopes = -cast(Tensor, self.pos_bias.slopes)[:, 0]
-        attention = TileAttention(heads_at_a_time, cells, slopes, num_prefix)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, heads: slice) -> None:
+            alibi2d_attention(
+                q[None],
+                k[None],
+                v[None],
+                cells,
+                slopes[heads],
+                num_prefix_tokens=num_prefix,
+                budget_bytes=ATTENTION_BYTES,
+                out=q[None],
+            )
+
         for layer in self.blocks:
-            cast(MoozyBlock, layer).forward_(x, attention)
+            cast(MoozyBlock, layer).forward_(x, attend, heads_at_a_time)
         return cast(Tensor, self.norm(x[0]))
 
 
@@ -275,9 +261,9 @@ class MoozyCaseNet(nn.Module):
         if self.num_registers:
             tokens.append(self.register_tokens[0])
         x = torch.cat([*tokens, slides])
-        attention = HeadsAttention(self.num_heads)
         for block in self.blocks:
-            cast(MoozyBlock, block).forward_(x, attention)
+            attend = attend_without_places
+            cast(MoozyBlock, block).forward_(x, attend, self.num_heads)
         return cast(Tensor, self.norm(x[0]))
 
 

@@ -70,67 +70,26 @@ def _forward_of(
     check_signature(original, _PARAMETERS, f"{_MODULE}.forward")
     first_call = FirstCall(conduct=conduct)
 
-    def forward(
-        *,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        coords_q: Tensor,
-        coords_k: Tensor,
-        attn_mask: Tensor | None,
-        alibi_mask: Tensor | None,
-    ) -> Tensor:
+    def forward(**inputs: Any) -> Tensor:
         is_inference = not attention.training and not torch.is_grad_enabled()
         if not is_inference or not first_call.agrees(
-            lambda: _check(attention, original, (q, k, v), (coords_q, coords_k))
+            lambda: _check(attention, original, inputs)
         ):
-            theirs: Tensor = original(
-                q=q,
-                k=k,
-                v=v,
-                coords_q=coords_q,
-                coords_k=coords_k,
-                attn_mask=attn_mask,
-                alibi_mask=alibi_mask,
-            )
+            theirs: Tensor = original(**inputs)
             return theirs
         calls.append(1)
-        return _attend(
-            attention,
-            (q, k, v),
-            (coords_q, coords_k),
-            (attn_mask, alibi_mask),
-            budget_bytes,
-        )
+        return _attend(attention, budget_bytes, **inputs)
 
     return forward
 
 
-def _check(
-    attention: Foreign,
-    original: Forward,
-    qkv: tuple[Tensor, Tensor, Tensor],
-    coords: tuple[Tensor, Tensor],
-) -> None:
-    """Compare ours with theirs on the first tokens."""
-    q, k, v = (x[:, :_CHECKED_TOKENS] for x in qkv)
-    coords_q, coords_k = (x[:, :_CHECKED_TOKENS] for x in coords)
-    theirs = original(
-        q=q,
-        k=k,
-        v=v,
-        coords_q=coords_q,
-        coords_k=coords_k,
-        attn_mask=None,
-        alibi_mask=None,
-    )
-    ours = _attend(
-        attention,
-        (q, k, v),
-        (coords_q, coords_k),
-        (None, None),
-        DEFAULT_BUDGET_BYTES,
-    )
+def _check(attention: Foreign, original: Forward, inputs: dict[str, Any]) -> None:
+    """Compare ours with theirs on the first tokens, without masks."""
+    first: dict[str, Any] = {"attn_mask": None, "alibi_mask": None}
+    for name in ("q", "k", "v", "coords_q", "coords_k"):
+        first[name] = inputs[name][:, :_CHECKED_TOKENS]
+    theirs = original(**first)
+    ours = _attend(attention, DEFAULT_BUDGET_BYTES, **first)
     check_equal(
         theirs,
         ours,
@@ -142,18 +101,20 @@ def _check(
 @fast_products()
 def _attend(
     attention: Foreign,
-    qkv: tuple[Tensor, Tensor, Tensor],
-    coords: tuple[Tensor, Tensor],
-    masks: tuple[Tensor | None, Tensor | None],
     budget_bytes: int,
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    coords_q: Tensor,
+    coords_k: Tensor,
+    attn_mask: Tensor | None,
+    alibi_mask: Tensor | None,
 ) -> Tensor:
     """Attention [B, N, C], by blocks of queries.
 
     A masked pair has the weight 0, and takes part in the softmax, as in STAMP.
     """
-    q, k, v = qkv
-    coords_q, coords_k = coords
-    attn_mask, alibi_mask = masks
     batch, num_queries, _ = q.shape
     num_keys = k.shape[1]
     heads = [
