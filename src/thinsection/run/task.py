@@ -28,7 +28,7 @@ from thinsection.run.prepare import finished_work
 from thinsection.run.process import RunEvent, SlideProcessor
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import GPU_BATCH
-from thinsection.stages.graph import stages_of
+from thinsection.stages.graph import Models, stages_of
 from thinsection.stages.spec import RunSpec
 from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.tiles import StageClock
