@@ -16,9 +16,8 @@ from thinsection.frames.openfold3_pairs import (
     interface_clash,
     plddt_loss,
     smooth_lddt_loss,
-    token_frames,
 )
-from thinsection.frames.token_frames import FrameOptions
+from thinsection.frames.token_frames import FrameOptions, token_frame_atoms
 
 VERSIONS = ("0.4.5", "0.5.0")  # whose functions were compared with ours
 Function = Callable[..., object]
@@ -31,7 +30,7 @@ class _Target:
     module: str
     name: str
     parameters: str  # of the original, with their defaults
-    replacement: Function  # takes FrameOptions, then the original's arguments by name
+    replacement: Function  # takes `options` and the original's arguments by name
     versions: tuple[str, ...] = VERSIONS
 
 
@@ -40,7 +39,7 @@ _TARGETS = (
         "openfold3.core.utils.atomize_utils",
         "get_token_frame_atoms",
         "batch, x, atom_mask, angle_threshold=25.0, eps=1e-08, inf=1000000000.0",
-        token_frames,
+        token_frame_atoms,
     ),
     _Target(
         "openfold3.core.metrics.sample_ranking",
@@ -173,7 +172,7 @@ def _bound(
         calls.append(target.name)
         arguments = signature.bind(*args, **kwargs)
         arguments.apply_defaults()
-        return target.replacement(options, **arguments.arguments)
+        return target.replacement(options=options, **arguments.arguments)
 
     return call
 

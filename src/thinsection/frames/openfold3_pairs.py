@@ -19,7 +19,7 @@ from torch.autograd.function import BackwardCFunction, FunctionCtx
 from thinsection.errors import RescueError
 from thinsection.frames.features import backbone_offsets
 from thinsection.frames.reference import distances_between
-from thinsection.frames.token_frames import Coordinates, FrameOptions, token_frame_atoms
+from thinsection.frames.token_frames import FrameOptions
 from thinsection.frames.tree import pairs_within
 
 # of OpenFold3: tensors, and the mapping 'ground_truth' of tensors
@@ -27,22 +27,6 @@ Batch = Mapping[str, Any]
 _THRESHOLDS = (0.5, 1, 2, 4)  # of lDDT, Å
 _PROTEIN_RADIUS = 15  # of lDDT, Å
 _NUCLEIC_RADIUS = 30
-
-
-def token_frames(
-    options: FrameOptions,
-    *,
-    batch: Batch,
-    x: Tensor,
-    atom_mask: Tensor,
-    angle_threshold: float,
-    eps: float,
-    inf: float,
-) -> tuple[Coordinates, Tensor]:
-    """Frames of tokens, by `token_frame_atoms`."""
-    return token_frame_atoms(
-        batch, x, atom_mask, angle_threshold, eps, inf, options=options
-    )
 
 
 @torch.no_grad()
