@@ -22,6 +22,7 @@ from torch import Tensor
 from thinsection.attention.dilated import Branch, dilated_attention
 from thinsection.errors import RescueError
 from thinsection.rescue.loading import (
+    RAISING,
     Conduct,
     FirstCall,
     Forward,
@@ -56,14 +57,12 @@ _CHECKED_TOKENS = 200
 _SHORTENING = 16
 _TOLERANCE_FP32 = 1e-4
 
-_RAISING = Conduct()
-
 Foreign = Any  # an object of prov-gigapath or of a peer's package
 
 
 @contextmanager
 def gigapath(
-    *, budget_bytes: int = DEFAULT_BUDGET_BYTES, conduct: Conduct = _RAISING
+    *, budget_bytes: int = DEFAULT_BUDGET_BYTES, conduct: Conduct = RAISING
 ) -> Iterator[None]:
     """Prov-GigaPath's dilated attention in O(L) memory, in every model called in the block.
 

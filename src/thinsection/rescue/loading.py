@@ -43,6 +43,9 @@ class Conduct:
         self.tell(f"not rescued, so the model runs as it is: {error}")
 
 
+RAISING = Conduct()
+
+
 @dataclass(kw_only=True)
 class FirstCall:
     """Comparison of a module with ours at its first call.

@@ -19,6 +19,7 @@ from torch import Tensor
 from thinsection.attention.blocks import blocks_of
 from thinsection.attention.products import fast_products
 from thinsection.rescue.loading import (
+    RAISING,
     Conduct,
     FirstCall,
     Forward,
@@ -38,14 +39,12 @@ _BYTES_PER_PAIR = 16
 _CHECKED_TOKENS = 40
 _TOLERANCE_FP32 = 1e-4
 
-_RAISING = Conduct()
-
 Foreign = Any  # an object of STAMP
 
 
 @contextmanager
 def stamp(
-    *, budget_bytes: int = DEFAULT_BUDGET_BYTES, conduct: Conduct = _RAISING
+    *, budget_bytes: int = DEFAULT_BUDGET_BYTES, conduct: Conduct = RAISING
 ) -> Iterator[None]:
     """STAMP's ALiBi attention in O(N) memory, in every model called in the block; for inference.
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.errors import NothingRescuedError, RescueError
 from thinsection.rescue.loading import (
+    RAISING,
     Conduct,
     check_attributes,
     check_equal,
@@ -60,8 +61,6 @@ _ATTENTION_ATTRIBUTES = (
 # the float32 states of 15 tokens differ by 1e-6; with a wrong bias by 1e-1
 _TOLERANCE_FP32 = 1e-4
 
-_RAISING = Conduct()
-
 Foreign = Any  # an object of the hub's remote code, or of a peer's package
 Method = Callable[..., object]
 ModelT = TypeVar("ModelT")
@@ -79,7 +78,7 @@ def titan(
     model: ModelT | None = None,
     *,
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
-    conduct: Conduct = _RAISING,
+    conduct: Conduct = RAISING,
 ) -> AbstractContextManager[ModelT | None]:
     """The same model, its attention in O(N) memory until the block ends; for inference.
 
