@@ -165,7 +165,7 @@ def test_with_a_converted_graph_no_weights_are_read(
     first = load(path, "openvino")
     read = calls_of(monkeypatch, load_module, "pretrained_backbone")
     built = calls_of(monkeypatch, encoder_module, "unfilled_backbone")
-    digested = calls_of(monkeypatch, engine_module, "_digest")
+    digested = calls_of(monkeypatch, engine_module, "file_digest")
     # its graph is read whole once more, then known
     load(path, "openvino")
     assert len(digested) == 2
