@@ -79,7 +79,6 @@ def nearest_rows(
             f"k must be in 1..{len(bank)}, the number of rows in the bank, got {k}"
         )
     where = resolve_device(device, mps=False)
-    similarities = _closeness if similarity == "l2" else _cosine
     columns = min(COLUMN_BLOCK, len(bank))
     # similarities, the two inputs' unit rows, and the running best
     wide = 2 if similarity == "l2" else 1  # float64 inputs and products
@@ -99,7 +98,12 @@ def nearest_rows(
             best = torch.empty((len(q), 0), dtype=torch.int64, device=where)
             for left in range(0, len(bank), columns):
                 block = slice(left, left + columns)
-                scores = similarities(q, to_device(bank[block], where))
+                if similarity == "l2":
+                    scores = _closeness(q, to_device(bank[block], where))
+                else:
+                    rows_of_bank = to_device(bank[block], where).float()
+                    scores = unit_rows(q) @ unit_rows(rows_of_bank).T
+                    del rows_of_bank
                 keys = _sortable_keys(scores, first_column=left)
                 if groups is not None:
                     same_group = groups[part, None] == groups[block]
@@ -111,11 +115,6 @@ def nearest_rows(
             index = LOW_HALF - (best & LOW_HALF)
             nearest[part] = index.masked_fill_(best == NO_KEY, -1).cpu().numpy()
     return nearest
-
-
-def _cosine(queries: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
-    """Cosine (rows, block) of each query with each row of the block, float32."""
-    return unit_rows(queries) @ unit_rows(block.float()).T
 
 
 def _closeness(queries: torch.Tensor, block: torch.Tensor) -> torch.Tensor:

@@ -164,11 +164,8 @@ class ProbeJob:
         interval = result.interval
         if interval is not None and not math.isfinite(interval.low):  # of one slide
             interval = None
-        return ProbeRow(
-            job=self.name,
-            data=self.data,
-            encoder=self.config.data.encoder,
-            seed=self.config.compute.seed,
+        return replace(
+            self.failed_row(""),
             probe=result.probe,
             status="done",
             metric=result.metric,
@@ -306,13 +303,11 @@ def probe_jobs(data: Sequence[Path], config: ProbeGridConfig) -> list[ProbeJob]:
             ProbeJob(name=name, probe=probe, data=str(path.resolve()), config=settings)
         )
     counts = Counter(job.name for job in jobs)
-    return [_marked(job) if counts[job.name] > 1 else job for job in jobs]
-
-
-def _marked(job: ProbeJob) -> ProbeJob:
-    """The job with a hash of its data's path in its name."""
-    digest = hashlib.sha256(job.data.encode()).hexdigest()
-    return replace(job, name=f"{job.name}-{digest[:6]}")
+    for number, job in enumerate(jobs):
+        if counts[job.name] > 1:
+            digest = hashlib.sha256(job.data.encode()).hexdigest()
+            jobs[number] = replace(job, name=f"{job.name}-{digest[:6]}")
+    return jobs
 
 
 def suite_jobs(path: Path, document: Mapping[str, Json]) -> list[ProbeJob]:

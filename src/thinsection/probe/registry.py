@@ -276,12 +276,6 @@ def segment(data: Path, config: SegmentConfig) -> ProbeResult:
     return run_segment_probe(data, config)
 
 
-def _entry(function: ProbeFunction) -> Entry:
-    name, line = function.__name__, (function.__doc__ or "").splitlines()[0]
-    needs = ("sksurv",) if name == "survival" else ()
-    return Entry(name=name, help=line, target=function, needs=needs, extra="probe")
-
-
 _OUR_PROBES: tuple[ProbeFunction, ...] = (
     linear,
     knn,
@@ -299,5 +293,16 @@ _OUR_PROBES: tuple[ProbeFunction, ...] = (
     apd,
 )
 PROBES: Registry[ProbeFunction] = Registry(
-    "probe", "thinsection.probes", tuple(map(_entry, _OUR_PROBES))
+    "probe",
+    "thinsection.probes",
+    [
+        Entry(
+            name=function.__name__,
+            help=str(function.__doc__).splitlines()[0],
+            target=function,
+            needs=("sksurv",) if function is survival else (),
+            extra="probe",
+        )
+        for function in _OUR_PROBES
+    ],
 )

@@ -35,7 +35,7 @@ from thinsection.qc.work_image import (
     scale_of,
 )
 from thinsection.slide import Slide
-from thinsection.types import MaskArray, MaskFrame, RgbArray, Size
+from thinsection.types import MaskArray, MaskFrame, RgbArray
 
 Models = dict[ExampleCheck, PixelModel]
 
@@ -188,7 +188,11 @@ def _make_view(
     """Makes the view for the first check, with all pixels in use."""
     rgb = ns.upload(work_image)
     height, width = work_image.shape[:2]
-    mpp_th = _work_image_mpp(slide.size, (width, height), scale)
+    # HistoQC computes it from the long side alone
+    mpp_th = scale.slide_mpp * max(slide.size) / max(width, height)
+    if not scale.by_long_side:
+        area_um2 = math.prod(slide.size) * math.prod(scale.mpp_xy)
+        mpp_th = math.sqrt(area_um2 / (width * height))
 
     @cache
     def all_probabilities() -> dict[ExampleCheck, Array]:
@@ -230,17 +234,6 @@ def _make_view(
     )
 
 
-def _work_image_mpp(size_l0: Size, work_size: Size, scale: Scale) -> float:
-    """µm per pixel of the work image.
-
-    HistoQC computes it from the long side alone; otherwise it is the geometric mean of x and y.
-    """
-    if scale.by_long_side:
-        return scale.slide_mpp * max(size_l0) / max(work_size)
-    area_um2 = math.prod(size_l0) * math.prod(scale.mpp_xy)
-    return math.sqrt(area_um2 / math.prod(work_size))
-
-
 class _CheckRunner:
     """Runs one check after the other; each narrows the mask that the next one gets.
 
@@ -278,8 +271,23 @@ class _CheckRunner:
         started = time.perf_counter()
         # a pipeline may have other settings for the stain that an earlier check measured
         check = self._pipeline.variant(check, self._stain)
-        outcome = check(self._view_for(check))
-        warnings = self._repeated_columns(check.name, outcome)
+        affected_areas = {}
+        earlier_columns: set[str] = set()
+        for name, earlier in self.outcomes.items():
+            earlier_columns |= earlier.scores.keys()
+            if earlier.affected_area is not None:
+                affected_areas[name] = earlier.affected_area
+        view = replace(
+            self._view,
+            statistics=check.statistics or self._pipeline.statistics,
+            affected_areas=affected_areas,
+        )
+        outcome = check(view)
+        warnings = [
+            f"{check.name} writes the column {column} of an earlier check"
+            for column in outcome.scores
+            if column in earlier_columns
+        ]
         mask_before = self._view.mask_use
         mask_after = mask_before if outcome.mask_use is None else outcome.mask_use
         mask_sure = mask_before
@@ -288,8 +296,11 @@ class _CheckRunner:
         num_before = self._count(mask_before)
         num_left = self._count(mask_after)
         num_sure_left = self._count(mask_sure)
-        if self._removes_most(num_before - num_left, num_left):
-            is_overruled = self._can_overrule() and num_sure_left > num_left
+        limit = self._tissue_px * _MAX_REMOVED_SHARE
+        removes_all = num_left == 0 < num_before
+        if removes_all or num_before - num_left > limit > 0:
+            can_overrule = self._tissue_px > 0 and not self._strict
+            is_overruled = can_overrule and num_sure_left > num_left
             warnings.append(
                 _removal_warning(
                     check.name,
@@ -316,17 +327,6 @@ class _CheckRunner:
     def _count(self, mask: Array) -> int:
         return int(self._view.ns.xp.count_nonzero(mask))
 
-    def _removes_most(self, num_removed: int, num_left: int) -> bool:
-        """True if a check removes most of the tissue, or all pixels that are left."""
-        if num_removed > 0 and num_left == 0:
-            return True
-        limit = self._tissue_px * _MAX_REMOVED_SHARE
-        return self._tissue_px > 0 and num_removed > limit
-
-    def _can_overrule(self) -> bool:
-        """True if a check that removes most of the tissue is overruled."""
-        return self._tissue_px > 0 and not self._strict
-
     def _narrow_masks(
         self, mask_after: Array, mask_sure: Array, *, is_overruled: bool
     ) -> None:
@@ -348,26 +348,6 @@ class _CheckRunner:
             self._mask_for_tiles = self._mask_for_tiles & ~removed
         self._view = replace(self._view, mask_use=mask_after)
 
-    def _view_for(self, check: QcCheck) -> QcView:
-        """Makes the view for a check, with the pixels that earlier checks found."""
-        affected_areas = {
-            name: outcome.affected_area
-            for name, outcome in self.outcomes.items()
-            if outcome.affected_area is not None
-        }
-        statistics = check.statistics or self._pipeline.statistics
-        return replace(self._view, statistics=statistics, affected_areas=affected_areas)
-
-    def _repeated_columns(self, name: str, outcome: Outcome) -> list[str]:
-        """Warnings about columns that an earlier check wrote."""
-        warnings = []
-        for column in outcome.scores:
-            if any(column in earlier.scores for earlier in self.outcomes.values()):
-                warnings.append(
-                    f"{name} writes the column {column} of an earlier check"
-                )
-        return warnings
-
     def final_masks(self) -> tuple[Array, Array | None]:
         """Returns the mask after all checks, and the mask for tiles if it is another one.
 
@@ -379,9 +359,8 @@ class _CheckRunner:
         for name, outcome in self.outcomes.items():
             if not outcome.enforce:
                 continue
-            is_overruled = name in self._overruled
             allowed_area = outcome.affected_area
-            if is_overruled:
+            if name in self._overruled:
                 allowed_area = outcome.sure_area
             enforced_area = outcome.affected_area
             if self._pipeline.guard:

@@ -267,12 +267,14 @@ def _convert_examples(
             missing.append(mask_text)
     if not missing:
         return {"model": "own", "example_images": images, "example_masks": masks}
-    model = _stand_in_model(pairs[0][0])
-    if model is None:
+    first_image = pairs[0][0].removeprefix("./")
+    starts = [start for start in _OWN_MODELS if first_image.startswith(start)]
+    if not starts:
         raise ConfigError(
             f"example must be an existing file, got {missing[0]!r} "
             f"for {values['name']!r}"
         )
+    model = _OWN_MODELS[starts[0]]
     notes.append(
         f"{values['name']}: HistoQC's example pictures are missing; the built-in model "
         f"{model!r}, trained on generated pictures, is used instead"
@@ -282,15 +284,6 @@ def _convert_examples(
     if model == "coverslip":
         settings |= _COVERSLIP_LIMITS
     return settings
-
-
-def _stand_in_model(first_image: str) -> str | None:
-    """The built-in model in place of HistoQC's own examples."""
-    image = first_image.removeprefix("./")
-    for start, model in _OWN_MODELS.items():
-        if image.startswith(start):
-            return model
-    return None
 
 
 def _find_file(text: str, folder: Path) -> Path | None:

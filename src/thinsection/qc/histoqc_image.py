@@ -104,15 +104,12 @@ class _Reducer:
             num_whole -= len(rows) % self._factors[1]
         self._waiting = rows[num_whole:].copy()
         if num_whole:
-            reduced = self._reduce(rows[:num_whole])
+            reduced = rows[:num_whole]
+            if self._factors != (1, 1):
+                reduced = np.asarray(Image.fromarray(reduced).reduce(self._factors))
             end = self._num_filled + len(reduced)
             self._reduced[self._num_filled : end] = reduced
             self._num_filled = end
-
-    def _reduce(self, rows: RgbArray) -> RgbArray:
-        if self._factors == (1, 1):
-            return rows
-        return np.asarray(Image.fromarray(rows).reduce(self._factors))
 
     def finish(self) -> RgbArray:
         """The image, once every strip was added."""

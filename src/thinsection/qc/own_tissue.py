@@ -86,7 +86,12 @@ def as_tissue(slide: Slide, tissue: AnyTissue) -> Tissue:
         return tissue
     if isinstance(tissue, tuple) and len(tissue) == 2:
         mask, place = tissue
-        _check_mask(mask)
+        is_array = isinstance(mask, np.ndarray)
+        if not is_array or mask.dtype != np.bool_ or mask.ndim != 2:
+            form = f"{mask.dtype} {mask.shape}" if is_array else type(mask).__name__
+            raise InvalidInputError(
+                f"tissue_mask must be bool of shape (H, W), got {form}; pass mask > 0"
+            )
         if isinstance(place, MaskFrame):
             return mask, place
         return _placed(slide, mask, _mpp_xy(place))
@@ -95,19 +100,17 @@ def as_tissue(slide: Slide, tissue: AnyTissue) -> Tissue:
             "tissue must say its µm/px, got an array alone; pass (mask, 8.0) for a mask of "
             "8 µm/px"
         )
+    from shapely import box
+
     area = _area(slide, tissue)
-    _check_place(slide, area)
-    return annotated_tissue(slide, area)
-
-
-def _check_mask(mask: object) -> None:
-    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.ndim != 2:
-        form = type(mask).__name__
-        if isinstance(mask, np.ndarray):
-            form = f"{mask.dtype} {mask.shape}"
+    width, height = slide.size
+    if not area.intersects(box(0, 0, width, height)):
+        bounds = tuple(area.bounds) if area.area else "no area"
         raise InvalidInputError(
-            f"tissue_mask must be bool of shape (H, W), got {form}; pass mask > 0"
+            f"tissue must lie on the slide of {width} x {height} px, got {bounds}; its "
+            "coordinates are level-0 pixels"
         )
+    return annotated_tissue(slide, area)
 
 
 def _mpp_xy(mpp: object) -> Mpp:
@@ -196,19 +199,6 @@ def _area(slide: Slide, tissue: object) -> Geometry:
             if isinstance(part, shapely.Polygon | shapely.MultiPolygon)
         ]
     )
-
-
-def _check_place(slide: Slide, area: Geometry) -> None:
-    """Raises InvalidInputError: the area does not lie on the slide."""
-    import shapely
-
-    width, height = slide.size
-    if not shapely.intersects(area, shapely.box(0, 0, width, height)):
-        bounds = tuple(area.bounds) if area.area else "no area"
-        raise InvalidInputError(
-            f"tissue must lie on the slide of {width} x {height} px, got {bounds}; its "
-            "coordinates are level-0 pixels"
-        )
 
 
 def annotated_tissue(

@@ -182,7 +182,7 @@ def _draw_sign(pen: ImageDraw.ImageDraw, box: Box, layer: Layer | None) -> None:
             line_px = 3
         elif isinstance(layer, Tiles):
             line_px = 1
-        fill = _over_white(layer.color, opacity)
+        fill = tuple(round(255 - (255 - value) * opacity) for value in layer.color)
         pen.rectangle(box, fill=fill, outline=layer.color, width=line_px)
 
 
@@ -199,10 +199,6 @@ def legend_colors(layer: Values, count: int) -> list[list[int]]:
         1 - alpha[:, None]
     )
     return [[round(value) for value in color] for color in colors.tolist()]
-
-
-def _over_white(color: Sequence[int], opacity: float) -> tuple[int, ...]:
-    return tuple(round(255 - (255 - value) * opacity) for value in color)
 
 
 def nice_length(most: float) -> float:

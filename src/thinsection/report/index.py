@@ -114,7 +114,7 @@ def write_index(out: Path, *, draw_thumbnails: bool = True) -> None:
     for path in sorted(out.glob("*/overviews/*.png")):
         if not path.with_suffix(".jpg").is_file():
             old_overviews.setdefault(path.stem, []).append(path.parts[-3])
-    beside = {
+    beside: dict[str, Mapping[str, object]] = {
         "thumbs": thumbnails,
         "heatmaps": _heatmaps(out),
         "old_overviews": old_overviews,

@@ -146,7 +146,13 @@ def read_qc(folder: Path) -> StoredQc:
     """
     is_packed = (folder / QC_FILE).is_file()
     with damage_named(folder):
-        document = _read_packed(folder) if is_packed else read_json(folder / _QC_JSON)
+        if is_packed:
+            with zipfile.ZipFile(folder / QC_FILE) as file:
+                if file.getinfo(_QC_JSON).file_size > _MOST_JSON_BYTES:
+                    raise ValueError(f"{_QC_JSON} is too large")
+                document = parse_json(file.read(_QC_JSON).decode())
+        else:
+            document = read_json(folder / _QC_JSON)
         found_format = document.get("format")
     wanted_format = QC_FORMAT if is_packed else _OLD_FORMAT
     if found_format != wanted_format:
@@ -160,15 +166,6 @@ def read_qc(folder: Path) -> StoredQc:
 def has_qc(folder: Path) -> bool:
     """True if a folder has the stored quality control of a slide."""
     return (folder / QC_FILE).is_file() or (folder / _QC_JSON).is_file()
-
-
-def _read_packed(folder: Path) -> Document:
-    """Reads `qc.json` from `qc.zip`."""
-    with zipfile.ZipFile(folder / QC_FILE) as file:
-        if file.getinfo(_QC_JSON).file_size > _MOST_JSON_BYTES:
-            raise ValueError(f"{_QC_JSON} is too large")
-        document: Document = parse_json(file.read(_QC_JSON).decode())
-    return document
 
 
 def damage_named(folder: Path) -> AbstractContextManager[None]:

@@ -131,7 +131,11 @@ def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) ->
         headers: 'start_time', 'pipeline', 'outdir', 'config_file' and 'command_line_args'.
     """
     done = [row for row in rows if row["status"] != "failed"]
-    columns = _columns(done)
+    apart = {*_FIRST_COLUMNS, *_LAST_COLUMNS, *_OWN_COLUMNS}
+    check_columns: dict[str, None] = {}
+    for row in sorted(done, key=len, reverse=True):
+        check_columns |= {name: None for name in row if name not in apart}
+    columns = [*_FIRST_COLUMNS, *check_columns, *_LAST_COLUMNS]
     names = [_COLUMN_NAMES.get(name, name) for name in columns]
     lines = [f"#{name}:\t{_one_line(headers[name])}" for name in _HEADERS]
     lines.append("#dataset:" + "\t".join(names))
@@ -141,15 +145,6 @@ def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) ->
         _copy_pictures(out / picture_folder(row), out / name)
         lines.append(_table_line(row, name, columns))
     write_text(out / "results.tsv", "\n".join(lines) + "\n")
-
-
-def _columns(rows: Sequence[Row]) -> list[str]:
-    """HistoQC's first columns, those of the checks in their order, and HistoQC's last columns."""
-    apart = {*_FIRST_COLUMNS, *_LAST_COLUMNS, *_OWN_COLUMNS}
-    check_columns: dict[str, None] = {}
-    for row in sorted(rows, key=len, reverse=True):
-        check_columns |= {name: None for name in row if name not in apart}
-    return [*_FIRST_COLUMNS, *check_columns, *_LAST_COLUMNS]
 
 
 def _table_line(row: Row, name: str, columns: Sequence[str]) -> str:

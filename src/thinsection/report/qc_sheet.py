@@ -179,8 +179,11 @@ def write_qc_sheet(
             sources[slide_id] = (path.parent / next(iter(files.values())),)
     thumbnails = write_sheets(path.parent / THUMBNAILS, path.stem, sources, Image.open)
     stamp = _stamp([title, rules, ordered, thumbnails, pictures])
-    if _has_stamp(path, stamp):
-        return
+    if path.is_file():
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - len(stamp)))
+            if file.read() == stamp.encode():
+                return
     usual = _usual_by_column(ordered)
     judged = judge_rows(ordered, rules)
     lines = []
@@ -222,15 +225,6 @@ def _stamp(content: object) -> str:
         digest.update(template.read_bytes())
     digest.update(json.dumps(content, default=repr).encode())
     return f"<!-- {digest.hexdigest()} -->\n"
-
-
-def _has_stamp(path: Path, stamp: str) -> bool:
-    """True if a page was made from the same content, so that it need not be made again."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - len(stamp)))
-        return file.read() == stamp.encode()
 
 
 def _pictures(

@@ -73,7 +73,9 @@ def write_sheets(
     places: dict[str, Place] = {}
     for keys in stable_groups(sources, usual=_USUAL_CELLS, most=_MOST_CELLS):
         group = {key: sources[key] for key in keys}
-        path = folder / f"{kind}_{_digest(group)}.jpg"
+        files = [[key, *(p.stat().st_size for p in group[key])] for key in group]
+        digest = sha256(json.dumps(files).encode()).hexdigest()[:16]
+        path = folder / f"{kind}_{digest}.jpg"
         if not path.is_file():
             if not draw:
                 continue
@@ -94,12 +96,6 @@ def drop_sheets(folder: Path, kind: str, places: Iterable[Place]) -> None:
     """Removes sheets that the finished page no longer uses."""
     used = {sheet.rpartition("/")[2] for sheet, _, _ in places}
     drop_files(folder, f"{kind}_*.jpg", used)
-
-
-def _digest(group: Sources) -> str:
-    """Hash for the name of a sheet, from its files and their sizes."""
-    files = [[key, *(path.stat().st_size for path in group[key])] for key in group]
-    return sha256(json.dumps(files).encode()).hexdigest()[:16]
 
 
 def _corner(number: int) -> tuple[int, int]:

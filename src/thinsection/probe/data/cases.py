@@ -226,7 +226,10 @@ def _grouped(
         )
     groups = table_groups(by_slide, repr(name))
     assert groups is not None  # there are slides
-    named_cases = [_first_value(row, (key, *CASE_COLUMNS)) for row in by_slide]
+    named_cases = []
+    for row in by_slide:
+        cells = [row.get(column) for column in (key, *CASE_COLUMNS)]
+        named_cases.append(next(filter(None, cells), ""))
     notes = spelling_notes(groups.slide_ids, named_cases)
     if notes:
         facts["ids"] = notes[0]
@@ -273,14 +276,6 @@ def _missing_words(rows: Sequence[TextRow], columns: Sequence[str], key: str) ->
     )
 
 
-def _first_value(row: TextRow, columns: Sequence[str]) -> str:
-    """The first cell of some columns that holds a value; ''."""
-    for column in columns:
-        if row.get(column):
-            return row[column]
-    return ""
-
-
 def _row_by_case(
     rows: Sequence[TextRow], cases: Sequence[str], columns: Sequence[str], name: str
 ) -> dict[str, TextRow]:
@@ -323,28 +318,32 @@ def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
     Memory: one slide's embeddings + 4 n D.
     """
     listed = load_case_table(path, config.protocol, config.data, survival=False)
-    read = _read_usable(listed, config)
-    table = read.table
-    label_names = table.label_names
-    texts = []
-    for row in table.rows:
-        value = row[table.columns[0]]
-        # pandas writes whole numbers of a column with gaps as '1.0'
-        whole = value.removesuffix(".0")
-        texts.append(label_names.get(value) or label_names.get(whole, value))
-    names, labels = encode_labels(texts, repr(table.name), tuple(label_names.values()))
-    make = partial(CaseSet, class_names=names, labels=labels)
-    return read.make_set(make, config)
+
+    def labelled(table: CaseTable) -> Callable[..., CaseSet]:
+        label_names = table.label_names
+        texts = []
+        for row in table.rows:
+            value = row[table.columns[0]]
+            # pandas writes whole numbers of a column with gaps as '1.0'
+            whole = value.removesuffix(".0")
+            texts.append(label_names.get(value) or label_names.get(whole, value))
+        where = repr(table.name)
+        names, labels = encode_labels(texts, where, tuple(label_names.values()))
+        return partial(CaseSet, class_names=names, labels=labels)
+
+    return _read_set(listed, config, labelled)
 
 
 def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
     """Cases with event and time; memory as of `load_cases`."""
     listed = load_case_table(path, config.protocol, config.data, survival=True)
     _follow_ups(listed)  # a wrong cell is named before files are read
-    read = _read_usable(listed, config)
-    event, time = _follow_ups(read.table)
-    make = partial(SurvivalSet, event=event, time=time)
-    return read.make_set(make, config)
+
+    def followed(table: CaseTable) -> Callable[..., SurvivalSet]:
+        event, time = _follow_ups(table)
+        return partial(SurvivalSet, event=event, time=time)
+
+    return _read_set(listed, config, followed)
 
 
 def _follow_ups(
@@ -361,42 +360,29 @@ def _follow_ups(
     return np.array(events) == 1, np.array(times)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsableCases:
-    """Cases of a table whose slides have embeddings that can be read."""
-
-    table: CaseTable
-    files: tuple[tuple[Path, ...], ...]  # of each case
-    vectors: Embeddings  # (n, D)
-    left_out: Mapping[str, str]  # why a slide cannot be used, by slide id
-
-    def make_set(self, make: Callable[..., SetT], config: ProbeConfig) -> SetT:
-        """The set of the cases; `make` has what they are labelled with."""
-        table = self.table
-        facts = {
-            **table.facts,
-            **left_out_fact(self.left_out),
-            **embeddings.encoder_facts(self.files[0][0]),
-        }
-        return make(
-            name=table.name,
-            ids=table.ids,
-            vectors=self.vectors,
-            files=self.files,
-            folds=table.folds,
-            groups=table.groups,
-            allow_leakage=config.data.allow_leakage,
-            facts=facts,
-        )
-
-
-def _read_usable(table: CaseTable, config: ProbeConfig) -> UsableCases:
-    """Reads the embeddings of a table's cases; a slide without usable ones is left out.
+def _read_set(
+    table: CaseTable,
+    config: ProbeConfig,
+    make: Callable[[CaseTable], Callable[..., SetT]],
+) -> SetT:
+    """The set of a table's cases; a slide without embeddings that can be used is left out.
 
     Memory: one slide's embeddings + 8 D for each slide.
+
+    Args:
+        table: all cases.
+        config: settings.
+        make: gets the cases that are left; what it returns makes the set, with their labels.
     """
+    folder = config.data.embeddings
+    if folder is None or not folder.is_dir():
+        raise ConfigError(
+            f"embeddings must be a folder of slides, got {folder}; pass --embeddings DIR "
+            "(results of a run, or TRIDENT's feature folder)"
+        )
     left_out: dict[str, str] = {}
-    files = _slide_files(table, config, left_out)
+    slide_ids = [*chain.from_iterable(table.slides)]
+    files = embeddings.slide_files(folder, slide_ids, left_out.__setitem__)
     means: dict[Path, npt.NDArray[np.float64]] = {}
     for slide, file in files.items():
         with slide_boundary(slide, left_out.__setitem__):
@@ -410,26 +396,21 @@ def _read_usable(table: CaseTable, config: ProbeConfig) -> UsableCases:
     files_of_case = tuple(
         tuple(files[slide] for slide in slides) for slides in table.slides
     )
-    return UsableCases(
-        table=table,
-        files=files_of_case,
+    make_set = make(table)
+    return make_set(
+        name=table.name,
+        ids=table.ids,
         vectors=mean_vectors(files_of_case, lambda file: means[file][None]),
-        left_out=left_out,
+        files=files_of_case,
+        folds=table.folds,
+        groups=table.groups,
+        allow_leakage=config.data.allow_leakage,
+        facts={
+            **table.facts,
+            **left_out_fact(left_out),
+            **embeddings.encoder_facts(files_of_case[0][0]),
+        },
     )
-
-
-def _slide_files(
-    table: CaseTable, config: ProbeConfig, left_out: dict[str, str]
-) -> dict[str, Path]:
-    """File of embeddings of each slide; `left_out` gets the slides without one."""
-    folder = config.data.embeddings
-    if folder is None or not folder.is_dir():
-        raise ConfigError(
-            f"embeddings must be a folder of slides, got {folder}; pass --embeddings DIR "
-            "(results of a run, or TRIDENT's feature folder)"
-        )
-    slide_ids = [*chain.from_iterable(table.slides)]
-    return embeddings.slide_files(folder, slide_ids, left_out.__setitem__)
 
 
 def _mean_of_tiles(

@@ -6,14 +6,15 @@ Official test splits stay shut. docs/probes.md tells what each layout looks for.
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thinsection.config import from_mapping, read_toml
 from thinsection.errors import DatasetError, rewording, slide_boundary
 from thinsection.evaluation import tables
 from thinsection.evaluation.embeddings import Embeddings
@@ -44,8 +45,9 @@ LabelledImage = tuple[ImageRef, TextRow]  # the row as a manifest would have it
 BY_FOLDER = "(?P<split>[^/]+)/(?P<label>[^/]+)"
 
 
-class Layout(NamedTuple):
-    """Form of a dataset's folder."""
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Form of a dataset's folder, a table of `layouts.toml`."""
 
     kind: str  # in errors
     looked_for: tuple[str, ...]  # patterns, something of each must be there
@@ -209,64 +211,9 @@ _READERS = {
     "unitopatho": _unitopatho,
     "bach": _bach,
 }
-_BRACS = ("0_N", "1_PB", "2_UDH", "3_FEA", "4_ADH", "5_DCIS", "6_IC")
-_BREAKHIS = "histology_slides/breast"
 LAYOUTS = {
-    "folder": Layout("one folder per class", (), rule="folders"),
-    "bracs": Layout(
-        "BRACS_RoI",
-        (
-            *(f"{TRAIN}/{name}/*.png" for name in _BRACS),
-            *(f"{VAL}/{name}/*.png" for name in _BRACS),
-        ),
-        f"{BY_FOLDER}/(?P<slide_id>[^_/]+_[^_/]+)",  # BRACS_<slide>_<type>_1.png
-        rule="the published train and val",
-        places=("", "BRACS_RoI/latest_version", "latest_version"),
-    ),
-    "breakhis": Layout(  # SOB_B_F-14-14134E-40-001.png is of patient 14-14134
-        "BreaKHis",
-        (
-            "benign/SOB/fibroadenoma/*/40X/*.png",
-            "benign/SOB/tubular_adenoma/*/40X/*.png",
-            "malignant/SOB/ductal_carcinoma/*/40X/*.png",
-            "malignant/SOB/mucinous_carcinoma/*/40X/*.png",
-        ),
-        r"\w+/SOB/(?P<label>\w+)/[^/]+/40X/SOB_[^-]*-(?P<case_id>[^-]+-[^-]*?)[A-Z]*-[^-]+-[^-]+$",
-        name="break_his",
-        places=("", f"BreaKHis_v1/{_BREAKHIS}", _BREAKHIS),
-    ),
-    "mhist": Layout(
-        "MHIST",
-        ("annotations.csv", "images"),
-        rule="the published train partition; {} validates",
-    ),
-    "pcam": Layout(
-        "PatchCamelyon (unzip *.h5.gz first)",
-        (
-            "camelyonpatch_level_2_split_train_x.h5",
-            "camelyonpatch_level_2_split_train_y.h5",
-            "camelyonpatch_level_2_split_valid_x.h5",
-            "camelyonpatch_level_2_split_valid_y.h5",
-        ),
-        rule="the published train and valid",
-        class_names=("normal", "metastasis"),
-    ),
-    "bach": Layout("BACH", ("Photos/*/*.tif",), "Photos/(?P<label>[^/]+)"),
-    "crc": Layout(
-        "CRC", ("NCT-CRC-HE-100K/*/*.tif", "CRC-VAL-HE-7K/*/*.tif"), val="CRC-VAL-HE-7K"
-    ),
-    "unitopatho": Layout(
-        "UniToPatho at 800 µm",
-        ("800/**/*.png", "800/train.csv", "800/test.csv"),
-        class_names=("HP", "NORM", "TA.HG", "TA.LG", "TVA.HG", "TVA.LG"),
-    ),
-    "gleason": Layout(  # Arvaniti's, by array; the test array stays shut
-        "Gleason patches",
-        ("train_validation_patches_750/**/*.jpg",),
-        r"(?:.*/)?(?P<split>ZT\d+)_[^/]*_(?P<label>\d)\.jpg$",
-        "ZT76",
-        class_names=("benign", "Gleason 3", "Gleason 4", "Gleason 5"),
-    ),
+    name: from_mapping(Layout, table)
+    for name, table in read_toml(Path(__file__).with_name("layouts.toml")).items()
 }
 
 

@@ -84,7 +84,11 @@ def load_regions(
     ignored: Counter[str] = Counter()
     label_source = None if labels is None else _read_labels(labels, ignored)
     where = str(labels or "classes drawn")
-    labelled_slides = _labelled_slide_ids(label_source)
+    labelled_slides: list[str | None] = []  # None for a region that names none
+    if isinstance(label_source, dict):
+        labelled_slides += label_source
+    elif label_source is not None:
+        labelled_slides += [region.slide_id for region in label_source]
     if len(tile_files) > 1 and not all(labelled_slides):
         raise DatasetError(
             "each region must have the property 'slide_id' when there are several slides, got "
@@ -94,7 +98,12 @@ def load_regions(
     for path in tile_files:
         tiles = None
         with slide_boundary(path.stem, left_out.__setitem__):
-            tiles = _embedded_tiles(path)
+            tiles = read_tiles(path)
+            if tiles.features is None:
+                raise DatasetError(
+                    f"tiles must have 'features', got only coordinates in {str(path)!r}; run "
+                    "`thinsection run` first"
+                )
         if tiles is not None and path.stem not in left_out:
             slides.append(_labelled_slide(path, tiles, label_source))
     if not slides:
@@ -134,15 +143,6 @@ def load_regions(
     )
 
 
-def _labelled_slide_ids(labels: Labels | None) -> list[str | None]:
-    """Slides that labels name; None for a region that names none."""
-    if labels is None:
-        return []
-    if isinstance(labels, dict):
-        return [*labels]
-    return [region.slide_id for region in labels]
-
-
 def _check_slides(
     slides: Sequence[LabelledSlide],
     labelled: Sequence[str | None],
@@ -163,17 +163,6 @@ def _check_slides(
             f"slides must have embeddings of one encoder, got {', '.join(encoders)}; run one "
             "probe per encoder"
         )
-
-
-def _embedded_tiles(path: Path) -> TilesFile:
-    """Tiles of a slide with their embeddings."""
-    tiles = read_tiles(path)
-    if tiles.features is None:
-        raise DatasetError(
-            f"tiles must have 'features', got only coordinates in {str(path)!r}; run "
-            "`thinsection run` first"
-        )
-    return tiles
 
 
 def _labelled_slide(

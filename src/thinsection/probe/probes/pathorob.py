@@ -59,7 +59,11 @@ def robustness_probe(
     """
     settings = protocol.require("robustness", suites.RobustnessSettings)
     _check_columns(data, settings)
-    pairs = _rows_by_pair(data)
+    # rows of each pair, in the order of the pairs' names; all rows where there is none
+    pairs = [np.arange(len(data.slide_id))]
+    if data.pair:
+        pair = np.array(data.pair)
+        pairs = [np.flatnonzero(pair == name) for name in np.unique(pair)]
     if k is None:
         k = dict(settings.k_by_subset).get(data.name, settings.default_k)
     most = dict(settings.max_k_by_subset).get(data.name, settings.max_k)
@@ -158,14 +162,6 @@ def _check_columns(data: RobustnessSet, settings: suites.RobustnessSettings) -> 
         )
 
 
-def _rows_by_pair(data: RobustnessSet) -> list[IndexArray]:
-    """Rows of each pair, in the order of the pairs' names; all rows where there is none."""
-    if not data.pair:
-        return [np.arange(len(data.slide_id))]
-    pair = np.array(data.pair)
-    return [np.flatnonzero(pair == name) for name in np.unique(pair)]
-
-
 def _other_slides(
     data: RobustnessSet, rows: IndexArray, k: int, device: str, budget_bytes: int
 ) -> IndexArray:
@@ -240,7 +236,13 @@ def clustering_probe(
         rows = np.concatenate(parts)
         x = data.embeddings[rows]
         x = x / np.sqrt((x**2).sum(axis=1))[:, None]
-        k = _best_k(x, settings)
+        # the number of clusters with the best silhouette by cosine, the first of equals
+        ks = range(2, min(settings.max_clusters, len(x) - 1) + 1)
+        silhouettes = [
+            silhouette_score(x, _clusters(x, k, FIRST_SEED, starts=20), metric="cosine")
+            for k in ks
+        ]
+        k = ks[int(np.argmax(silhouettes))]
         cluster_numbers.append(k)
         trials = []
         for trial in range(settings.trials):
@@ -279,16 +281,6 @@ def _clusters(
     """Cluster of each row, (n,), by the best of several starts of k-means."""
     model = KMeans(n_clusters=k, random_state=seed, n_init=starts, init="random")
     return model.fit(x).labels_  # type: ignore[no-any-return]
-
-
-def _best_k(x: npt.NDArray[np.floating], settings: suites.PathorobSettings) -> int:
-    """The number of clusters with the best silhouette by cosine, the first of equals."""
-    ks = range(2, min(settings.max_clusters, len(x) - 1) + 1)
-    silhouettes = [
-        silhouette_score(x, _clusters(x, k, FIRST_SEED, starts=20), metric="cosine")
-        for k in ks
-    ]
-    return ks[int(np.argmax(silhouettes))]
 
 
 def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeResult:

@@ -79,22 +79,21 @@ class SegmentSet:
         """
         left_out: dict[str, str] = {}
         kept = []
-        top = len(self.class_names) - 1
         for row, name in enumerate(self.ids):
             with slide_boundary(name, left_out.__setitem__):
                 self.image(row)
-                highest = self.label(row).max()
-                if highest > top:
-                    raise DatasetError(
-                        f"labels must be 0..{top}, got {highest} in {name!r} of {self.name}"
-                    )
+                self._class_label(row)
                 kept.append(row)
         if not left_out:
             return self
         rows = np.array(kept, np.int64)
         folds = []
         for training, validation in self.folds:
-            fold = (_places(rows, training), _places(rows, validation))
+            # places in `rows` of those that are also in a part
+            fold = (
+                np.flatnonzero(np.isin(rows, training)),
+                np.flatnonzero(np.isin(rows, validation)),
+            )
             if not all(map(len, fold)):
                 reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
                 raise DatasetError(
@@ -136,19 +135,20 @@ class SegmentSet:
     def labels(self) -> npt.NDArray[np.uint8]:
         """uint8 (N, 256, 256), checked to be classes. Memory: 65,536 N bytes."""
         out = np.empty((len(self), PX, PX), dtype=np.uint8)
-        top = len(self.class_names) - 1
-        for i, name in enumerate(self.ids):
-            out[i] = self.label(i)
-            if out[i].max() > top:
-                raise DatasetError(
-                    f"labels must be 0..{top}, got {out[i].max()} in {name!r} of {self.name}"
-                )
+        for row in range(len(self)):
+            out[row] = self._class_label(row)
         return out
 
-
-def _places(rows: IndexArray, among: IndexArray) -> IndexArray:
-    """Places in `rows` of those that are also in `among`."""
-    return np.flatnonzero(np.isin(rows, among))
+    def _class_label(self, row: int) -> LabelImage:
+        """The label of a row, checked to be classes."""
+        label = self.label(row)
+        top = len(self.class_names) - 1
+        if label.max() > top:
+            raise DatasetError(
+                f"labels must be 0..{top}, got {label.max()} in {self.ids[row]!r} of "
+                f"{self.name}"
+            )
+        return label
 
 
 def load_pannuke(root: Path) -> SegmentSet:

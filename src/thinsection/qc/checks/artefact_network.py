@@ -340,9 +340,11 @@ def _mean_probabilities(
     # the logarithm's plane is 0 of glass and grows with the density
     if float(planes[..., 3].max()) < math.log(_GLASS_DENSITY / _FLOOR + 1):
         return None
-    squares = _unshuffled(planes)
+    # (H, W, C) to (H / 2, W / 2, 4 C): the four pixels of a square, plane by plane
+    height, width = planes.shape[0] // 2, planes.shape[1] // 2
+    squares = planes.reshape(height, 2, width, 2, NUM_PLANES).transpose(0, 2, 4, 1, 3)
+    squares = squares.reshape(height, width, 4 * NUM_PLANES)
     del planes
-    height, width, _ = squares.shape
     total = xp.zeros((len(CLASSES), 2 * height, 2 * width), dtype=xp.uint16)
     for layers in networks:
         for rows, p in _probabilities(ns, layers, squares):
@@ -363,7 +365,9 @@ def _probabilities(
     for level in range(_LEVELS + 1):
         if level:
             finer.append(x)
-            x = _halved(x)
+            height, width, count = x.shape
+            # the largest of 2 x 2 pixels per channel
+            x = x.reshape(height // 2, 2, width // 2, 2, count).max(axis=(1, 3))
         x = _convolved(ns, layers, f"down{level}a", x)
         x = _convolved(ns, layers, f"down{level}b", x)
     for level in reversed(range(1, _LEVELS)):
@@ -378,19 +382,6 @@ def _probabilities(
         shown = (power + 0.5).astype(xp.uint8).transpose(2, 0, 3, 1, 4)
         pixels = slice(2 * rows.start, 2 * rows.stop)
         yield pixels, shown.reshape(len(CLASSES), -1, width)
-
-
-def _unshuffled(planes: Array) -> Array:
-    """(H, W, C) to (H / 2, W / 2, 4 C): the four pixels of a square, plane by plane."""
-    height, width, count = planes.shape
-    squares = planes.reshape(height // 2, 2, width // 2, 2, count)
-    return squares.transpose(0, 2, 4, 1, 3).reshape(height // 2, width // 2, 4 * count)
-
-
-def _halved(x: Array) -> Array:
-    """The largest of 2 x 2 pixels per channel."""
-    height, width, count = x.shape
-    return x.reshape(height // 2, 2, width // 2, 2, count).max(axis=(1, 3))
 
 
 def _joined(

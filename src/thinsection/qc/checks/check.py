@@ -75,10 +75,6 @@ class Outcome:
     stain: str = ""
 
 
-def _no_picture(name: str) -> RgbArray | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QcView:
     """One slide at the work resolution, as a check sees it; arrays are on the device."""
@@ -104,7 +100,7 @@ class QcView:
     # by check of kind 'class', the area of its segmenter's classes, bool (H, W)
     class_areas: Mapping[str, Array] = field(default_factory=dict)
     # an associated image of the slide by name ('macro'), on the host; None where it has none
-    associated: Callable[[str], RgbArray | None] = _no_picture
+    associated: Callable[[str], RgbArray | None] = lambda name: None
 
     @property
     def gray8(self) -> Array:

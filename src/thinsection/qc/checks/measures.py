@@ -82,19 +82,16 @@ class Brightness(QcCheck, kind="brightness"):
         scores: dict[str, Score] = {}
         # one channel at a time takes a third of the memory
         for channel, stem in enumerate(stems):
-            values = self._channel(view.ns, px, channel)
+            values = px
+            if self.space == "YUV":
+                values = filters.gray_from_rgb(view.ns, px, filters.YUV[channel])
+            elif self.space == "RGB":
+                values = px[..., channel].astype(float)
             column = _prefixed(self.prefix, f"{stem}_brightness")
             is_empty = values.size == 0
             scores[column + suffix] = EMPTY_SCORE if is_empty else float(values.mean())
             scores[f"{column}_std{suffix}"] = 0.0 if is_empty else float(values.std())
         return Outcome(scores=scores)
-
-    def _channel(self, ns: ArrayNamespace, px: Array, channel: int) -> Array:
-        if self.space == "YUV":
-            return filters.gray_from_rgb(ns, px, filters.YUV[channel])
-        if self.space == "RGB":
-            return px[..., channel].astype(float)
-        return px
 
 
 class Stains(QcCheck, kind="stains"):
@@ -108,7 +105,12 @@ class Stains(QcCheck, kind="stains"):
 
     def __call__(self, view: QcView) -> Outcome:
         if self.use_mask and not bool(view.mask_use.any()):
-            return self._empty(view)
+            columns = []
+            for stain in range(3):
+                columns += [f"deconv_c{stain}_mean", f"deconv_c{stain}_std"]
+            black = np.zeros(view.rgb.shape[:2], np.uint8)
+            tables = {f"deconv_c{stain}": black for stain in range(3)}
+            return replace(_no_tissue(self.name, columns), tables=tables)
         scores: dict[str, Score] = {}
         pictures: dict[str, ReportTable] = {}
         # one stain at a time takes a third of the memory
@@ -122,14 +124,6 @@ class Stains(QcCheck, kind="stains"):
             del values
             pictures[f"deconv_c{stain}"] = self._draw(view, amount, low, high)
         return Outcome(scores=scores, tables=pictures)
-
-    def _empty(self, view: QcView) -> Outcome:
-        columns = []
-        for stain in range(3):
-            columns += [f"deconv_c{stain}_mean", f"deconv_c{stain}_std"]
-        shape = view.rgb.shape[:2]
-        pictures = {f"deconv_c{stain}": np.zeros(shape, np.uint8) for stain in range(3)}
-        return replace(_no_tissue(self.name, columns), tables=pictures)
 
     def _amounts(self, view: QcView, stain: int) -> Array:
         """Amount of a stain at each pixel, float64 (H, W), by tables of channel values."""

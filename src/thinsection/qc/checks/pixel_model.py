@@ -139,7 +139,14 @@ def train(
     """
     from sklearn.neural_network import MLPClassifier
 
-    x = np.concatenate([_feature_matrix(rgb, features) for rgb, _ in examples])
+    matrices = []
+    for rgb, _ in examples:
+        planes_by_name = pixel_features(get_namespace("cpu"), rgb, features)
+        columns = []
+        for name in features:
+            columns += [plane.ravel() for plane in planes_by_name[name]]
+        matrices.append(np.stack(columns, axis=1))
+    x = np.concatenate(matrices)
     y = np.concatenate([mask.ravel() for _, mask in examples])
     chosen = _draw_samples(y, num_samples, np.random.default_rng(seed))
     x = x[chosen]
@@ -156,15 +163,6 @@ def train(
     b1 = b1 - shift @ w1
     weights = tuple(value.astype(np.float32) for value in (w1, b1, w2, b2, w3, b3))
     return PixelModel(features=features, weights=weights)
-
-
-def _feature_matrix(rgb: RgbArray, names: tuple[str, ...]) -> npt.NDArray[np.float32]:
-    """(px, features) of a picture."""
-    features = pixel_features(get_namespace("cpu"), rgb, names)
-    columns = []
-    for name in names:
-        columns += [plane.ravel() for plane in features[name]]
-    return np.stack(columns, axis=1)
 
 
 def _draw_samples(

@@ -251,7 +251,10 @@ def _find_glass(
     peak = (_brightest_peak(ns.download(counts)) + 0.5) * _PALE / _GLASS_BINS
     glass = flat & (abs(total - peak) < _GLASS_REACH)
     glass_density = tuple(float(xp.median(density[..., c][glass])) for c in range(3))
-    if _is_tissue(glass_density, float(xp.median(texture[glass]))):
+    is_dense = sum(glass_density) / 3 > _TISSUE_DENSITY
+    is_coloured = max(glass_density) - min(glass_density) > _TISSUE_COLOUR
+    is_textured = float(xp.median(texture[glass])) > _TISSUE_TEXTURE
+    if (is_dense or is_coloured) and is_textured:
         return _TYPICAL_GLASS, nowhere
     return glass_density, glass
 
@@ -264,13 +267,6 @@ def _brightest_peak(counts: Array) -> int:
     while peak < len(smooth) - 1 and smooth[peak + 1] >= smooth[peak]:
         peak += 1
     return peak
-
-
-def _is_tissue(density: tuple[float, ...], texture: float) -> bool:
-    """True if an estimate of glass has the density or colour, and the texture, of tissue."""
-    is_dense = sum(density) / 3 > _TISSUE_DENSITY
-    is_coloured = max(density) - min(density) > _TISSUE_COLOUR
-    return (is_dense or is_coloured) and texture > _TISSUE_TEXTURE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
