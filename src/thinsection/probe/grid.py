@@ -355,7 +355,14 @@ def find_tasks(path: Path) -> Iterator[tuple[str, Path, str]]:
     if "{" in str(path):
         yield path.stem, path, "tiles"
     elif path.suffix.lower() in TABLE_SUFFIXES:
-        yield path.stem, path, _kind_of_file(path)
+        kind = "tiles"
+        if path.suffix.lower() == ".json":
+            text = path.read_text(encoding="utf-8")
+            if '"events"' in text:
+                kind = "survival"
+            elif '"slides"' in text or '"slide_ids"' in text:
+                kind = "slide"
+        yield path.stem, path, kind
     elif table.is_file():
         survival = "_days" in table.read_text(encoding="utf-8").split("\n")[0]
         yield path.name, path, "survival" if survival else "slide"
@@ -376,16 +383,6 @@ def find_tasks(path: Path) -> Iterator[tuple[str, Path, str]]:
                 yield from find_tasks(file.parent)
             else:
                 yield from find_tasks(file)
-
-
-def _kind_of_file(path: Path) -> str:
-    """Kind of the task in a JSON, by its keys; other tables are of tiles."""
-    if path.suffix.lower() != ".json":
-        return "tiles"
-    text = path.read_text(encoding="utf-8")
-    if '"events"' in text:
-        return "survival"
-    return "slide" if '"slides"' in text or '"slide_ids"' in text else "tiles"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,12 @@
 """A pipeline: a list of checks with their parameters, from a preset or a TOML file."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from thinsection.config import (
     coerce,
-    field_types,
     from_mapping,
     nearest,
     read_toml,
@@ -91,6 +90,16 @@ _SURE_CLASSES = ("ink", "focus")
 # Of the checks: raise it when one answers differently.
 _VERSION = 17
 
+# Settings of a pipeline that are plain values.
+_SETTINGS = (
+    "name",
+    "work_mpp",
+    "work_from",
+    "statistics",
+    "pixels_to_use",
+    "guard",
+)
+
 CHECKS: Registry[type[QcCheck]] = Registry(
     "qc check",
     "thinsection.qc_checks",
@@ -145,10 +154,7 @@ class Pipeline:
 
     def as_mapping(self) -> Document:
         """Plain values, as the TOML file would hold them."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        del plain["checks"]
-        del plain["variants"]
-        del plain["segmenter"]
+        plain: Document = {name: getattr(self, name) for name in _SETTINGS}
         if self.segmenter is not None:
             plain["segmenter"] = self.segmenter.as_mapping()
         plain["check"] = [{"kind": c.kind, **asdict(c)} for c in self.checks]
@@ -204,11 +210,7 @@ def pipeline_from_mapping(data: Document, *, folder: Path = Path()) -> Pipeline:
 
     Paths of `[segmenter]` are relative to `folder`.
     """
-    types = dict(field_types(Pipeline))
-    del types["checks"]
-    del types["variants"]
-    del types["segmenter"]
-    keys = (*types, "check", "variant", "segmenter")
+    keys = (*_SETTINGS, "check", "variant", "segmenter")
     for key in data:
         if key not in keys:
             raise ConfigError(f"unknown qc key {key!r}{nearest(key, keys)}")
@@ -228,7 +230,7 @@ def pipeline_from_mapping(data: Document, *, folder: Path = Path()) -> Pipeline:
             SegmenterClasses, beside(folder, table), where="segmenter."
         )
     checks = _with_class_checks(checks, segmenter)
-    settings = {key: value for key, value in data.items() if key in types}
+    settings = {key: value for key, value in data.items() if key in _SETTINGS}
     pipeline = from_mapping(Pipeline, settings)
     pipeline = replace(pipeline, checks=checks, variants=variants, segmenter=segmenter)
     if pipeline.work_mpp <= 0:
@@ -293,7 +295,6 @@ def _check_names(names: list[str]) -> None:
             raise ConfigError(
                 f"check names must not be {', '.join(_RESERVED_NAMES)}, got {name!r}"
             )
-    for name in sorted(names):
         if names.count(name) > 1:
             raise ConfigError(
                 f"check names must be unique, got {name!r} twice; set its `name`"

@@ -75,7 +75,11 @@ def draw(picture: Picture, layers: Sequence[Layer], *, caption: str = "") -> Rgb
     x = 0
     y = 0
     for line in lines:
-        text = _shortened(line, font, width - 4 * gap)
+        text = line
+        if font.getlength(line) > width - 4 * gap:
+            while text and font.getlength(text + "...") > width - 4 * gap:
+                text = text[:-1]
+            text += "..."
         pen.text((2 * gap, y + font_px // 2), text, fill=_INK, font=font)
         y += line_px
     parts = _strip_parts(picture, layers, font_px)
@@ -114,15 +118,6 @@ def write_drawing(
 def _ascii(text: str) -> str:
     """Text in ASCII, since Pillow's own font has no accents or other signs."""
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-
-
-def _shortened(text: str, font: Font, width: int) -> str:
-    """Text that is at most `width` pixels long; a longer one ends in dots."""
-    if font.getlength(text) <= width:
-        return text
-    while text and font.getlength(text + "...") > width:
-        text = text[:-1]
-    return text + "..."
 
 
 def _wrapped(text: str, font: Font, width: int) -> list[str]:

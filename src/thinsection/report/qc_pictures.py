@@ -143,18 +143,14 @@ def write_histoqc(out: Path, rows: Sequence[Row], headers: Mapping[str, str]) ->
         suffix = Path(str(row["slide_path"])).suffix or ".slide"
         name = f"{row['slide_id']}{suffix}"
         _copy_pictures(out / picture_folder(row), out / name)
-        lines.append(_table_line(row, name, columns))
+        cells = {"warnings": "", **row, "filename": name, "comments": " "}
+        if "width" in row:
+            width = plain_number(row["width"])
+            height = plain_number(row["height"])
+            cells["image_bounding_box"] = f"(0, 0, {width}, {height})"
+        values = [plain_number(cells.get(column, "NA")) for column in columns]
+        lines.append("\t".join(_one_line(str(safe_cell(value))) for value in values))
     write_text(out / "results.tsv", "\n".join(lines) + "\n")
-
-
-def _table_line(row: Row, name: str, columns: Sequence[str]) -> str:
-    cells = {"warnings": "", **row, "filename": name, "comments": " "}
-    if "width" in row:
-        width = plain_number(row["width"])
-        height = plain_number(row["height"])
-        cells["image_bounding_box"] = f"(0, 0, {width}, {height})"
-    values = [plain_number(cells.get(column, "NA")) for column in columns]
-    return "\t".join(_one_line(str(safe_cell(value))) for value in values)
 
 
 def _one_line(text: str) -> str:

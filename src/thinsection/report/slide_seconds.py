@@ -23,7 +23,13 @@ def slide_seconds(out: Path) -> dict[str, float]:
     Memory:
         About 100 bytes per slide.
     """
-    read_until, found = _read_known(out / SECONDS)
+    read_until: dict[str, int] = {}
+    found: SecondsByRecord = {}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        document = read_json(out / SECONDS)
+        seconds = coerce(document["seconds"], SecondsByRecord, "seconds")
+        read_until = coerce(document["logs"], dict[str, int], "logs")
+        found = seconds
     logs: dict[str, Path] = {}
     for path in sorted((out / "records").glob(_LOGS)):
         logs[str(path.relative_to(out))] = path
@@ -44,21 +50,11 @@ def slide_seconds(out: Path) -> dict[str, float]:
         newest |= found[record]
         record_of |= dict.fromkeys(found[record], record)
     if ends != read_until:
-        seconds: SecondsByRecord = {}
+        seconds = {}
         for slide_id, record in record_of.items():
             seconds.setdefault(record, {})[slide_id] = newest[slide_id]
         write_text(out / SECONDS, json.dumps({"logs": ends, "seconds": seconds}))
     return newest
-
-
-def _read_known(path: Path) -> tuple[dict[str, int], SecondsByRecord]:
-    """Bytes that were read of each log, and the seconds; empty if unknown."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        document = read_json(path)
-        logs = coerce(document["logs"], dict[str, int], "logs")
-        seconds = coerce(document["seconds"], SecondsByRecord, "seconds")
-        return logs, seconds
-    return {}, {}
 
 
 def _new_notes(path: Path, start: int) -> tuple[dict[str, float], int]:

@@ -341,7 +341,8 @@ def _mean_probabilities(
     if float(planes[..., 3].max()) < math.log(_GLASS_DENSITY / _FLOOR + 1):
         return None
     # (H, W, C) to (H / 2, W / 2, 4 C): the four pixels of a square, plane by plane
-    height, width = planes.shape[0] // 2, planes.shape[1] // 2
+    height = planes.shape[0] // 2
+    width = planes.shape[1] // 2
     squares = planes.reshape(height, 2, width, 2, NUM_PLANES).transpose(0, 2, 4, 1, 3)
     squares = squares.reshape(height, width, 4 * NUM_PLANES)
     del planes
@@ -365,9 +366,10 @@ def _probabilities(
     for level in range(_LEVELS + 1):
         if level:
             finer.append(x)
-            height, width, count = x.shape
+            num_rows, num_columns, count = x.shape
             # the largest of 2 x 2 pixels per channel
-            x = x.reshape(height // 2, 2, width // 2, 2, count).max(axis=(1, 3))
+            x = x.reshape(num_rows // 2, 2, num_columns // 2, 2, count)
+            x = x.max(axis=(1, 3))
         x = _convolved(ns, layers, f"down{level}a", x)
         x = _convolved(ns, layers, f"down{level}b", x)
     for level in reversed(range(1, _LEVELS)):
