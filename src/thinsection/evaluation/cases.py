@@ -3,8 +3,8 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,10 @@ import numpy.typing as npt
 from thinsection.errors import DatasetError, InvalidInputError
 from thinsection.types import counted
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+ValueT = TypeVar("ValueT", bound="DataclassInstance")
 Unit = Literal["patients", "slides", "cases", "images", "rows"]
 CASE_COLUMNS = ("case_id", "patient_id")
 MOST_ALIKE = 10  # names that begin alike and may still be slides of one patient
@@ -80,6 +84,29 @@ class Groups:
     def codes(self) -> npt.NDArray[np.int64]:
         """(N,) ranks 0..G-1 of the groups' names."""
         return np.unique(self.of_row, return_inverse=True)[1].astype(np.int64)
+
+
+def take_rows(
+    value: ValueT, rows: npt.NDArray[np.int64], names: Iterable[str], **others: object
+) -> ValueT:
+    """The value with some of its rows.
+
+    Args:
+        value: a dataclass.
+        rows: numbers of the rows.
+        names: its fields with an entry a row: arrays, tuples, groups; None and () stay as they are.
+        others: further fields that change.
+    """
+    fields = dict(others)
+    for name in names:
+        column = getattr(value, name)
+        if isinstance(column, tuple):
+            fields[name] = tuple(column[row] for row in rows) if column else ()
+        elif isinstance(column, Groups):
+            fields[name] = column.take(rows)
+        elif column is not None:
+            fields[name] = column[rows]
+    return replace(value, **fields)
 
 
 def plain_id(text: str) -> str:

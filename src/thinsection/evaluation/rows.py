@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from thinsection.config import as_mapping
 from thinsection.evaluation import intervals, metrics
-from thinsection.evaluation.cases import Groups, Unit
+from thinsection.evaluation.cases import Groups, Unit, take_rows
 from thinsection.evaluation.comparison import permutation_p, permuted_rows
 from thinsection.evaluation.intervals import Interval, Sampling
 from thinsection.evaluation.metrics import (
@@ -204,16 +204,8 @@ class Risks(_Rows):
 
     def take(self, rows: IndexArray) -> "Risks":
         """Some of the rows."""
-        return replace(
-            self,
-            ids=tuple(self.ids[i] for i in rows),
-            groups=self.groups and self.groups.take(rows),
-            fold=None if self.fold is None else self.fold[rows],
-            risk=self.risk[rows],
-            high=self.high[rows],
-            event=self.event[rows],
-            time=self.time[rows],
-        )
+        columns = ("ids", "groups", "fold", "risk", "high", "event", "time")
+        return take_rows(self, rows, columns)
 
     @property
     def scorers(self) -> Scorers:

@@ -12,6 +12,7 @@ import torch
 from thinsection.attention.products import fast_products
 from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.evaluation.embeddings import Embeddings
+from thinsection.evaluation.metrics import IndexArray
 from thinsection.probe.protocol import Similarity
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import GIB, format_bytes
@@ -54,10 +55,10 @@ def nearest_rows(
     k: int,
     *,
     similarity: Similarity = "cosine",
-    groups: npt.NDArray[np.int64] | None = None,
+    groups: IndexArray | None = None,
     device: str = "cpu",
     budget_bytes: int = GIB,
-) -> npt.NDArray[np.int64]:
+) -> IndexArray:
     """Indices (Nq, k) into `bank` (N, D) of the k most similar rows, the nearest first.
 
     Similarity 'cosine' compares unit rows in float32; 'l2' compares squared Euclidean

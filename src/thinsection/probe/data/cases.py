@@ -37,7 +37,7 @@ from thinsection.evaluation.cases import (
 )
 from thinsection.evaluation.embeddings import Embeddings
 from thinsection.evaluation.labels import encode_labels
-from thinsection.evaluation.metrics import Fold
+from thinsection.evaluation.metrics import Flags, FloatVector, Fold, IndexArray
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.readings import is_missing, read_number
 from thinsection.evaluation.tables import TEST, TRAIN, TextRow, split_name
@@ -78,11 +78,11 @@ class CaseTable:
         if slides == [[*of_case] for of_case in self.slides]:
             return self
         number_of = {old: new for new, old in enumerate(kept)}
-        folds = None
-        if self.folds is not None:
+        folds = self.folds
+        if folds is not None:
             folds = tuple(
                 (_renumbered(train, number_of), _renumbered(test, number_of))
-                for train, test in self.folds
+                for train, test in folds
             )
         return replace(
             self,
@@ -94,9 +94,7 @@ class CaseTable:
         )
 
 
-def _renumbered(
-    cases: npt.NDArray[np.int64], number_of: Mapping[int, int]
-) -> npt.NDArray[np.int64]:
+def _renumbered(cases: IndexArray, number_of: Mapping[int, int]) -> IndexArray:
     """New numbers of the cases that are kept."""
     kept = [number_of[case] for case in cases.tolist() if case in number_of]
     return np.array(kept, dtype=np.int64)
@@ -348,7 +346,7 @@ def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
 
 def _follow_ups(
     table: CaseTable,
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+) -> tuple[Flags, FloatVector]:
     """Event and time (n,) of each case."""
     event_column, time_column = table.columns
     events = []
@@ -383,7 +381,7 @@ def _read_set(
     left_out: dict[str, str] = {}
     slide_ids = [*chain.from_iterable(table.slides)]
     files = embeddings.slide_files(folder, slide_ids, left_out.__setitem__)
-    means: dict[Path, npt.NDArray[np.float64]] = {}
+    means: dict[Path, FloatVector] = {}
     for slide, file in files.items():
         with slide_boundary(slide, left_out.__setitem__):
             means[file] = _mean_of_tiles(file, embeddings.read_embeddings(file))
@@ -413,15 +411,13 @@ def _read_set(
     )
 
 
-def _mean_of_tiles(
-    path: Path, tiles: npt.NDArray[np.floating]
-) -> npt.NDArray[np.float64]:
+def _mean_of_tiles(path: Path, tiles: npt.NDArray[np.floating]) -> FloatVector:
     """Mean (D,) of the embeddings of a slide."""
     if not len(tiles):
         raise InvalidInputError(
             f"a slide must have tile embeddings, got none in {str(path)!r}"
         )
-    mean: npt.NDArray[np.float64] = tiles.mean(axis=0, dtype=np.float64)
+    mean: FloatVector = tiles.mean(axis=0, dtype=np.float64)
     embeddings.check_finite(mean[None], [path.stem])
     return mean
 
@@ -433,13 +429,13 @@ def mean_vectors(
 
     Memory: one slide's embeddings + 4 n D.
     """
-    vectors: list[npt.NDArray[np.float64]] = []
+    vectors: list[FloatVector] = []
     for slides in files_of_case:
         if not slides:
             raise InvalidInputError(
                 "each case must have a slide, got a case without one"
             )
-        means: list[npt.NDArray[np.float64]] = []
+        means: list[FloatVector] = []
         for path in slides:
             means.append(_mean_of_tiles(path, read(path)))
         vector = np.mean(means, axis=0)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from thinsection.errors import ConfigError, DatasetError, rewording, slide_boundary
 from thinsection.evaluation import embeddings, tables
 from thinsection.evaluation.cases import CASE_COLUMNS
+from thinsection.evaluation.metrics import Flags, FloatVector
 from thinsection.evaluation.tables import TEST, TextRow, split_name
 from thinsection.probe.data import sets
 from thinsection.probe.data.sets import LabelledRows
@@ -27,7 +27,7 @@ from thinsection.types import CoordsL0, Json, counted
 CLASS_PREFIX = "class_"  # of columns of the tile table: what was drawn
 
 # (M, 2) each, outer ones and holes; level-0 px
-Rings = Sequence[npt.NDArray[np.float64]]
+Rings = Sequence[FloatVector]
 # rows of labels (label, split where there is one, case_id) by the tile's place, level-0 px
 RowsByPlace = dict[tuple[int, int], TextRow]
 # rows of labels by the tile's row in the file of embeddings
@@ -239,7 +239,7 @@ def drawn_classes(path: Path) -> dict[str, Column]:
 def _rows_in_regions(
     regions: Sequence[LabelledRegion],
     coords_l0: CoordsL0,
-    centers_l0: npt.NDArray[np.float64],
+    centers_l0: FloatVector,
     slide_id: str,
 ) -> RowsByTile:
     """Rows of the regions that hold the centres of tiles."""
@@ -257,7 +257,7 @@ def _rows_in_regions(
     return row_by_tile
 
 
-def inside(rings: Rings, points: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+def inside(rings: Rings, points: FloatVector) -> Flags:
     """True for points (N, 2) inside an odd number of rings. Memory: O(N)."""
     is_inside = np.zeros(len(points), dtype=bool)
     x, y = points.T

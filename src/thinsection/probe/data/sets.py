@@ -21,11 +21,12 @@ from thinsection.evaluation.cases import (
     Groups,
     spelling_notes,
     table_groups,
+    take_rows,
 )
 from thinsection.evaluation.embeddings import Embeddings, check_finite, check_vectors
 from thinsection.evaluation.labels import encode_labels
 from thinsection.evaluation.leaks import check_leakage, near_cases
-from thinsection.evaluation.metrics import Fold, IndexArray
+from thinsection.evaluation.metrics import Flags, FloatVector, Fold, IndexArray
 from thinsection.evaluation.splits import draw_rows, drawn_folds
 from thinsection.evaluation.tables import TextRow, split_fold
 from thinsection.types import Json
@@ -49,12 +50,7 @@ class Split:
 
     def take(self, rows: IndexArray) -> "Split":
         """Split of some rows."""
-        return Split(
-            embeddings=self.embeddings[rows],
-            labels=self.labels[rows],
-            ids=tuple(self.ids[i] for i in rows),
-            groups=self.groups.take(rows) if self.groups else None,
-        )
+        return take_rows(self, rows, ("embeddings", "labels", "ids", "groups"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,16 +231,8 @@ class _Cases:
 
     def take(self, rows: IndexArray) -> Self:
         """Some of the cases, without the dataset's folds."""
-        columns = {name: getattr(self, name)[rows] for name in self._columns}
-        return replace(
-            self,
-            ids=tuple(self.ids[i] for i in rows),
-            vectors=self.vectors[rows],
-            files=tuple(self.files[i] for i in rows if self.files),
-            folds=None,
-            groups=self.groups.take(rows) if self.groups else None,
-            **columns,
-        )
+        columns = ("ids", "vectors", "files", "groups", *self._columns)
+        return take_rows(self, rows, columns, folds=None)
 
     def relabelled(self, order: IndexArray) -> Self:
         """The cases, each with the label, or the follow-up, of another."""
@@ -291,8 +279,8 @@ class SurvivalSet(_Cases):
     """Cases with a follow-up."""
 
     # (n,): True where it was seen, False where the case was censored
-    event: npt.NDArray[np.bool_]
-    time: npt.NDArray[np.float64]  # (n,), > 0, in the dataset's own unit
+    event: Flags
+    time: FloatVector  # (n,), > 0, in the dataset's own unit
     _columns: ClassVar[tuple[str, ...]] = ("event", "time")
 
     def __post_init__(self) -> None:
@@ -331,7 +319,7 @@ class ValueSet:
     ids: tuple[str, ...]  # (N,)
     embeddings: Embeddings  # (N, D)
     target_names: tuple[str, ...]  # (T,)
-    targets: npt.NDArray[np.float64]  # (N, T)
+    targets: FloatVector  # (N, T)
     folds: tuple[Fold, ...]
     groups: Groups | None = None
     facts: dict[str, Json] = field(default_factory=dict)
@@ -432,15 +420,6 @@ def check_tile_set(data: TileSet) -> TileSet:
                 f"labels of {name} must be in 0..{num_classes - 1}, got {low}..{high} {where}"
             )
         check_vectors(split.embeddings, split.ids)
-    _check_classes(data, where)
-    parts = [(data.train, data.val)]
-    leakage = check_leakage(parts, data.name, allowed=data.allow_leakage)
-    return replace(data, facts={**data.facts, "leakage": leakage})
-
-
-def _check_classes(data: TileSet, where: str) -> None:
-    """Refuses a class without training rows, and validation rows of one class."""
-    num_classes = data.num_classes
     present = set(data.train.labels.tolist())
     absent = [n for c, n in enumerate(data.class_names) if c not in present]
     if num_classes < 2 or absent:
@@ -455,6 +434,9 @@ def _check_classes(data: TileSet, where: str) -> None:
             f"val must contain at least two classes, got only {name!r} {where}; split by "
             "patients of every class"
         )
+    parts = [(data.train, data.val)]
+    leakage = check_leakage(parts, data.name, allowed=data.allow_leakage)
+    return replace(data, facts={**data.facts, "leakage": leakage})
 
 
 def left_out_fact(left_out: Mapping[str, str]) -> dict[str, Json]:

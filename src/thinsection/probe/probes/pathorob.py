@@ -21,7 +21,7 @@ from thinsection.errors import InvalidInputError
 from thinsection.evaluation import metrics
 from thinsection.evaluation.cases import group_rows
 from thinsection.evaluation.embeddings import check_finite, check_vectors
-from thinsection.evaluation.metrics import IndexArray
+from thinsection.evaluation.metrics import Flags, IndexArray
 from thinsection.evaluation.rows import Ratios
 from thinsection.probe import protocol as suites
 from thinsection.probe.compute import nearest_rows
@@ -346,7 +346,7 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
     )
 
 
-def _slides(data: RobustnessSet, chosen: npt.NDArray[np.bool_]) -> _Chunks:
+def _slides(data: RobustnessSet, chosen: Flags) -> _Chunks:
     """The chosen rows by slide, in order of appearance."""
     rows = np.flatnonzero(chosen)
     slide = np.array(data.slide_id)[rows]

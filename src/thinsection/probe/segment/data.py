@@ -18,11 +18,11 @@ from scipy.io.matlab import MatReadError
 
 from thinsection.errors import DatasetError, rewording, slide_boundary
 from thinsection.evaluation.cases import Groups, group_rows
-from thinsection.evaluation.metrics import Fold, IndexArray
+from thinsection.evaluation.metrics import Fold
 from thinsection.evaluation.splits import shuffled_folds
 from thinsection.evaluation.tables import unexpected
 from thinsection.probe.data.images import read_image
-from thinsection.types import MaskArray, RgbArray
+from thinsection.types import RgbArray
 
 PX = 256
 FOLDS = 3
@@ -281,11 +281,18 @@ def load_bcss(root: Path) -> SegmentSet:
         raise unexpected(
             root, "BCSS", ["rgbs_colorNormalized/*.png", "masks/<the same name>.png"]
         )
+    # squares that lie inside their region by half
     places: list[tuple[int, int, int]] = []
     institutes = [path.stem.split("-")[1] for path in images]
     for i, mask in enumerate(masks):
-        if institutes[i] not in BCSS_TEST:
-            places += [(i, y, x) for y, x in _inner_squares(_picture(mask) > 0)]
+        if institutes[i] in BCSS_TEST:
+            continue
+        inside = _picture(mask) > 0
+        h = inside.shape[0] // BCSS_PX
+        w = inside.shape[1] // BCSS_PX
+        squares = inside[: h * BCSS_PX, : w * BCSS_PX]
+        share = squares.reshape(h, BCSS_PX, w, BCSS_PX).mean(axis=(1, 3))
+        places += [(i, y, x) for y, x in np.argwhere(share >= 0.5)]
     in_val = np.array([institutes[i] in BCSS_VAL for i, _, _ in places])
     if not in_val.any() or in_val.all():
         raise DatasetError(f"BCSS must contain both splits, got {set(institutes)}")
@@ -309,15 +316,6 @@ def load_bcss(root: Path) -> SegmentSet:
         label=lambda row: BCSS_REMAP[square(masks, row, Image.Resampling.NEAREST)],
         split_rule="eva's institutes: BH, C8, A8, A1 and E9 validate",
     )
-
-
-def _inner_squares(inside: MaskArray) -> IndexArray:
-    """Squares (n, 2) of BCSS_PX, as y and x, that lie inside the region by half."""
-    height, width = inside.shape
-    h = height // BCSS_PX
-    w = width // BCSS_PX
-    squares = inside[: h * BCSS_PX, : w * BCSS_PX].reshape(h, BCSS_PX, w, BCSS_PX)
-    return np.argwhere(squares.mean(axis=(1, 3)) >= 0.5)
 
 
 @lru_cache(maxsize=2)  # an image and its mask, as rows come in order

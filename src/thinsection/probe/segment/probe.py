@@ -26,7 +26,7 @@ from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation import metrics
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import Sampling, interval
-from thinsection.evaluation.metrics import Counts, IndexArray, image_counts
+from thinsection.evaluation.metrics import Counts, FloatVector, IndexArray, image_counts
 from thinsection.probe.config import SegmentConfig
 from thinsection.probe.data.sets import left_out_fact
 from thinsection.probe.protocol import (
@@ -172,7 +172,7 @@ def segment_probe(
     jaccard = np.concatenate([metrics.image_jaccard(c) for c in counts])
     weights = np.concatenate([metrics.image_weights(c, weight) for c in counts])
 
-    def score(draws: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def score(draws: FloatVector) -> FloatVector:
         return draws @ (weights * jaccard) / (draws @ weights)  # type: ignore[no-any-return]
 
     rows = np.concatenate([val for _, val in data.folds])
@@ -451,7 +451,7 @@ class SegmentTrainer:
         head: MaskTransformer,
         rows: IndexArray,
         optimizer: Optimizer | None = None,
-    ) -> npt.NDArray[np.float64]:
+    ) -> FloatVector:
         """Dice loss of each batch of rows, in their order; with an optimizer the head learns."""
         losses = []
         with torch.set_grad_enabled(optimizer is not None):

@@ -35,6 +35,8 @@ POSITIVE_SHARE = 0.3
 _FEATURES = ("rgb", "smooth", "laplace", "texture", "ridge", "frangi")
 _SMOOTH_SIGMAS = (2.0, 8.0)
 _RIDGE_SIGMAS = (1.0, 2.0, 4.0)
+_FRANGI_BETA = 0.5
+_FRANGI_GAMMA = 15.0
 _FRANGI_SIGMAS = (1.0, 3.0, 5.0, 7.0, 9.0)
 _TEXTURE_EDGE_PX = 7
 # No feature looks farther: 4 times the widest sigma.
@@ -100,9 +102,7 @@ def _feature_planes(
             return [_frangi(ns, gray)]
 
 
-def _frangi(
-    ns: ArrayNamespace, gray: Array, beta: float = 0.5, gamma: float = 15.0
-) -> Array:
+def _frangi(ns: ArrayNamespace, gray: Array) -> Array:
     """Largest response over the scales to a dark line.
 
     Source: Frangi et al., Multiscale vessel enhancement filtering, 1998.
@@ -111,8 +111,10 @@ def _frangi(
     best = xp.zeros_like(gray)
     for sigma in _FRANGI_SIGMAS:
         low, high = filters.ridges(ns, gray, sigma)
-        blob = xp.exp(-((low / xp.where(high == 0, 1e-10, high)) ** 2) / (2 * beta**2))
-        strength = 1 - xp.exp(-(low**2 + high**2) / (2 * gamma**2))
+        blob = xp.exp(
+            -((low / xp.where(high == 0, 1e-10, high)) ** 2) / (2 * _FRANGI_BETA**2)
+        )
+        strength = 1 - xp.exp(-(low**2 + high**2) / (2 * _FRANGI_GAMMA**2))
         best = xp.maximum(best, xp.where(high > 0, blob * strength, 0))
     return best
 
