@@ -177,3 +177,9 @@ def test_help_of_a_command_is_shown_whatever_its_slides(tmp_path: Path) -> None:
 def test_a_url_is_not_looked_for_on_the_disk() -> None:
     _, done = child(MAIN + TELL, "run", "nowhere://no.svs", "--tile-pxx", "3")
     assert "No such option" in done.stderr
+
+
+def test_the_entry_point_alone_imports_no_numpy() -> None:
+    code = "import sys, thinsection.cli.main; print('numpy' in sys.modules)"
+    _, done = child(code)
+    assert done.stdout == "False\n"

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from thinsection.types import Json
 
-from thinsection.types import Json
-
 # of text that is written: the name of a file may be no text at all, and is written in escapes
 _ENCODING = "utf-8"
 _ON_ERROR = "backslashreplace"
