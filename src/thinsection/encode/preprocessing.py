@@ -64,7 +64,12 @@ def preprocess(
     step = CPU_TILES if tiles.device.type == "cpu" else max(count, 1)
     for start in range(0, count, step):
         part = slice(start, start + step)
-        rows[part].copy_(_cropped(tiles[part], spec)).div_(255.0).sub_(mean).div_(std)
+        pixels = tiles[part].permute(0, 3, 1, 2)
+        if spec.resize_px is not None:
+            size = resized_size(pixels.shape[-2], pixels.shape[-1], spec.resize_px)
+            pixels = resize(pixels, size, spec.interpolation)
+        cropped = centre_crop(pixels, edge).permute(0, 2, 3, 1).flatten(2)
+        rows[part].copy_(cropped).div_(255.0).sub_(mean).div_(std)
     return out
 
 
@@ -81,15 +86,6 @@ def as_uint8_batch(tiles_u8: TileBatch) -> Tensor:
             f"tiles_u8 must be uint8 of shape (B, H, W, 3), got {dtype} {shape}"
         )
     return tiles_u8
-
-
-def _cropped(tiles: Tensor, spec: EncoderSpec) -> Tensor:
-    """Centres of the tiles after resizing, uint8 [B, input_px, input_px * 3]."""
-    pixels = tiles.permute(0, 3, 1, 2)
-    if spec.resize_px is not None:
-        size = resized_size(pixels.shape[-2], pixels.shape[-1], spec.resize_px)
-        pixels = resize(pixels, size, spec.interpolation)
-    return centre_crop(pixels, spec.input_px).permute(0, 2, 3, 1).flatten(2)
 
 
 def resized_size(height: int, width: int, resize_px: int) -> tuple[int, int]:

@@ -53,7 +53,12 @@ def in_blocks(
         best = Nearest(result.distances[rows], result.positions[rows])
         for start in range(group_points.start, group_points.stop, num_columns):
             columns = slice(start, min(start + num_columns, group_points.stop))
-            best = _merge(best, _nearest_in_block(query, rows, columns, k, eps), k)
+            found = _nearest_in_block(query, rows, columns, k, eps)
+            # a stable sort: positions of this block are above those so far
+            distances = torch.cat((best.distances, found.distances), dim=1)
+            positions = torch.cat((best.positions, found.positions), dim=1)
+            distances, order = torch.sort(distances, dim=1, stable=True)
+            best = Nearest(distances[:, :k], positions.gather(1, order[:, :k]))
         result.distances[rows] = best.distances
         result.positions[rows] = best.positions
     result.positions[result.distances.isinf()] = -1
@@ -133,11 +138,3 @@ def _lowest_columns(distances: Tensor, values: Tensor, columns: Tensor) -> Tenso
     columns, order = columns.sort(dim=1)
     order = values.gather(1, order).sort(dim=1, stable=True).indices
     return columns.gather(1, order)
-
-
-def _merge(first: Nearest, second: Nearest, k: int) -> Nearest:
-    """The k best of two sorted lists (R, k) each; every position of `second` is above `first`'s."""
-    distances = torch.cat((first.distances, second.distances), dim=1)
-    positions = torch.cat((first.positions, second.positions), dim=1)
-    distances, order = torch.sort(distances, dim=1, stable=True)
-    return Nearest(distances[:, :k], positions.gather(1, order[:, :k]))

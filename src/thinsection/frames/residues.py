@@ -7,7 +7,7 @@ asparagine, is no longer one token: AlphaFold 3 gives each of its atoms one.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -87,9 +87,13 @@ def read_residues(model: "gemmi.Model") -> tuple[list[Residue], tuple[str, ...]]
             name: _atoms_once(parts, repeated, f"{name} {place} in chain {chain}")
             for name, parts in parts_by_name.items()
         }
-        letter = _likeliest_letter(
-            [atom for atoms in atoms_by_name.values() for atom in atoms]
-        )
+        occupancies: dict[str, float] = defaultdict(float)
+        for atoms in atoms_by_name.values():
+            for atom in atoms:
+                if atom.altloc != "\0":
+                    occupancies[atom.altloc] += atom.occ
+        # of equal ones the first letter; '' without alternatives
+        letter = max(sorted(occupancies), key=occupancies.__getitem__, default="")
         for name, atoms in atoms_by_name.items():
             kept = [atom for atom in atoms if atom.altloc in ("\0", letter)]
             if kept:
@@ -159,15 +163,6 @@ def _residue(
         num_atoms=len(atoms),
         order=min(atom.serial for atom in atoms),
     )
-
-
-def _likeliest_letter(atoms: "Iterable[gemmi.Atom]") -> str:
-    """Letter of the alternative with the highest sum of occupancies; '' without alternatives."""
-    sums: dict[str, float] = defaultdict(float)
-    for atom in atoms:
-        if atom.altloc != "\0":
-            sums[atom.altloc] += atom.occ
-    return max(sorted(sums), key=lambda letter: sums[letter], default="")
 
 
 class _End(NamedTuple):
