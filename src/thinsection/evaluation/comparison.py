@@ -199,7 +199,7 @@ def permuted_rows(
     _, first, place = np.unique(codes, return_index=True, return_inverse=True)
     if not (labels[first][place] == labels).all():
         return None
-    return np.asarray(first[rng.permutation(len(first))][place])
+    return first[rng.permutation(len(first))][place]
 
 
 def permutation_p(score: float, null_scores: npt.ArrayLike) -> float:

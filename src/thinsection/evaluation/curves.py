@@ -114,7 +114,7 @@ def _upper(x: FloatVector, y: FloatVector) -> FloatVector:
     left = right - 1
     right = np.minimum(right, len(x) - 1)
     share = ratio(GRID - x[left], x[right] - x[left])
-    return np.asarray(y[left] + share * (y[right] - y[left]))
+    return y[left] + share * (y[right] - y[left])
 
 
 def calibration_band(

@@ -107,7 +107,7 @@ def _torch_tensor(path: Path) -> npt.NDArray[np.generic]:
         raise DatasetError(
             f"embeddings must be one tensor, got {type(value).__name__} in {str(path)!r}"
         )
-    return np.asarray(value.float().numpy())
+    return value.float().numpy()
 
 
 _READERS: dict[str, Callable[[Path], npt.NDArray[np.generic]]] = {

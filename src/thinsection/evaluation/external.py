@@ -157,7 +157,7 @@ def youden_threshold(truth: Flags, probability: FloatVector) -> float:
 def logit(probability: FloatVector) -> FloatVector:
     """Log odds of probabilities, which stay PROBABILITY_CLIP away from 0 and 1."""
     clipped = np.clip(probability, PROBABILITY_CLIP, 1 - PROBABILITY_CLIP)
-    return np.asarray(np.log(clipped / (1 - clipped)))
+    return np.log(clipped / (1 - clipped))
 
 
 def calibration_line(
@@ -400,7 +400,7 @@ def _spline_columns(x: FloatVector, knots: FloatVector) -> Floats:
         return line
 
     def cube(knot: float) -> FloatVector:
-        return np.asarray(np.maximum(x - knot, 0) ** 3)
+        return np.maximum(x - knot, 0) ** 3
 
     inner = cube(first)
     inner -= cube(middle) * (last - first) / (last - middle)

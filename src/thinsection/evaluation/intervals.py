@@ -167,7 +167,7 @@ class Sampling:
             return self.codes
         # a fixed order: the same rows have the same blocks
         order = np.random.default_rng(0).permutation(self.units)
-        return np.asarray(order[self.codes] % MOST_BLOCKS)
+        return order[self.codes] % MOST_BLOCKS
 
     @cached_property
     def cells(self) -> tuple[IndexArray, IndexArray]:
@@ -559,7 +559,7 @@ def _correlation(shares: Sequence[_Share]) -> Floats:
     paired = still & np.array([share.paired for share in shares])
     correlation[np.ix_(paired, paired)] = 1.0
     np.fill_diagonal(correlation, 1.0)
-    return np.asarray(correlation)
+    return correlation
 
 
 def wilson(share: float, trials: float, quantile: float) -> tuple[float, float]:

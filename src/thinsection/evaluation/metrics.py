@@ -353,7 +353,7 @@ def _ranks(values: FloatVector, weights: Weights) -> FloatVector:
     """Mean rank (B, N) that each row would have among the rows repeated by their weights."""
     place = np.unique(values, return_inverse=True)[1]
     of_place = np.stack([np.bincount(place, w) for w in weights])
-    return np.asarray((of_place.cumsum(axis=1) - (of_place - 1) / 2)[:, place])
+    return (of_place.cumsum(axis=1) - (of_place - 1) / 2)[:, place]
 
 
 @dataclass(frozen=True, kw_only=True)

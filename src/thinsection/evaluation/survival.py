@@ -347,7 +347,7 @@ def uncensored_share(
     left = np.where(censored_here, 1 - ratio(of_time - died, at_risk), 1.0)
     share = np.cumprod(np.clip(left, 0, 1), axis=1)
     share = np.concatenate([np.ones((len(weights), 1)), share], axis=1)
-    return np.asarray(share[:, np.searchsorted(times, until, side="right")])
+    return share[:, np.searchsorted(times, until, side="right")]
 
 
 def auroc_until(event: Flags, time: FloatVector, risk: FloatVector, t: float) -> Scorer:

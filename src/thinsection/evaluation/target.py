@@ -170,7 +170,7 @@ class Target:
         """One number (n,) that is higher the earlier the event: minus the mean interval."""
         if self.kind == "cox":
             return answers[:, 0]
-        return np.asarray(-answers @ np.arange(len(self.names)))
+        return -answers @ np.arange(len(self.names))
 
     def truth_cells(
         self, values: Sequence[float | None]
@@ -215,4 +215,4 @@ def outliers(values: Floats) -> npt.NDArray[np.bool_]:
     spread = _TO_SD * float(np.median(distance))
     if spread == 0:
         return np.zeros(len(values), dtype=bool)
-    return np.asarray(distance > FAR * spread)
+    return distance > FAR * spread

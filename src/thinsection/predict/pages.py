@@ -307,7 +307,7 @@ def _errors(tested: Tested) -> Floats:
     answers = tested.answers
     if target.exclusive:
         right = answers[np.arange(len(truth)), truth[:, 0].astype(np.int64)]
-        return np.asarray(1 - right)
+        return 1 - right
     if target.kind in ("multilabel", "regression"):
         return np.asarray(np.nanmean(np.abs(answers - truth), axis=1))
     # only cases with the event: distance between the order by risk and the order by time
