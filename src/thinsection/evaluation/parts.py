@@ -100,8 +100,16 @@ def make_parts(
         part if part.stop else _with_stop(cohort, part, drawing, fold)
         for fold, part in enumerate(parts)
     ]
-    for fold, part in enumerate(parts):
-        _check_classes(cohort, part, fold)
+    if cohort.target.exclusive:
+        for fold, part in enumerate(parts):
+            present = {int(label) for label in cohort.array[list(part.train), 0]}
+            names = enumerate(cohort.target.names)
+            absent = [name for label, name in names if label not in present]
+            if absent:
+                raise DatasetError(
+                    f"training cases must have every class, got none of {', '.join(absent)} in fold "
+                    f"{fold}"
+                )
     return tuple(parts), lines
 
 
@@ -253,19 +261,6 @@ def _with_stop(cohort: Cohort, part: Part, drawing: Drawing, fold: int) -> Part:
 
 def _rows(rows: IndexArray) -> tuple[int, ...]:
     return tuple(rows.tolist())
-
-
-def _check_classes(cohort: Cohort, part: Part, fold: int) -> None:
-    """Refuses a fold whose training cases lack a class."""
-    if cohort.target.exclusive:
-        present = {int(label) for label in cohort.array[list(part.train), 0]}
-        names = enumerate(cohort.target.names)
-        absent = [name for label, name in names if label not in present]
-        if absent:
-            raise DatasetError(
-                f"training cases must have every class, got none of {', '.join(absent)} in fold "
-                f"{fold}"
-            )
 
 
 def why_unscorable(cohort: Cohort, rows: IndexArray) -> str:

@@ -113,8 +113,11 @@ class PredictTask(Task[Prediction, Prediction]):
             document = read_json(self.folder / f"{self.name(entry)}.json")
             if document.pop("key") != self._key(entry):
                 return None
-            if self._draws(entry) and not self._has_heatmap(entry):
-                return None
+            if self._draws(entry):
+                # another model may have the same name
+                with open_h5(self._heatmap(entry)) as file:
+                    if file.attrs.get(MODEL_ATTRIBUTE) != self.model_sum:
+                        return None
             return from_mapping(Prediction, document)
         except (OSError, ValueError, KeyError):
             return None
@@ -126,14 +129,6 @@ class PredictTask(Task[Prediction, Prediction]):
     def _heatmap(self, entry: Prediction) -> Path:
         assert self.heatmaps is not None
         return self.heatmaps / f"{entry.name}.h5"
-
-    def _has_heatmap(self, entry: Prediction) -> bool:
-        """True if this model wrote the slide's table; another may have the same name."""
-        try:
-            with open_h5(self._heatmap(entry)) as file:
-                return bool(file.attrs.get(MODEL_ATTRIBUTE) == self.model_sum)
-        except StoreError:
-            return False
 
     def _key(self, entry: Prediction) -> str:
         """Hash of all that decides a prediction: the model, the names and the files."""

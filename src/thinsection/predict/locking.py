@@ -18,7 +18,7 @@ from thinsection.evaluation.survival import breslow_baseline
 from thinsection.predict.folds import FoldResult, Study
 from thinsection.predict.model_file import Lock
 from thinsection.predict.tested import Tested, score_table
-from thinsection.types import Document, Floats, counted
+from thinsection.types import Document, counted
 
 HORIZONS = (0.25, 0.5, 0.75)  # quantiles of the times of training events
 
@@ -72,8 +72,22 @@ def _threshold_lock(
 
 
 def _risk_lock(tested: Tested) -> Lock:
-    """Median out-of-fold risk, times at which survival is scored, and baseline hazard."""
-    event, time, risk = _risk_by_case(tested)
+    """Median out-of-fold risk, times at which survival is scored, and baseline hazard.
+
+    The risk of a case is on the scale of all heads' mean risk: the partial likelihood does not
+    determine an additive constant of each 'cox' head. A head's constant is estimated by its mean
+    over its test cases, and replaced by the mean over heads.
+    """
+    of_row = tested.target.risk(tested.answers)
+    if tested.target.kind == "cox":
+        folds = np.unique(tested.fold)
+        centers = {f: float(of_row[tested.fold == f].mean()) for f in folds}
+        shared = float(np.mean([*centers.values()]))
+        of_row = of_row - np.array([centers[f] for f in tested.fold]) + shared
+    _, first, place = np.unique(tested.cases, return_index=True, return_inverse=True)
+    risk = np.bincount(place, of_row) / np.bincount(place)
+    event = tested.truth[first, 0] == 1
+    time = tested.truth[first, 1]
     horizons = tuple(np.unique(np.quantile(time[event], HORIZONS)).tolist())
     cut = float(np.median(risk))
     if tested.target.kind != "cox":
@@ -85,24 +99,6 @@ def _risk_lock(tested: Tested) -> Lock:
         times=tuple(times.tolist()),
         hazard=tuple(hazard.tolist()),
     )
-
-
-def _risk_by_case(tested: Tested) -> tuple[np.ndarray, Floats, Floats]:
-    """Event, time and out-of-fold risk of each case, on the scale of all heads' mean risk.
-
-    The partial likelihood does not determine an additive constant of each 'cox' head. A head's
-    constant is estimated by its mean over its test cases, and replaced by the mean over heads.
-    """
-    risk = tested.target.risk(tested.answers)
-    if tested.target.kind == "cox":
-        folds = np.unique(tested.fold)
-        centers = {f: float(risk[tested.fold == f].mean()) for f in folds}
-        shared = float(np.mean([*centers.values()]))
-        risk = risk - np.array([centers[f] for f in tested.fold]) + shared
-    _, first, place = np.unique(tested.cases, return_index=True, return_inverse=True)
-    mean = np.bincount(place, risk) / np.bincount(place)
-    truth = tested.truth[first]
-    return truth[:, 0] == 1, truth[:, 1], mean
 
 
 def held_out_cases(study: Study) -> list[int]:

@@ -339,7 +339,11 @@ def _begin_folder(
     """
     path = folder / DOCUMENT
     tables = sorted(folder.glob("*.h5"))
-    if _columns_of(_read_document(path)) == _columns_of(document):
+    try:
+        earlier = read_json(path)
+    except (FileNotFoundError, ValueError):
+        earlier = None  # an earlier call left none that can be read
+    if _columns_of(earlier) == _columns_of(document):
         reason = "their slides have no embeddings any more"
         current = set(slides)
         tables = [table for table in tables if table.stem not in current]
@@ -356,14 +360,6 @@ def _begin_folder(
     for table in tables:
         table.unlink()
     write_json(path, dict(document))
-
-
-def _read_document(path: Path) -> Json:
-    """Content of zeroshot.json; None if an earlier call left none that can be read."""
-    try:
-        return read_json(path)
-    except (FileNotFoundError, ValueError):
-        return None
 
 
 def _columns_of(document: Json | Mapping[str, Json]) -> Document:
