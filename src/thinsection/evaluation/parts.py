@@ -107,8 +107,8 @@ def make_parts(
             absent = [name for label, name in names if label not in present]
             if absent:
                 raise DatasetError(
-                    f"training cases must have every class, got none of {', '.join(absent)} in fold "
-                    f"{fold}"
+                    f"training cases must have every class, got none of {', '.join(absent)} in "
+                    f"fold {fold}"
                 )
     return tuple(parts), lines
 
