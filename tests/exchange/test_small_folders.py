@@ -5,6 +5,7 @@ No slide is read, so that each rule has a test of its own that takes a moment.
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import h5py
@@ -519,6 +520,36 @@ def test_a_second_export_adds_slides_and_refuses_other_tables(
     (out / "slides.csv").write_text("wsi,mpp\nelsewhere.svs,1\n")
     with pytest.raises(OverwriteError, match="table must be new or only gain rows"):
         export_peer(results, out, "trident")
+
+
+def test_a_second_export_does_not_touch_what_is_linked(
+    results: Path, tmp_path: Path
+) -> None:
+    export_peer(results, tmp_path / "t", "trident")
+    file = tmp_path / "t" / GRID / "features_uni_v2" / "a.h5"
+    before = file.stat()
+    export_peer(results, tmp_path / "t", "trident")
+    # a new link to the same file would change the time
+    assert file.stat().st_ctime_ns == before.st_ctime_ns
+    assert file.stat().st_ino == before.st_ino
+
+
+def test_tiles_that_changed_since_the_last_export_are_read_again(
+    tmp_path: Path,
+) -> None:
+    job = tmp_path / "job"
+    trident_slide(job, "a")
+    (job / "l.csv").write_text("wsi,mpp\na.svs,0.25\n")
+    import_peer(job, tmp_path / "out", "trident")
+    export_peer(tmp_path / "out", tmp_path / "s1", "stamp")
+    shutil.rmtree(tmp_path / "out")
+    for path in job.rglob("*.h5"):
+        with h5py.File(path, "r+") as file:
+            file["coords"][0] = (960, 960)
+    import_peer(job, tmp_path / "out", "trident")
+    export_peer(tmp_path / "out", tmp_path / "s2", "stamp")
+    with h5py.File(tmp_path / "s2" / "uni2" / "a.h5") as file:
+        assert file["coords"][0].tolist() == [240, 240]
 
 
 @pytest.mark.parametrize("copy", [False, True])
