@@ -445,6 +445,36 @@ def test_slide2vec_gets_tiles_by_x_then_y_and_its_documents(
     }
 
 
+def test_slide2vec_gets_the_resolution_along_x_and_the_one_that_was_asked_for(
+    tmp_path: Path,
+) -> None:
+    trident_slide(tmp_path / "job", "a")
+    (tmp_path / "job" / "l.csv").write_text("wsi,mpp\na.svs,0.2498x0.26\n")
+    import_peer(tmp_path / "job", tmp_path / "out", "trident")
+    out = tmp_path / "v"
+    export_peer(tmp_path / "out", out, "slide2vec")
+    document = json.loads((out / "tiles" / "a.coordinates.meta.json").read_text())
+    assert document["provenance"]["spacing_at_level_0"] == 0.2498
+    assert document["slide"]["base_spacing_um"] == 0.2498
+    # 20x is 0.5 µm/px, whatever the scanner's pixels are
+    assert document["tiling"]["requested_spacing_um"] == 0.5
+    assert document["tiling"]["read_spacing_um"] == 0.2498
+    assert rows_of(out / "process_list.csv")[0]["spacing_at_level_0"] == "0.2498"
+    assert rows_of(out / "slides.csv")[0]["spacing_at_level_0"] == "0.2498"
+
+
+def test_trident_needs_a_magnification(tmp_path: Path) -> None:
+    clam = tmp_path / "clam"
+    (clam / "patches").mkdir(parents=True)
+    with h5py.File(clam / "patches" / "a.h5", "w") as file:
+        file["coords"] = np.array(COORDS, dtype=np.int64)
+        attributes = {"patch_size": 256, "patch_level": 0, "patch_size_level0": 512}
+        file["coords"].attrs.update({**attributes, "level_dim": (3000, 2000)})
+    import_peer(clam, tmp_path / "out", "clam")
+    with pytest.raises(InvalidInputError, match="TRIDENT states a magnification"):
+        export_peer(tmp_path / "out", tmp_path / "t", "trident")
+
+
 def test_two_slides_of_one_file_name_are_refused_by_tools_that_go_by_it(
     tmp_path: Path,
 ) -> None:
