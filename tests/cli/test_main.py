@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from thinsection.cli import machine
 from thinsection.cli.app import COMMANDS, build_app
+from thinsection.cli.documents import Finding
 
 ENVIRONMENT = {
     **os.environ,
@@ -135,7 +136,7 @@ def test_doctor_names_a_missing_extra_in_full(
     """To rich, `[export]` is markup that shows nothing."""
     remedy = "pip install 'thinsection[export]'"
     monkeypatch.setattr(machine, "_devices", lambda: iter(()))
-    found = ("format", "anndata", False, remedy)
+    found = Finding("format", "anndata", False, remedy)
     monkeypatch.setattr(machine, "_entries", lambda: iter([found]))
     monkeypatch.setattr(machine, "_places", lambda out: iter(()))
     machine.doctor(out=None)

@@ -31,6 +31,10 @@ from thinsection.jobs.task import AnyReport, AnyTask, Report, merge_reports
 from thinsection.registry import Registry
 from thinsection.usage.analysis import Request
 
+FOLDER = "slurm"
+DOCUMENT_NAME = "tasks.json"
+# below the folder that the user names: in an output folder, and in the records of its invocations
+_PLACES = (f"{FOLDER}/*/{DOCUMENT_NAME}", f"records/*/{FOLDER}/*/{DOCUMENT_NAME}")
 _TIMEOUT_S = 60
 _TASK = re.compile(r"^\d+_(\d+)$")
 # exit_code is the status that wait() returns
@@ -193,12 +197,6 @@ def _call(command: list[str]) -> str:
     if done.returncode != 0:
         raise ClusterError(f"{name} failed ({done.returncode}): {done.stderr.strip()}")
     return done.stdout
-
-
-FOLDER = "slurm"
-DOCUMENT_NAME = "tasks.json"
-# below the folder that the user names: in an output folder, and in the records of its invocations
-_PLACES = (f"{FOLDER}/*/{DOCUMENT_NAME}", f"records/*/{FOLDER}/*/{DOCUMENT_NAME}")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,22 @@ with importing("the viewer must have starlette and uvicorn", "view"):
     from starlette.responses import FileResponse, RedirectResponse, Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+# what pages are made of, and the files to which they link
+_SUFFIXES = {
+    *(".html", ".css", ".js", ".json", ".jsonl", ".geojson"),
+    *(".png", ".jpg", ".jpeg", ".webp", ".svg"),
+    *(".csv", ".tsv", ".txt", ".log", ".md", ".toml"),
+}
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "sandbox allow-scripts allow-popups allow-downloads "
+    "allow-popups-to-escape-sandbox; default-src 'none'; img-src 'self' data:; "
+    "script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",  # the address contains the token
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
 # names of this machine; a port forwarded by ssh has another number, so that the port is free
 _HOSTS = ("127.0.0.1", "localhost", "::1")
 _RESULTS = "results/"
@@ -105,24 +121,6 @@ class Guard:
             return None
         words = "the token in the address is wrong; open the address that the viewer printed"
         return Response(words, 403)
-
-
-# what pages are made of, and the files to which they link
-_SUFFIXES = {
-    *(".html", ".css", ".js", ".json", ".jsonl", ".geojson"),
-    *(".png", ".jpg", ".jpeg", ".webp", ".svg"),
-    *(".csv", ".tsv", ".txt", ".log", ".md", ".toml"),
-}
-_PAGE_HEADERS = {
-    "Content-Security-Policy": "sandbox allow-scripts allow-popups allow-downloads "
-    "allow-popups-to-escape-sandbox; default-src 'none'; img-src 'self' data:; "
-    "script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",  # the address contains the token
-    "X-Frame-Options": "DENY",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-cache",
-}
 
 
 def page_of(folder: Path) -> Callable[[Request], Response]:

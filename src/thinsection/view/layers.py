@@ -37,6 +37,28 @@ from thinsection.store.tiles_h5 import TilesFile, read_tiles
 from thinsection.tiles.table import Column
 from thinsection.types import Json
 
+# rows for fitting the components, and rows that are projected at a time
+_FIT_ROWS = 8192
+_BLOCK_ROWS = 4096
+# components for clustering; the first three become colours
+_COMPONENTS = 32
+
+Scores = npt.NDArray[np.float32]
+# outlines of the checks and of tissue have names of ours; other classes are the user's words
+_OWN_OUTLINES = ("tissue", "qc_")
+# beginning of the folder's name -> words for it
+_FOLDERS = {
+    "heatmap_": "Heatmap",
+    "zeroshot_": "Zero-shot",
+    "features_": "Embeddings",
+    "segment_": "Classes",
+    "qc_": "Quality control",
+    "roi_": "Regions",
+}
+_TILE_FOLDERS = {
+    "tiles": "Tiles, their tissue and checks",
+    "measures": "Tiles, measures",
+}
 # kinds of layers whose tiles have values, and the data type in the response
 _DTYPES = {
     "grid": "u1",
@@ -258,15 +280,6 @@ def _feature_layers(features: Sequence[Feature], group: str) -> Iterator[Layer]:
         )
 
 
-# rows for fitting the components, and rows that are projected at a time
-_FIT_ROWS = 8192
-_BLOCK_ROWS = 4096
-# components for clustering; the first three become colours
-_COMPONENTS = 32
-
-Scores = npt.NDArray[np.float32]
-
-
 def component_scores(rows: EmbeddingRows, budget_bytes: int) -> Scores:
     """First principal components (N, up to 32) of embeddings, with a fixed sign for each one.
 
@@ -313,23 +326,6 @@ def tile_clusters(scores: Scores, count: int) -> npt.NDArray[np.int64]:
     labels, _ = vq(scores, centres)
     by_size = np.argsort(-np.bincount(labels), kind="stable")
     return np.asarray(np.argsort(by_size)[labels])
-
-
-# outlines of the checks and of tissue have names of ours; other classes are the user's words
-_OWN_OUTLINES = ("tissue", "qc_")
-# beginning of the folder's name -> words for it
-_FOLDERS = {
-    "heatmap_": "Heatmap",
-    "zeroshot_": "Zero-shot",
-    "features_": "Embeddings",
-    "segment_": "Classes",
-    "qc_": "Quality control",
-    "roi_": "Regions",
-}
-_TILE_FOLDERS = {
-    "tiles": "Tiles, their tissue and checks",
-    "measures": "Tiles, measures",
-}
 
 
 def layer_words(group: str, name: str, kind: str) -> str:
