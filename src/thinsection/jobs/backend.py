@@ -121,6 +121,17 @@ class Attempt:
             before=granted,
         )
 
+    def ended_by_death(
+        self,
+        detail: str,
+        *,
+        report: AnyReport = NO_REPORT,
+        lacking: Resource | None = "memory",
+    ) -> "Attempt":
+        """End by the death of the worker; `detail` follows these words: ' (signal 9)'."""
+        reason = f"its worker died{detail}"
+        return self.ended("died", report=report, reason=reason, lacking=lacking)
+
     def ended_by_error(
         self,
         name: str,

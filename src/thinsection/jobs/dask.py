@@ -150,8 +150,7 @@ class DaskBackend(Backend):
         error = future.exception() if future.status == "error" else None
         was_killed = isinstance(error, self._distributed.scheduler.KilledWorker)
         if was_killed or (error is None and self._foreign):
-            reason = f"its worker died; see {self._logs / LOG_NAME}"
-            return job.ended("died", reason=reason, lacking="memory")
+            return job.ended_by_death(f"; see {self._logs / LOG_NAME}")
         if error is None:
             error = ClusterError("task was lost")
         return job.ended_by_error(type(error).__name__, str(error), error=error)

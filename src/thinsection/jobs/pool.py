@@ -138,10 +138,9 @@ class PoolBackend(Backend):
         self._pool.remove(worker)
         code = worker.process.exitcode or 0
         cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return self.sent.pop(worker).ended(
-            "died",
+        return self.sent.pop(worker).ended_by_death(
+            f" ({worker.ended_for or cause})",
             report=merge_reports(worker.reports),
-            reason=f"its worker died ({worker.ended_for or cause})",
             lacking="memory" if code == -signal.SIGKILL else None,
         )
 

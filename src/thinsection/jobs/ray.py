@@ -74,8 +74,7 @@ class RayBackend(Backend):
             return job.ended("reported", report=self._ray.get(reference))
         except (exceptions.WorkerCrashedError, exceptions.OutOfMemoryError) as error:
             first_line = str(error).strip().splitlines()[0]
-            reason = f"its worker died ({first_line})"
-            return job.ended("died", reason=reason, lacking="memory")
+            return job.ended_by_death(f" ({first_line})")
         except exceptions.RayTaskError as error:
             cause = error.cause
         except exceptions.RayError as error:  # a node or its store was lost
