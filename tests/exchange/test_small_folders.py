@@ -5,6 +5,7 @@ No slide is read, so that each rule has a test of its own that takes a moment.
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -196,9 +197,7 @@ def test_a_table_of_patients_gives_a_slide_the_label_of_its_patient(
 def test_a_slide_that_is_given_is_opened_with_the_resolution_of_the_table(
     tmp_path: Path,
 ) -> None:
-    slide = tmp_path / "a.tiff"
-    pixels = np.zeros((2000, 3000, 3), np.uint8)
-    tifffile.imwrite(slide, pixels, tile=(256, 256), photometric="rgb")
+    slide = tiff(tmp_path / "a.tiff")
     trident_slide(tmp_path / "job", "a")
     (tmp_path / "job" / "l.csv").write_text("wsi,mpp,label\na.svs,0.25,no\n")
     out = tmp_path / "out"
@@ -211,6 +210,141 @@ def test_a_slide_that_is_given_is_opened_with_the_resolution_of_the_table(
     assert facts["reader"]
     assert facts["label"] == "no"
     assert open_results(out).ledgers["a"].source["samples"]
+
+
+def tiff(path: Path) -> Path:
+    """A slide of 3000 x 2000 px without a resolution."""
+    pixels = np.zeros((2000, 3000, 3), np.uint8)
+    tifffile.imwrite(path, pixels, tile=(256, 256), photometric="rgb")
+    return path
+
+
+@pytest.mark.parametrize("name", ["scan", "mine"])
+def test_a_slide_is_known_by_its_id_and_by_the_name_of_its_file(
+    tmp_path: Path, name: str
+) -> None:
+    tiff(tmp_path / "scan.tiff")
+    cohort = tmp_path / "cohort.csv"
+    cohort.write_text("slide_path,slide_id,slide_mpp\nscan.tiff,mine,0.25\n")
+    trident_slide(tmp_path / "job", name)
+    import_peer(tmp_path / "job", tmp_path / "out", "trident", slides=[cohort])
+    facts = open_results(tmp_path / "out").ledgers[name].slide
+    assert facts["slide_path"] == str(tmp_path / "scan.tiff")
+    assert facts["mpp_x"] == 0.25
+
+
+def test_an_import_writes_the_tables_and_the_page_of_its_folder(results: Path) -> None:
+    rows = rows_of(results / "summary.csv")
+    assert [row["slide_id"] for row in rows] == ["a", "bb"]
+    assert {row["grid"] for row in rows} == {OURS}
+    assert (results / "index.html").is_file()
+
+
+def test_the_record_of_an_import_names_its_grids_in_order(tmp_path: Path) -> None:
+    for number in range(6):
+        trident_slide(tmp_path / "job", "a")
+        (tmp_path / "job" / GRID).rename(tmp_path / "job" / f"grid{number}")
+    import_peer(tmp_path / "job", tmp_path / "out", "trident")
+    (record,) = open_results(tmp_path / "out").records
+    assert record.document["grids"] == [f"trident_grid{number}" for number in range(6)]
+
+
+def test_a_stored_file_of_other_tiles_is_not_taken_for_the_imported_one(
+    results: Path, tmp_path: Path
+) -> None:
+    (results / "slides" / "a" / "slide.json").unlink()
+    with h5py.File(results / OURS / "tiles" / "a.h5", "r+") as file:
+        file["coords"][0] = (960, 960)
+    with pytest.raises(StoreError, match="imported results must be new or unchanged"):
+        import_peer(tmp_path / "job", results, "trident")
+
+
+def test_a_stored_file_without_embeddings_is_not_taken_for_one_with(
+    results: Path, tmp_path: Path
+) -> None:
+    (results / "slides" / "a" / "slide.json").unlink()
+    tiles = results / OURS / "tiles" / "a.h5"
+    shutil.copy(tiles, results / OURS / "features_uni2_h" / "a.h5")
+    with pytest.raises(StoreError, match="imported results must be new or unchanged"):
+        import_peer(tmp_path / "job", results, "trident")
+
+
+def test_a_pickle_in_a_tiling_never_runs(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    slide2vec_slide(tmp_path / "s2v", packed=True)
+    bomb = np.array([Bomb()], dtype=object)
+    tiling = tmp_path / "s2v" / "tiles" / "a.coordinates.npz"
+    np.savez(tiling, x=bomb, y=bomb)
+    with pytest.raises(StoreError, match="tiling must be one of hs2p's"):
+        import_peer(tmp_path / "s2v", tmp_path / "out", "slide2vec")
+    embeddings = tmp_path / "s2v" / "tile_embeddings" / "a.npz"
+    np.savez(tiling, x=np.zeros(1), y=np.zeros(1))
+    np.savez(embeddings, features=bomb)
+    with pytest.raises(StoreError, match="tiling must be one of hs2p's"):
+        import_peer(tmp_path / "s2v", tmp_path / "out", "slide2vec")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_edges_of_tridents_tiles_are_rounded(tmp_path: Path) -> None:
+    trident_slide(tmp_path / "job", "a")
+    for path in (tmp_path / "job").rglob("*.h5"):
+        with h5py.File(path, "r+") as file:
+            file["coords"].attrs["level0_magnification"] = 40.07  # 512.896 px
+    import_peer(tmp_path / "job", tmp_path / "out", "trident")
+    stored = open_results(tmp_path / "out").tile_embeddings("a")
+    assert stored.attributes["patch_size_level0"] == 513
+
+
+def test_a_half_stated_size_is_no_size(tmp_path: Path) -> None:
+    trident_slide(tmp_path / "job", "a")
+    for path in (tmp_path / "job").rglob("*.h5"):
+        with h5py.File(path, "r+") as file:
+            file["coords"].attrs["level0_height"] = 0
+    import_peer(tmp_path / "job", tmp_path / "out", "trident")
+    assert "width" not in open_results(tmp_path / "out").ledgers["a"].slide
+
+
+def test_features_come_in_the_order_of_their_names(tmp_path: Path) -> None:
+    trident_slide(tmp_path / "job", "a")
+    grid = tmp_path / "job" / GRID
+    for name in "zyxwabc":
+        shutil.copytree(grid / "features_uni_v2", grid / f"features_{name}")
+    tiles = list(SOURCES["trident"].read(grid / "patches" / "a_patches.h5", {}))
+    names = [each.encoder for each in tiles]
+    assert names == sorted([*"zyxwabc", "uni_v2"])
+
+
+def test_the_overlap_of_slide2vec_is_rounded_to_px(tmp_path: Path) -> None:
+    slide2vec_slide(tmp_path / "s2v", packed=True)
+    path = tmp_path / "s2v" / "tiles" / "a.coordinates.meta.json"
+    document = json.loads(path.read_text())
+    document["tiling"]["overlap"] = 0.0534  # 11.96 px
+    path.write_text(json.dumps(document))
+    import_peer(tmp_path / "s2v", tmp_path / "out", "slide2vec")
+    assert (
+        open_results(tmp_path / "out").tile_embeddings("a").attributes["overlap"] == 12
+    )
+
+
+@pytest.mark.parametrize(
+    ("mpp", "edge_um", "edge_l0"), [(0.25, 0.75, 3), (0.2503, 256.0, 1023)]
+)
+def test_edges_of_stamps_tiles_are_rounded(
+    tmp_path: Path, mpp: float, edge_um: float, edge_l0: int
+) -> None:
+    folder = tmp_path / "stamp"
+    folder.mkdir()
+    with h5py.File(folder / "a.h5", "w") as file:
+        file["feats"] = np.ones((2, 3), "f4")
+        file["coords"] = np.array([[0.0, 0], [edge_um, 0]])
+        file.attrs.update({"unit": "um", "tile_size_um": edge_um, "tile_size_px": 4})
+    (folder / "slide.csv").write_text(f"PATIENT,FILENAME,mpp\np,a.h5,{mpp}\n")
+    import_peer(folder, tmp_path / "out", "stamp")
+    stored = open_results(tmp_path / "out").tile_embeddings("a")
+    assert stored.attributes["patch_size_level0"] == edge_l0
 
 
 def test_an_unknown_tool_is_named(tmp_path: Path) -> None:
