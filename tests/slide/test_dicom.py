@@ -236,11 +236,16 @@ def test_a_copy_of_a_file_is_no_further_plane(
             assert f"{left_out}.dcm (has the SOPInstanceUID of a_1" in note
 
 
-def test_a_padded_level_lies_where_its_spacing_puts_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "width", [180, 240]
+)  # the wider one has a column more of frames
+def test_a_padded_level_lies_where_its_spacing_puts_it(
+    tmp_path: Path, width: int
+) -> None:
     pixels = tissue((600, 400), 5)
     series = generate_uid()
     write_dicom(tmp_path / "a.dcm", [[pixels]], USUAL, series=series)
-    level = np.full((110, 180, 3), 255, np.uint8)
+    level = np.full((110, width, 3), 255, np.uint8)
     level[:100, :150] = smaller(pixels, 4)
     write_dicom(tmp_path / "b.dcm", [[level]], USUAL, series=series, mpp=2.0)
     with open_slide(tmp_path / "a.dcm") as slide:

@@ -7,8 +7,7 @@ same for every tile. The limits that were found are part of what the slide says 
 
 import math
 import re
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,20 +35,15 @@ class ScaledDecoder(Decoder):
 
     limits: Sequence[tuple[float, float]] = ()
 
-    def decode(
-        self, indices: Sequence[int], outs: Iterable[RgbArray]
-    ) -> Iterator[None]:
-        """See `Decoder.decode`."""
-        for index, out in zip(indices, outs):
-            out[:] = 0
-            for channel, (low, high) in enumerate(self.limits):
-                values = self._stored(channel, index)[: out.shape[0], : out.shape[1]]
-                factor = 255.0 / max(high - low, 1e-9)
-                shown = np.rint(np.clip((values - low) * factor, 0, 255))
-                out[: len(values), : values.shape[1], channel] = shown
-            if len(self.limits) == 1:
-                out[..., 1:] = out[..., :1]
-            yield
+    def _decode_one(self, index: int, out: RgbArray) -> None:
+        out[:] = 0
+        for channel, (low, high) in enumerate(self.limits):
+            values = self._stored(channel, index)[: out.shape[0], : out.shape[1]]
+            factor = 255.0 / max(high - low, 1e-9)
+            shown = np.rint(np.clip((values - low) * factor, 0, 255))
+            out[: len(values), : values.shape[1], channel] = shown
+        if len(self.limits) == 1:
+            out[..., 1:] = out[..., :1]
 
     def percentiles(
         self, channel: int, percentiles: tuple[float, float]
@@ -67,9 +61,9 @@ class ScaledDecoder(Decoder):
         low, high = np.percentile(np.concatenate(values), percentiles)
         return float(low), float(high)
 
-    @abstractmethod
     def _stored(self, channel: int, index: int) -> Values:
         """Returns a segment of one of the picked channels, (height, width)."""
+        raise NotImplementedError
 
 
 def scale_channels(

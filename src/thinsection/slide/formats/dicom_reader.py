@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -344,32 +344,22 @@ class _FrameDecoder(Decoder):
         """See `Decoder.is_empty`."""
         return self.sparse and index not in self._listed_places()
 
-    def decode(
-        self, indices: Sequence[int], outs: Iterable[RgbArray]
-    ) -> Iterator[None]:
-        """See `Decoder.decode`."""
-        for index, out in zip(indices, outs):
-            place = self._place(index)
-            if place is None:
-                raise self._error(index, "no such frame")
-            part, frame = place
-            pixels = part.frames.read(frame)
-            out[:] = pixels  # gray is repeated
-            yield
-
-    def _place(self, index: int) -> _Place | None:
-        """Returns where a frame of the grid is stored."""
+    def _decode_one(self, index: int, out: RgbArray) -> None:
+        place: _Place | None = None
         if self.sparse:
-            return self._listed_places().get(index)
-        parts = self._source.parts
-        num_planes = parts[0].num_planes
-        layer = self._source.path * num_planes + self._source.plane
-        frame = layer * self.columns * self.rows + index
-        for part in parts:
-            own = frame - part.first_frame
-            if 0 <= own < part.frames.num_frames:
-                return part, own
-        return None
+            place = self._listed_places().get(index)
+        else:
+            first = self._source.parts[0]
+            layer = self._source.path * first.num_planes + self._source.plane
+            number = layer * self.columns * self.rows + index
+            for part in self._source.parts:
+                own = number - part.first_frame
+                if place is None and 0 <= own < part.frames.num_frames:
+                    place = (part, own)
+        if place is None:
+            raise self._error(index, "no such frame")
+        part, frame = place
+        out[:] = part.frames.read(frame)  # gray is repeated
 
     def _listed_places(self) -> Mapping[int, _Place]:
         """Returns the frames that the files list, by their place in the grid."""

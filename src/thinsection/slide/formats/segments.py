@@ -6,7 +6,6 @@ a part of a segment, the segment stays in memory until other regions have used i
 
 import math
 import threading
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-class Decoder(ABC):
+class Decoder:
     """Decodes segments of one level. Segments at the border reach beyond the image.
 
     Attributes:
@@ -73,7 +72,6 @@ class Decoder(ABC):
         """True if the file stores no data for a segment; the segment is then white."""
         return False
 
-    @abstractmethod
     def decode(
         self, indices: Sequence[int], outs: Iterable[RgbArray]
     ) -> Iterator[None]:
@@ -84,6 +82,13 @@ class Decoder(ABC):
             outs: an array of `shape` for each segment. One is taken when it is needed, so one
                 array may be given again and again.
         """
+        for index, out in zip(indices, outs):
+            self._decode_one(index, out)
+            yield
+
+    def _decode_one(self, index: int, out: RgbArray) -> None:
+        """Decodes a segment into an array; for subclasses that leave `decode` as it is."""
+        raise NotImplementedError
 
     def jpeg(self, index: int) -> bytes | None:
         """Returns the stored bytes of a segment if they are a complete JPEG, else None."""

@@ -20,6 +20,7 @@ from thinsection.errors import (
     SlideOpenError,
     ThinsectionError,
 )
+from thinsection.slide.base import GRAY
 from thinsection.slide.formats.channels import LevelPlanes, find_channels
 from thinsection.slide.formats.tiff_decoder import colour_note
 from thinsection.slide.formats.tiff_inventory import (
@@ -33,6 +34,7 @@ from thinsection.slide.formats.tiff_inventory import (
 from thinsection.slide.formats.tiff_pages import (
     OmeImage,
     TiffMetadata,
+    empty_segments_note,
     find_unsupported,
     has_unexplained_sample,
     is_sound,
@@ -163,17 +165,20 @@ def read_layout(
             unsupported = find_unsupported(page)
             if unsupported:
                 raise SlideOpenError(f"tiff: {unsupported} is not supported")
-        notes = [*layout.notes]
-        colours = colour_note(base, file.filehandle)
-        if colours:
-            notes.append(colours)
+        notes = [*layout.notes, colour_note(base, file.filehandle)]
         if base.dtype == np.dtype(np.int8):
             notes.append(
                 "its samples are called signed, and are shown as 0 to 255 like those of other "
                 "files, as OpenSlide shows them"
             )
-        icc_profile = base.tags.valueof(_ICC_TAG)
-        return replace(layout, notes=tuple(notes), icc_profile=icc_profile)
+        notes.append(empty_segments_note(layout.pages))
+        if any(page.samplesperpixel == 1 for page in layout.pages):
+            notes.append(GRAY)
+        return replace(
+            layout,
+            notes=tuple(filter(None, notes)),
+            icc_profile=base.tags.valueof(_ICC_TAG),
+        )
 
 
 def channel_layout(

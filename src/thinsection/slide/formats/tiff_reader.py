@@ -8,7 +8,6 @@ import numpy as np
 
 from thinsection.errors import SlideOpenError
 from thinsection.files.sources import ByteSource, FileSource
-from thinsection.slide.base import GRAY
 from thinsection.slide.formats.channels import (
     Plane,
     ScaledDecoder,
@@ -29,7 +28,6 @@ from thinsection.slide.formats.tiff_layout import (
 )
 from thinsection.slide.formats.tiff_pages import (
     JPEG,
-    empty_segments_note,
     orientation_of,
 )
 from thinsection.slide.level_check import (
@@ -90,11 +88,6 @@ class TiffSlide(SegmentedSlide):
         )
         self._read_by(layout.levels, decoders)
         self.notes = layout.notes
-        empty = empty_segments_note(layout.pages)
-        if empty:
-            self.notes = (*self.notes, empty)
-        if any(page.samplesperpixel == 1 for page in layout.pages):
-            self.notes = (*self.notes, GRAY)
         self.mpp_source = layout.metadata.mpp_source
         self.pictures = layout.pictures
         self.picture = layout.picture

@@ -8,7 +8,7 @@ import html
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise, repeat
 from pathlib import Path
@@ -388,17 +388,12 @@ class _ChunkDecoder(ScaledDecoder):
         self._array = array
         self._axes = axes
 
-    def decode(
-        self, indices: Sequence[int], outs: Iterable[RgbArray]
-    ) -> Iterator[None]:
-        """See `Decoder.decode`."""
+    def _decode_one(self, index: int, out: RgbArray) -> None:
         if self.picked:
-            yield from super().decode(indices, outs)
+            super()._decode_one(index, out)
             return
-        for index, out in zip(indices, outs):
-            chunk = self._read(index, slice(None))
-            out[: chunk.shape[0], : chunk.shape[1]] = chunk
-            yield
+        chunk = self._read(index, slice(None))
+        out[: chunk.shape[0], : chunk.shape[1]] = chunk
 
     def _stored(self, channel: int, index: int) -> Values:
         number = self.picked[channel]
