@@ -235,7 +235,15 @@ def _item_places(
         offsets = np.frombuffer(table, "<u4").astype(int).tolist()
         if any(b <= a for a, b in pairwise(offsets)):
             offsets = []  # beyond 4 GiB its numbers begin anew
-    items = _items(file, first, name)
+    items: list[tuple[int, int]] = []  # (offset, bytes), their heads included
+    place = first
+    while True:
+        file.seek(place)
+        tag, count = _item_head(file.read(_ITEM_BYTES), name)
+        if tag == _SEQUENCE_END:
+            break
+        items.append((place, _ITEM_BYTES + count))
+        place += _ITEM_BYTES + count
     if len(offsets) != num_frames:
         if len(items) == num_frames:
             return items
@@ -252,19 +260,6 @@ def _item_places(
             f"offsets of frames must lie in the pixel data in {name!r}; the file is damaged"
         )
     return [(a, b - a) for a, b in zip(starts, [*starts[1:], end])]
-
-
-def _items(file: BinaryIO, begin: int, name: str) -> list[tuple[int, int]]:
-    """Returns (offset, bytes) of the items of encapsulated pixel data, their heads included."""
-    places: list[tuple[int, int]] = []
-    place = begin
-    while True:
-        file.seek(place)
-        tag, count = _item_head(file.read(_ITEM_BYTES), name)
-        if tag == _SEQUENCE_END:
-            return places
-        places.append((place, _ITEM_BYTES + count))
-        place += _ITEM_BYTES + count
 
 
 def _item_head(head: bytes, name: str) -> tuple[int, int]:

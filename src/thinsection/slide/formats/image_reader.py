@@ -219,12 +219,17 @@ def _read_png(file: BinaryIO, file_bytes: int) -> ImageHeader:
     head = b""
     orientation = UPRIGHT
     has_transparent_colour = False
-    for name, length in _png_chunks(file, file_bytes):
+    place = len(PNG_MAGIC)
+    while place + 8 <= file_bytes:
+        file.seek(place)
+        start = file.read(8)
+        if len(start) < 8:
+            break
+        length, name = struct.unpack(">I4s", start)
+        place += 12 + length  # length and name before the data, a check sum behind
         if not head:
             if name != b"IHDR" or length != _PNG_IHDR_BYTES:
-                raise SlideOpenError(
-                    "image: a PNG without its header; the file is truncated"
-                )
+                break
             head = file.read(length)
         elif name == b"tRNS":
             has_transparent_colour = True
@@ -248,19 +253,6 @@ def _read_png(file: BinaryIO, file_bytes: int) -> ImageHeader:
         gray=colour_type in _PNG_GRAY,
         deep=bits == 16,
     )
-
-
-def _png_chunks(file: BinaryIO, file_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """(name, length) of each chunk, with the file at the chunk's data."""
-    at = len(PNG_MAGIC)
-    while at + 8 <= file_bytes:
-        file.seek(at)
-        head = file.read(8)
-        if len(head) < 8:
-            return
-        length, name = struct.unpack(">I4s", head)
-        yield name, length
-        at += 12 + length  # length and name before the data, a check sum behind
 
 
 def _read_jpeg(file: BinaryIO) -> ImageHeader:

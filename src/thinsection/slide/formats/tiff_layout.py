@@ -160,7 +160,14 @@ def read_layout(
         channels = find_channels(file, base, layout.ome)
         if channels is not None:
             raise unpicked_channels_error(channels[0], file.filename)
-        _refuse_mixed_orientations(layout.pages)
+        first = orientation_of(base)
+        for page in layout.pages:
+            # a level without the tag is as level 0: programs that set it set it there alone
+            if ORIENTATION_TAG in page.tags and orientation_of(page) != first:
+                raise SlideOpenError(
+                    f"tiff: levels must have one orientation (tag {ORIENTATION_TAG}), got {first} "
+                    f"and {orientation_of(page)}; write the same number into every page"
+                )
         for page in layout.pages:
             unsupported = find_unsupported(page)
             if unsupported:
@@ -419,18 +426,3 @@ def _sound_chain(file: TiffFile) -> list[TiffPage]:
         raise SlideOpenError("tiff: the chain of pages is broken; the file is damaged")
     is_sound(pages[0], file.filehandle.size, required=True)
     return pages
-
-
-def _refuse_mixed_orientations(pages: Sequence[TiffPage]) -> None:
-    """Refuses levels that say that they are turned otherwise than the first page is.
-
-    A level without the tag is turned as the first page: programs that set it set it there alone.
-    """
-    first = orientation_of(pages[0])
-    for page in pages:
-        if ORIENTATION_TAG not in page.tags or orientation_of(page) == first:
-            continue
-        raise SlideOpenError(
-            f"tiff: levels must have one orientation (tag {ORIENTATION_TAG}), got {first} and "
-            f"{orientation_of(page)}; write the same number into every page"
-        )
