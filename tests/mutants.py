@@ -22,6 +22,7 @@ from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 from types import CodeType, FunctionType
+from typing import cast
 
 import pytest
 
@@ -110,7 +111,9 @@ class Change(ast.NodeTransformer):
         outside = self._in_function
         if isinstance(node, ast.FunctionDef):
             self._in_function = True
-            node.body = [self.visit(statement) for statement in node.body]
+            node.body = [
+                cast(ast.stmt, self.visit(statement)) for statement in node.body
+            ]
         else:
             self.generic_visit(node)
         self._in_function = outside
