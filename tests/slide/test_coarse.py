@@ -91,7 +91,7 @@ def test_empty_segments_are_never_decoded_and_small_slides_are_read_exactly(
         file.pages[0].tags["TileByteCounts"].overwrite(
             [0] * 11 + [file.pages[0].databytecounts[11]]
         )
-    decoded, decode_one = [], SegmentDecoder._decode_one
+    decoded, decode_one = [], SegmentDecoder._decode_segment
 
     def counted(
         self: SegmentDecoder, index: int, data: memoryview, out: np.ndarray
@@ -99,7 +99,7 @@ def test_empty_segments_are_never_decoded_and_small_slides_are_read_exactly(
         decoded.append(out.shape)
         decode_one(self, index, data, out)
 
-    monkeypatch.setattr(SegmentDecoder, "_decode_one", counted)
+    monkeypatch.setattr(SegmentDecoder, "_decode_segment", counted)
     with open_slide(tmp_path / "a.tif", reader="tiff") as slide:
         read_resized(slide, (64, 48))
         assert decoded == [(256, 256, 3)]

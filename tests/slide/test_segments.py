@@ -188,7 +188,7 @@ def test_segments_that_were_never_scanned_are_white_and_cost_nothing(
         assert (tile == (255 if place in (1, 6, 7) else 90)).all()
     assert len(source.ranges) == 1  # what lies side by side is still one request
     with TiffSlide(str(path), source=(source := CountingSource(path))) as slide:
-        monkeypatch.setattr(SegmentDecoder, "_decode_one", None)
+        monkeypatch.setattr(SegmentDecoder, "_decode_segment", None)
         assert (slide.read_region((256, 0), 0, (256, 256)) == 255).all()
         assert (slide.read_region((520, 300), 0, (400, 100)) == 255).all()  # cuts two
         assert not source.ranges
@@ -202,7 +202,7 @@ def test_what_was_announced_is_decoded_once_and_then_forgotten(
         tmp_path / "a.tif", (2048, 1024), KINDS["jpeg-420"]
     )  # 8 x 4 segments of 192 KiB
     monkeypatch.setattr(segments, "CACHE_BYTES", 20 * 256 * 256 * 3)
-    decode, times = SegmentDecoder._decode_one, Counter[int]()
+    decode, times = SegmentDecoder._decode_segment, Counter[int]()
 
     def count(
         self: SegmentDecoder, index: int, data: memoryview, out: np.ndarray
@@ -210,7 +210,7 @@ def test_what_was_announced_is_decoded_once_and_then_forgotten(
         times[index] += 1
         decode(self, index, data, out)
 
-    monkeypatch.setattr(SegmentDecoder, "_decode_one", count)
+    monkeypatch.setattr(SegmentDecoder, "_decode_segment", count)
     config = TilesConfig(tile_px=100, tile_mpp="native", overlap=30, edge="pad")
     with TiffSlide(str(tmp_path / "a.tif")) as slide:
         times.clear()  # opening it has compared its levels

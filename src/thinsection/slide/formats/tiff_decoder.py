@@ -332,12 +332,7 @@ class SegmentDecoder(Decoder):
             for index, out in targets:
                 begin = self._offsets[index] - start
                 segment = data[begin : begin + self._counts[index]]
-                if self._whole_shape is None:
-                    self._decode_whole(index, segment, out)
-                else:
-                    whole = np.empty(self._whole_shape, dtype=np.uint8)
-                    self._decode_whole(index, segment, whole)
-                    out[:] = np.asarray(Image.fromarray(whole).reduce(self._factor))
+                self._decode_segment(index, segment, out)
                 yield
 
     def _fill_arrays_as_stored(self, group: Sequence[_Target], length: int) -> bool:
@@ -367,6 +362,15 @@ class SegmentDecoder(Decoder):
             groups[-1].append(index)
             end = begin + count
         return groups
+
+    def _decode_segment(self, index: int, data: memoryview, out: RgbArray) -> None:
+        """Fills `out` with a segment, reduced by the factor."""
+        if self._whole_shape is None:
+            self._decode_whole(index, data, out)
+            return
+        whole = np.empty(self._whole_shape, dtype=np.uint8)
+        self._decode_whole(index, data, whole)
+        out[:] = np.asarray(Image.fromarray(whole).reduce(self._factor))
 
     def _decode_whole(self, index: int, data: memoryview, out: RgbArray) -> None:
         """Fills `out` with what a segment holds, and with white beside it."""
