@@ -132,9 +132,9 @@ def test_the_slide_is_opened_and_its_tissue_found_once(
 
         monkeypatch.setattr(cls, name, wrapper)
 
-    counted(TissueStage, "run")
-    if "run" in vars(QcStage):
-        counted(QcStage, "run")
+    counted(TissueStage, "make")
+    if "make" in vars(QcStage):
+        counted(QcStage, "make")
     counted(SlideEntry, "open")
     if qc != "off":
         text = 'name = "otsu"\nwork_mpp = 8.0\n[[check]]\nkind = "otsu"\n'
@@ -142,7 +142,7 @@ def test_the_slide_is_opened_and_its_tissue_found_once(
         qc = str(tmp_path / qc)
     folder = Folder(tmp_path / "out", slide)
     folder.run(["0.5", "1.0", "2.0"], until="tiles", qc=qc)
-    mask = "TissueStage.run" if qc == "off" else "QcStage.run"
+    mask = "TissueStage.make" if qc == "off" else "QcStage.make"
     assert sorted(calls) == sorted(["SlideEntry.open", mask])
     assert len(open_results(folder.out).grids) == 3
     assert [folder.count(kind) for kind in ("opening", "started", "ended")] == [1, 1, 1]
