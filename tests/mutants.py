@@ -104,6 +104,7 @@ class Change(ast.NodeTransformer):
         if other is not None:
             self.count += 1
             if self.count == self.number:
+                assert isinstance(node, ast.expr | ast.stmt)
                 before = ast.unparse(node).partition("\n")[0]
                 after = ast.unparse(other).partition("\n")[0]
                 self.description = f"{node.lineno}: {before} -> {after}"
