@@ -1,56 +1,19 @@
 """The house keeps its shape: who may import whom, and what an import costs."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from tests.support.imports import Arrow, arrows_between, circles, modules_below
 
 ROOT = Path(__file__).parent.parent
-# from the ground up: a room imports only from itself and from rooms above it in this list
-ROOMS = (
-    "errors",
-    "extras",
-    "types",
-    "config",
-    "registry",
-    "machine",
-    "files",
-    "weights",
-    "arrays",
-    "attention",
-    "frames",
-    "slide",
-    "deid",
-    "qc",
-    "tiles",
-    "encode",
-    "segment",
-    "pool",
-    "rescue",
-    "neighbors",
-    "structures",
-    "store",
-    "usage",
-    "report",
-    "jobs",
-    "stages",
-    "results",
-    "run",
-    "evaluation",
-    "predict",
-    "probe",
-    "exchange",
-    "view",
-    "testing",
-    "cli",
-    "__main__",
-)
-# side by side: neither imports from the other
-APART = {"predict", "probe"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LINTER = PROJECT["tool"]["importlinter"]
 # former names of modules, which hand on names of a room above them with a warning, and no more
 FORMER_NAMES = ("thinsection.slide.deid",)
 PACKAGES = {
@@ -69,37 +32,102 @@ def arrows_of(package: str, folder: Path) -> list[Arrow]:
     return arrows_between(modules)
 
 
-def upward(arrows: list[Arrow], rooms: tuple[str, ...]) -> list[Arrow]:
-    """Arrows into a room that stands below their own in the list."""
-    floor = {room: number for number, room in enumerate(rooms)}
+def floors_of(layers: list[str]) -> dict[str, int]:
+    """Floor of each room, of layers from the top to the ground; those side by side share one."""
+    floors = {}
+    for number, layer in enumerate(reversed(layers)):
+        for room in layer.split(" | "):
+            floors[room] = number
+    return floors
+
+
+def upward(arrows: list[Arrow], floors: dict[str, int]) -> list[Arrow]:
+    """Arrows into a room that is not below their own."""
     wrong = []
     for arrow in arrows:
         source_room = arrow.source.split(".")[1]
         target_room = arrow.target.split(".")[1]
-        if floor[target_room] > floor[source_room]:
+        if source_room != target_room and floors[target_room] >= floors[source_room]:
             wrong.append(arrow)
     return wrong
 
 
-def test_every_file_lies_in_a_room_of_the_list() -> None:
-    modules = modules_below(PACKAGES["thinsection"], "thinsection")
-    del modules["thinsection"]
-    assert {name.split(".")[1] for name in modules} == set(ROOMS)
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs import-linter with the pyproject.toml of a folder that has its package in `src`."""
+    pytest.importorskip("importlinter", reason="`make setup` installs import-linter")
+    code = "from importlinter.cli import lint_imports_command as main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "--no-cache", "--no-logo"],
+        cwd=folder,
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(folder / "src"), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
-def test_a_room_imports_only_from_rooms_above_it() -> None:
+def test_a_room_imports_only_from_rooms_below_it_and_every_room_is_in_the_list() -> (
+    None
+):
+    ended = lint_imports(ROOT)
+    assert ended.returncode == 0, ended.stdout
+
+
+def test_import_linter_sees_every_kind_of_upward_import(tmp_path: Path) -> None:
+    """In a function, for type checkers, over a third file, between neighbours; and a new room."""
+    files = {
+        "top/work": "",
+        "left/work": "def f():\n    from house.top import work\n",
+        "right/work": "if TYPE_CHECKING:\n    from house.left.work import f\n",
+        "ground/work": "import house.ground.through\n",
+        "ground/through": "from .. import right\n",
+        "new/work": "",
+    }
+    plant(tmp_path / "src" / "house", files)
+    (contract,) = LINTER["contracts"]
+    assert contract["exhaustive"] is True
+    lines = [
+        "[tool.importlinter]",
+        'root_package = "house"',
+        "[[tool.importlinter.contracts]]",
+        'name = "rooms"',
+        f'type = "{contract["type"]}"',
+        'containers = ["house"]',
+        "exhaustive = true",
+        'layers = ["top", "left | right", "ground"]',
+    ]
+    (tmp_path / "pyproject.toml").write_text("\n".join(lines))
+    for folder in ("", "top", "left", "right", "ground", "new"):
+        (tmp_path / "src" / "house" / folder / "__init__.py").touch()
+    ended = lint_imports(tmp_path)
+    assert ended.returncode == 1, ended.stderr
+    assert "house.left.work -> house.top.work" in ended.stdout
+    assert "house.right.work -> house.left.work" in ended.stdout
+    assert "house.ground.through -> house.right" in ended.stdout
+    assert "new" in ended.stdout
+
+
+def test_no_name_of_a_module_in_a_string_points_upward() -> None:
+    """What import-linter does not see: `import_module("a.b")` and the targets of registries."""
     arrows = arrows_of("thinsection", PACKAGES["thinsection"])
-    wrong = upward(arrows, ROOMS)
+    by_name = [arrow for arrow in arrows if arrow.kind != "statement"]
+    (contract,) = LINTER["contracts"]
+    wrong = upward(by_name, floors_of(contract["layers"]))
     assert not wrong, "\n".join(map(str, wrong))
 
 
-def test_rooms_side_by_side_import_neither_from_the_other() -> None:
-    between = []
-    for arrow in arrows_of("thinsection", PACKAGES["thinsection"]):
-        rooms = {arrow.source.split(".")[1], arrow.target.split(".")[1]}
-        if rooms == APART:
-            between.append(arrow)
-    assert not between, "\n".join(map(str, between))
+def test_every_room_has_someone_who_is_asked() -> None:
+    """.github/CODEOWNERS has a line for each folder of the package, and none for another."""
+    text = (ROOT / ".github" / "CODEOWNERS").read_text()
+    owned = {line.split()[0] for line in text.splitlines() if line.startswith("/")}
+    rooms = {
+        f"/{folder.relative_to(ROOT)}/"
+        for folder in PACKAGES["thinsection"].iterdir()
+        if (folder / "__init__.py").is_file()
+    }
+    assert rooms <= owned
+    assert all((ROOT / path.lstrip("/")).exists() for path in owned)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -181,7 +209,7 @@ def plant(folder: Path, files: dict[str, str]) -> list[Arrow]:
     """Writes these files of a package `house`; returns its arrows."""
     for name, text in files.items():
         path = folder / f"{name}.py"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return arrows_of("house", folder)
 
@@ -247,10 +275,10 @@ def test_a_registry_that_names_the_files_of_its_subclasses_is_no_circle(
 def test_an_upward_import_is_seen(lower: str, tmp_path: Path) -> None:
     files = {"lower/work": lower, "upper/page": "", "upper/__init__": ""}
     arrows = plant(tmp_path, files)
-    assert [arrow.source for arrow in upward(arrows, ("lower", "upper"))] == [
-        "house.lower.work"
-    ]
-    assert upward(arrows, ("upper", "lower")) == []
+    wrong = upward(arrows, floors_of(["upper", "lower"]))
+    assert [arrow.source for arrow in wrong] == ["house.lower.work"]
+    assert upward(arrows, floors_of(["lower", "upper"])) == []
+    assert upward(arrows, floors_of(["lower | upper"])) == wrong
 
 
 def test_a_docstring_that_names_a_module_is_no_import(tmp_path: Path) -> None:
