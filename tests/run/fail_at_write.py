@@ -15,7 +15,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.run.kill_at_rename import SETTINGS, digest
+from tests.run.kill_at_rename import SETTINGS, digest, imports_of
+from tests.support.warm import import_noted, note_imports
 
 from thinsection.config import replace_flat
 from thinsection.errors import OutputError, StoreError
@@ -45,6 +46,7 @@ def attempt(
             code = 4 if isinstance(error, OutputError) else 2
             said = " ".join([str(error), *getattr(error, "__notes__", [])])
         os.environ.pop("FAIL_BELOW", None)
+        note_imports(imports_of(out))
         os.write(writer, said.encode())
         os._exit(code)
     os.close(writer)
@@ -56,6 +58,7 @@ def attempt(
 def main(slides: str, out: Path, number: int, points: int, reads: int) -> None:
     reference = out / "reference"
     assert attempt(slides, reference, fail_at=0, reads=reads) == (0, "")
+    import_noted(imports_of(reference))
     writes = Path(f"{reference}.count").stat().st_size
     print(json.dumps({"digest": digest(reference), "writes": writes}), flush=True)
     places = {round(1 + i * (writes - 1) / points) for i in range(points)}

@@ -15,6 +15,8 @@ import signal
 import sys
 from pathlib import Path
 
+from tests.support.warm import import_noted, note_imports
+
 from thinsection.config import replace_flat
 from thinsection.run.run import run
 from thinsection.stages.config import RunConfig
@@ -48,10 +50,16 @@ def execute(
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(hook)
-        os._exit(
-            run([slide], out=out, config=replace_flat(RunConfig(), settings)).exit_code
-        )
+        config = replace_flat(RunConfig(), settings)
+        code = run([slide], out=out, config=config).exit_code
+        note_imports(imports_of(out))
+        os._exit(code)
     return os.waitpid(child, 0)[1]
+
+
+def imports_of(out: Path) -> Path:
+    """File in which the fork of this output folder noted what it imported."""
+    return out.with_suffix(".imports")
 
 
 def digest(folder: Path) -> str:
@@ -78,6 +86,7 @@ def content_of(path: Path) -> bytes:
 
 def main(slide: str, out: Path, settings: dict[str, object]) -> None:
     assert execute(slide, out / "reference", None, settings) == 0
+    import_noted(imports_of(out / "reference"))
     print("reference", digest(out / "reference"), flush=True)
     for kill_at in range(1, MAX_RENAMES):
         target = out / f"kill{kill_at}"
