@@ -6,6 +6,7 @@ import pkgutil
 import re
 import subprocess
 import tomllib
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -174,9 +175,11 @@ def resolves(dotted: str) -> bool:
             value = importlib.import_module(".".join(parts[: number + 1]))
         except ImportError:
             annotated = part in getattr(value, "__dataclass_fields__", {})
-            if not hasattr(value, part) and not annotated:
-                return False
-            value = getattr(value, part, None)
+            with warnings.catch_warnings():  # a deprecated name is one that exists
+                warnings.simplefilter("ignore", DeprecationWarning)
+                if not hasattr(value, part) and not annotated:
+                    return False
+                value = getattr(value, part, None)
     return True
 
 
