@@ -52,11 +52,15 @@ def test_the_estimate_of_a_transformer_is_not_under_the_measured_peak() -> None:
         "lunit_vits16", device="cpu", precision="fp32", pretrained=False
     )
     kwargs = {"name": "lunit_vits16", "tile_px": 256, "batch_size": 4}
-    measured = run_and_measure(
-        "tests.encode.measured_encoding", "encode", setup="load", **kwargs
-    )
+    # what loading left free in the heap hides 0 to 13 MB of the growth: the largest of three
+    growths = [
+        run_and_measure(
+            "tests.encode.measured_encoding", "encode", setup="load", **kwargs
+        ).growth_bytes
+        for _ in range(3)
+    ]
     estimate = batch_bytes(encoder, batch_size=4, tile_px=256)
-    assert measured.growth_bytes <= estimate <= 2.5 * measured.growth_bytes
+    assert max(growths) <= estimate <= 2.5 * max(growths)
 
 
 def test_the_estimate_grows_with_the_batch_and_allocates_nothing(lite0) -> None:
