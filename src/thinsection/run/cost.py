@@ -324,7 +324,12 @@ class Planner:
             )
         num_tiles = sum(slide.num_tiles for slide in slides)
         grids = [grid for slide in slides for grid in slide.grids]
-        decode_s = sum(self._decode_s(grid, fast=fast) for grid in grids)
+        decode_s = 0.0
+        for grid in grids:
+            rate = px_per_s
+            if fast and grid.fast:
+                rate = max(px_per_s, self.machine.half_size_px_per_s)
+            decode_s += grid.num_tiles * grid.read_px / rate
         if self.gpu is None:
             encode_s = num_tiles / self.tiles_per_s
             work_s = (prepare_s + decode_s + encode_s) / cpus
@@ -339,10 +344,3 @@ class Planner:
             encode_s=encode_s,
             wall_s=start_s + work_s,
         )
-
-    def _decode_s(self, grid: GridSize, *, fast: bool) -> float:
-        """CPU-seconds of decoding the tiles of a grid."""
-        px_per_s = self.machine.decode_px_per_s
-        if fast and grid.fast:
-            px_per_s = max(px_per_s, self.machine.half_size_px_per_s)
-        return grid.num_tiles * grid.read_px / px_per_s

@@ -120,7 +120,10 @@ def merge_results(
     with output_errors(target):
         target = check_folder(target)
         summary = _place_slides(plan, sources, target, copy=copy, on_wait=on_message)
-        _place_failures(plan, target)
+        for slide_id, (source, _) in plan.unfinished.items():
+            has_result = bool(load_ledger(target, slide_id).stages)
+            if slide_id in source.failures and not has_result:
+                _copy_failure(source, slide_id, target)
         specs = _write_records(sources, plan, target, on_message)
         _write_tables(target, specs, on_message)
     return summary
@@ -134,7 +137,12 @@ def _distinct(folders: Sequence[str | Path], out: Path) -> list[Path]:
             raise StoreError(
                 f"folder must be a local folder, got {str(folder)!r}; copy it here first"
             )
-        for place in _results_in(Path(folder)):
+        places = [Path(folder)]
+        if places[0].is_dir() and not (places[0] / SLIDES).is_dir():
+            # the results folders in it, for a list that fits on no command line
+            below = sorted(places[0].iterdir())
+            places = [path for path in below if (path / SLIDES).is_dir()] or places
+        for place in places:
             by_place.setdefault(place.resolve(), place)
     if is_url(str(out)):
         raise StoreError(f"out must be a local folder, got {str(out)!r}")
@@ -145,14 +153,6 @@ def _distinct(folders: Sequence[str | Path], out: Path) -> list[Path]:
     if not by_place:
         raise StoreError("folders must name at least one results folder, got none")
     return list(by_place.values())
-
-
-def _results_in(folder: Path) -> list[Path]:
-    """The folder, or the results folders in it, for a list that fits on no command line."""
-    if (folder / SLIDES).is_dir() or not folder.is_dir():
-        return [folder]
-    below = [path for path in sorted(folder.iterdir()) if (path / SLIDES).is_dir()]
-    return below or [folder]
 
 
 def _place_slides(
@@ -211,9 +211,10 @@ def _place_slide(
         for part in slide.parts:
             taken = part.source.ledgers[slide_id]
             if not ledger.stages:
-                ledger = replace(
-                    ledger, slide=_with_whole_path(part, slide_id), source=taken.source
-                )
+                facts = dict(taken.slide)
+                path = str(facts.get("slide_path") or "")
+                facts["slide_path"] = _whole_path(part.source, slide_id, path)
+                ledger = replace(ledger, slide=facts, source=taken.source)
             for address in part.addresses:
                 record = taken.stages[address]
                 for name, size in record.files.items():
@@ -227,14 +228,6 @@ def _place_slide(
         else:  # excluded by a rule of quality control
             _copy_failure(slide.parts[0].source, slide_id, out)
     return placed
-
-
-def _with_whole_path(part: Part, slide_id: str) -> dict[str, object]:
-    """Facts of a slide, with its whole path."""
-    facts = dict(part.source.ledgers[slide_id].slide)
-    path = str(facts.get("slide_path") or "")
-    facts["slide_path"] = _whole_path(part.source, slide_id, path)
-    return facts
 
 
 def _whole_path(source: Source, slide_id: str, path: str) -> str:
@@ -264,14 +257,6 @@ def _place_file(
     with atomic_path(target) as tmp:
         link_or_copy(source, tmp, copy=copy)
     return True
-
-
-def _place_failures(plan: MergePlan, out: Path) -> None:
-    """Copies the failures of slides that no folder has finished."""
-    for slide_id, (source, _) in plan.unfinished.items():
-        has_result = bool(load_ledger(out, slide_id).stages)
-        if slide_id in source.failures and not has_result:
-            _copy_failure(source, slide_id, out)
 
 
 def _copy_failure(source: Source, slide_id: str, out: Path) -> None:

@@ -98,17 +98,19 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
         """
         set_threads(self.threads, torch_too=True)
         encoder = loaded_encoder(self.pooling)
-        results = [self._pool(file, encoder) for file in entries]
-        return Report(results=tuple(results))
-
-    def _pool(self, file: FeaturesFile, encoder: SlideEncoder) -> SlideResult:
-        """Result of one file: done, skipped or failed."""
+        results = []
         reasons: dict[str, str] = {}
-        with slide_boundary(file.slide_id, reasons.__setitem__):
-            if file.results is not None:
-                return _pool_recorded(file, file.results, encoder)
-            return _pool_foreign(file, encoder, self.pooling)
-        return file.failed(PoolingStage.title, reasons[file.slide_id])
+        for file in entries:
+            result = None
+            with slide_boundary(file.slide_id, reasons.__setitem__):
+                if file.results is not None:
+                    result = _pool_recorded(file, file.results, encoder)
+                else:
+                    result = _pool_foreign(file, encoder, self.pooling)
+            if result is None:
+                result = file.failed(PoolingStage.title, reasons[file.slide_id])
+            results.append(result)
+        return Report(results=tuple(results))
 
     def lost(self, entry: FeaturesFile, reason: str) -> SlideResult:
         """See `Task.lost`."""

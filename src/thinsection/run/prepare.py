@@ -171,7 +171,12 @@ class SlidePreparer:
             table = grid.candidates(work, slide)
         else:
             table = work.value(grid)
-            _reuse_results(work, grid, table)
+            # results of the same tiles that are stored under another grid's name
+            for stage in list(work.missing):
+                if stage.reads == "tiles" and grid.holds(stage):
+                    output = stage.reuse(work, table)
+                    if output is not None:
+                        work.record(stage, output)
         stages = [
             stage
             for stage in work.missing
@@ -225,16 +230,12 @@ class SlidePreparer:
         for place, item in enumerate(items):
             item.is_first = place == 0
             item.is_last = item.owned = place == len(items) - 1
-        if slide is not None and parts and self._hashes_whole(work, slide):
-            work.whole_sum = WholeSum(work.entry.slide_path)
+        if slide is not None and parts and slide.source is None:
+            # a local file that was never hashed completely
+            compares_times = self.spec.slides.fingerprint == "times"
+            if compares_times and not work.ledger.source["whole"]:
+                work.whole_sum = WholeSum(work.entry.slide_path)
         return [*items]
-
-    def _hashes_whole(self, work: SlideWork, slide: Slide) -> bool:
-        """True for a local file that was never hashed completely."""
-        compares_times = self.spec.slides.fingerprint == "times"
-        return (
-            compares_times and slide.source is None and not work.ledger.source["whole"]
-        )
 
 
 def _failed(work: SlideWork, stage: str, error: Exception) -> SlideFailed[GridTiles]:
@@ -299,12 +300,3 @@ def _check_resolutions(slide: Slide, grids: Sequence[TilesStage]) -> None:
             errors.append(error)
     if errors and len(errors) == len(grids):
         raise errors[0]
-
-
-def _reuse_results(work: SlideWork, grid: TilesStage, table: TileTable) -> None:
-    """Takes over results of the same tiles that are stored under another grid's name."""
-    for stage in list(work.missing):
-        if stage.reads == "tiles" and grid.holds(stage):
-            output = stage.reuse(work, table)
-            if output is not None:
-                work.record(stage, output)

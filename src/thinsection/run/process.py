@@ -236,7 +236,10 @@ class SlideProcessor:
             if not work.missing:
                 self._skip(work)
                 continue
-            self._emit("opening", work, 0, _describe_opening(work.missing))
+            # what runs before tiles are read
+            titles = [stage.title for stage in work.missing if stage.reads == "slide"]
+            text = ", ".join(dict.fromkeys(titles)) or "stored results"
+            self._emit("opening", work, 0, text)
             yield work
 
     def _claim_one(self, entry: SlideEntry) -> SlideWork | None:
@@ -361,15 +364,6 @@ def encoder_requests(
         else:
             requests.append("")
     return requests
-
-
-def _describe_opening(missing: Sequence[AnyStage]) -> str:
-    """Titles of the missing stages that run before tiles are read, each title once.
-
-    If none is missing, only stored results are read before the tiles.
-    """
-    titles = [stage.title for stage in missing if stage.reads == "slide"]
-    return ", ".join(dict.fromkeys(titles)) or "stored results"
 
 
 def _find_leftover_files(out: Path) -> dict[str, list[Path]]:

@@ -75,7 +75,13 @@ def listing_of(url: str) -> Iterator[Path]:
         StoreError: the URL has no results.
     """
     target = RemoteFolder(url)
-    names = [name for name in target.sizes() if _is_listed(PurePath(name))]
+    names = []
+    for name in target.sizes():
+        path = PurePath(name)
+        is_record = path.parts[0] == RECORDS and path.name == RECORD_NAME
+        is_slide = path.parts[0] == SLIDES and path.name in _KEPT
+        if ".." not in path.parts and (is_record or is_slide):
+            names.append(name)
     if not any(name.startswith(f"{SLIDES}/") for name in names):
         raise StoreError(
             f"results must be a folder of `thinsection run` that contains {SLIDES}/, got {url!r}"
@@ -84,15 +90,6 @@ def listing_of(url: str) -> Iterator[Path]:
         for name in names:
             target.get(name, folder / name)
         yield folder
-
-
-def _is_listed(name: PurePath) -> bool:
-    """True for the files of a results folder that `listing_of` downloads."""
-    if ".." in name.parts:
-        return False
-    if name.parts[0] == SLIDES:
-        return name.name in _KEPT
-    return name.parts[0] == RECORDS and name.name == RECORD_NAME
 
 
 class Uploads:

@@ -40,7 +40,7 @@ from thinsection.run.prepare import finished_work
 from thinsection.run.process import OnEvent, RunEvent
 from thinsection.run.task import OwnEncoderTask, RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import LastResult, PoolingConfig, RunConfig
+from thinsection.stages.config import PoolingConfig, RunConfig
 from thinsection.stages.graph import grid_names, stages_of
 from thinsection.stages.request import Slides, check_run, cohort_of
 from thinsection.stages.spec import RunSpec, resolve
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 MIN_FREE_BYTES = 256 * MIB
 _SHOWN_GROUPS = 5  # groups of slides with equal content that are listed in full
+# commands with a name of their own for a run with this last result
+_COMMANDS = {"qc": "qc", "segments": "segment", "slide-embeddings": "run"}
 OnMessage = Callable[[str], None]
 
 
@@ -256,7 +258,10 @@ def _run_in_folder(
             facts: PlainValues = {}
             if unfinished and executor is None and spec.executor.in_process:
                 # raise errors of settings and weights before any slide is read
-                facts = _load_encoders(task, listeners.on_message)
+                if spec.encoding.encoders:
+                    names = ", ".join(spec.encoding.encoders)
+                    listeners.on_message(f"loading {names}")
+                facts = task.facts(task.models())
             if unfinished:
                 # what follows may take days, and needs the memory
                 ledgers = {}
@@ -288,13 +293,6 @@ def _run_in_folder(
         if begun or not isinstance(error, ThinsectionError):
             end_early(task, entries, merge_reports(reports), error)
         raise
-
-
-def _load_encoders(task: RunTask, on_message: OnMessage) -> PlainValues:
-    """Loads the encoders into this process; returns facts for the record of resource use."""
-    if task.spec.encoding.encoders:
-        on_message(f"loading {', '.join(task.spec.encoding.encoders)}")
-    return task.facts(task.models())
 
 
 def _execute(
@@ -409,7 +407,8 @@ def make_task(
 ) -> RunTask:
     """Makes the task of an invocation that begins now, and its record."""
     folder = out.resolve()
-    command = _command_words(spec.output.until)
+    until = spec.output.until
+    command = _COMMANDS.get(until, f"run --until {until}")
     record = records.begin_record(folder, command, spec.settings)
     log(
         record.folder, f"thinsection {thinsection.__version__}: {command} into {folder}"
@@ -435,17 +434,6 @@ def make_task(
         started=filesystem_now(folder),
         kept=kept,
     )
-
-
-def _command_words(until: LastResult) -> str:
-    """Command that makes a run with this last result, without its options."""
-    if until == "qc":
-        return "qc"
-    if until == "segments":
-        return "segment"
-    if until == "slide-embeddings":
-        return "run"
-    return f"run --until {until}"
 
 
 def check_folder(out: Path) -> Path:

@@ -91,19 +91,15 @@ class ResultSink:
             if isinstance(item, SlideFinished):
                 self._finish(item.source)
             else:
-                self._append(item)
+                with self._clock.timed("write_busy"):
+                    self._open = item.source
+                    work.stage_title = "write"
+                    for writer in item.source.writers:
+                        writer.append(item)
         except OutputError:  # the next slide would fail in the same way
             raise
         except Exception as error:  # noqa: BLE001 - the per-slide boundary of writing
             self._give_up(work, work.stage_title, error)
-
-    def _append(self, batch: EmbeddedBatch[GridTiles]) -> None:
-        """Passes a batch to all that is made from its tiles."""
-        with self._clock.timed("write_busy"):
-            self._open = batch.source
-            batch.source.work.stage_title = "write"
-            for writer in batch.source.writers:
-                writer.append(batch)
 
     def _finish(self, tiles: GridTiles) -> None:
         """Completes the results of a grid, then runs the stages that read stored results."""
@@ -125,13 +121,10 @@ class ResultSink:
             with self._clock.timed(name):
                 work.perform(stage)
         if tiles.is_last:
-            self._end_slide(work)
-
-    def _end_slide(self, work: SlideWork) -> None:
-        if work.failure is None:
-            work.check_complete()
-        work.drop_embeddings_before_edit()
-        self._on_end(work, work.failure)
+            if work.failure is None:
+                work.check_complete()
+            work.drop_embeddings_before_edit()
+            self._on_end(work, work.failure)
 
     def _give_up(self, work: SlideWork, stage: str, error: Exception) -> None:
         self._abandon()

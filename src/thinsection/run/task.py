@@ -193,22 +193,18 @@ class RunTask(Task[SlideEntry, SlideResult]):
             return SlideResult.of(entry, "skipped", work.facts())
         if self.spec.slides.fingerprint == "full":
             return None
+        path = Path(entry.slide_path)
         for record in self.kept:
             result = ended_slides(record).get(entry.slide_id)
-            if result is not None and self._untouched(entry, record):
-                if result.status == "done":
-                    return replace(result, status="skipped")
-                return result
+            if result is None or not path.is_file():
+                continue
+            last = max(log.stat().st_mtime for log in (record / _ENDED).glob("*.jsonl"))
+            ledger = load_ledger(self.out, entry.slide_id)
+            is_whole = all(map(ledger.complete, ledger.stages.values()))
+            if path.stat().st_mtime <= last and is_whole:
+                status = "skipped" if result.status == "done" else result.status
+                return replace(result, status=status)
         return None
-
-    def _untouched(self, entry: SlideEntry, record: Path) -> bool:
-        """True if the slide is older than the record's last line and all its files exist."""
-        path = Path(entry.slide_path)
-        last = max(log.stat().st_mtime for log in (record / _ENDED).glob("*.jsonl"))
-        if not path.is_file() or path.stat().st_mtime > last:
-            return False
-        ledger = load_ledger(self.out, entry.slide_id)
-        return all(ledger.complete(stage) for stage in ledger.stages.values())
 
     def end_event(self, result: SlideResult) -> RunEvent:
         """See `Task.end_event`."""

@@ -54,15 +54,13 @@ def variant(section: "DataclassInstance", *, leave_out: tuple[str, ...] = ()) ->
     name = join_label(*(f"{key}-{slug(value)}" for key, value in changed.items()))
     if len(name) > _MAX_PART:
         return short_hash(changed)
-    if all(_is_exact(value) for value in changed.values()):
-        return name
-    return f"{name}-{short_hash(changed)}"
-
-
-def _is_exact(value: object) -> bool:
-    """True if no other value has the same slug, also within a name of several parts."""
-    items = value if isinstance(value, tuple | list) else (value,)
-    return all(_EXACT.fullmatch(str(item)) and item != _NO_ITEMS for item in items)
+    for value in changed.values():
+        items = value if isinstance(value, tuple | list) else (value,)
+        for item in items:
+            # another value may have the same slug
+            if item == _NO_ITEMS or not _EXACT.fullmatch(str(item)):
+                return f"{name}-{short_hash(changed)}"
+    return name
 
 
 def slug(value: object) -> str:

@@ -95,17 +95,13 @@ def check_run(spec: RunSpec) -> None:
             raise MissingDependencyError(
                 f"--write {name} needs {', '.join(entry.missing)}; {entry.remedy}"
             )
-    _check_slide_encoders(spec)
-    batch_size = spec.batch_size(on_gpu=False) if spec.encoding.batch_size else 1
-    spec.stream_budget(batch_size)
-
-
-def _check_slide_encoders(spec: RunSpec) -> None:
-    """Refuses tiles that a slide encoder was not trained on, before any weights are loaded."""
+    # tiles that a slide encoder was not trained on, before any weights are loaded
     declared = [name for name in spec.encoding.encoders if is_declared_encoder(name)]
     for slide_encoder in spec.encoding.slide_encoders:
         for tile_encoder in declared:
             check_declared_fit(slide_encoder, tile_encoder, spec.tiles.tile_px)
+    batch_size = spec.batch_size(on_gpu=False) if spec.encoding.batch_size else 1
+    spec.stream_budget(batch_size)
 
 
 def _check_quality_control(spec: RunSpec) -> None:

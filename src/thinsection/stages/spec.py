@@ -156,7 +156,10 @@ def resolve(
         executor=config.executor,
         settings=as_mapping(config),
     )
-    _check_names(spec.encoding, has_own=own_encoder is not None)
+    for name in encoding.encoders if own_encoder is None else ():
+        check_encoder_name(name)
+    for name in slide_encoders:
+        check_slide_encoder(name)
     _check_tissue_origins(spec)
     if spec.encoding.patients != "none" and not slide_encoders:
         raise ConfigError(
@@ -176,14 +179,6 @@ def _check_own_encoder(config: RunConfig) -> None:
             f"encode.{name} must be left out with an encoder of this process, got {value!r}; "
             "set it where the encoder is made"
         )
-
-
-def _check_names(encoding: EncodingSpec, *, has_own: bool) -> None:
-    """Raises an error for models that are not declared anywhere."""
-    for name in () if has_own else encoding.encoders:
-        check_encoder_name(name)
-    for name in encoding.slide_encoders:
-        check_slide_encoder(name)
 
 
 def _check_tissue_origins(spec: RunSpec) -> None:

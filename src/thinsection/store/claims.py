@@ -34,12 +34,8 @@ OnMessage = Callable[[str], None]
 Claims = Mapping[str, SlideFile]  # by slide id
 
 
-def _ignore(message: str) -> None:
-    """Listener of a caller that wants no messages."""
-
-
 def claim_ids(
-    out: Path, entries: Sequence[SlideEntry], on_message: OnMessage = _ignore
+    out: Path, entries: Sequence[SlideEntry], on_message: OnMessage = lambda text: None
 ) -> tuple[SlideEntry, ...]:
     """Gives the slides of a run the ids that they have in this results folder.
 

@@ -167,7 +167,12 @@ class EmbeddingRows:
             return self._read_whole()
         self.check()
         if isinstance(rows, slice) or self._chunk_starts is None:
-            return self._read_together(rows)
+            with open_h5(self._path) as file:
+                data = self._dataset(file)
+                is_run = isinstance(rows, slice) and rows.step in (None, 1)
+                if is_run and len(data.shape) == 2:
+                    return np.asarray(data[rows])
+                return np.asarray(data[...]).reshape(self.shape)[rows]
         # NumPy's rules for masks and negative numbers, and its errors
         wanted = np.arange(len(self))[rows]
         flat = self._read_scattered(wanted.ravel(), self._chunk_starts)
@@ -226,14 +231,6 @@ class EmbeddingRows:
         check_finite(values, self._path)
         self._is_checked = True
         return values
-
-    def _read_together(self, rows: RowIndex) -> Values:
-        with open_h5(self._path) as file:
-            data = self._dataset(file)
-            is_run = isinstance(rows, slice) and rows.step in (None, 1)
-            if is_run and len(data.shape) == 2:
-                return np.asarray(data[rows])
-            return np.asarray(data[...]).reshape(self.shape)[rows]
 
     def _read_scattered(
         self, rows: npt.NDArray[np.int64], chunk_starts: npt.NDArray[np.int64]

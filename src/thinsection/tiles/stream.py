@@ -236,6 +236,8 @@ def _move_rows(source: TileArray, rows: Indices, target: TileArray, start: int) 
 
 
 Entry = TypeVar("Entry")
+# makes an empty buffer of a shape
+Allocate = Callable[[tuple[int, ...]], TileArray]
 # Seconds after which a consumer that waits for a batch looks for a failure again.
 _CHECK_S = 0.5
 
@@ -272,14 +274,14 @@ class TileStream(Generic[Entry, S]):
         batch_size: int,
         filters: Sequence[TileFilter] = (),
         prefetch_slides: int = 2,
-        allocate: Callable[[tuple[int, ...]], TileArray] | None = None,
+        allocate: Allocate | None = None,
         clock: StageClock | None = None,
     ) -> None:
         self._entries = entries
         self._prepare = prepare
         self._batch_size = batch_size
         self._filters = tuple(filters)
-        self._allocate = allocate or _allocate_pageable
+        self._allocate = allocate or (lambda shape: np.empty(shape, dtype=np.uint8))
         self._workers = budget.workers
         self.clock = clock or StageClock()
         self._prepared: Channel[Sequence[Prepared[S]]] = Channel(prefetch_slides)
@@ -324,20 +326,17 @@ class TileStream(Generic[Entry, S]):
             if isinstance(item, SlideFailed | SlideStarted):
                 yield item
             elif isinstance(item, DecodedBatch):
-                yield from self._pack(item)
+                with self.clock.timed("encode_wait"):
+                    while not item.done.wait(_CHECK_S):
+                        self._raise_failure()
+                if item.source.error is None:
+                    yield from self._packer.add(item)
+                else:
+                    self._give_back(item.buffer)
             else:
                 yield from self._packer.flush()
                 yield self._close_slide(item)
         self._raise_failure()
-
-    def _pack(self, batch: DecodedBatch[S]) -> Iterator[TileBatch[S]]:
-        with self.clock.timed("encode_wait"):
-            while not batch.done.wait(_CHECK_S):
-                self._raise_failure()
-        if batch.source.error is None:
-            yield from self._packer.add(batch)
-        else:
-            self._give_back(batch.buffer)
 
     def _close_slide(self, source: S) -> SlideFinished[S] | SlideFailed[S]:
         self._opened.remove(source)
@@ -457,10 +456,6 @@ def _give_back(free: Channel[TileArray | None], buffer: TileArray) -> None:
     # once the stream has ended its buffers go with it
     with suppress(ChannelClosed):
         free.put(buffer)
-
-
-def _allocate_pageable(shape: tuple[int, ...]) -> TileArray:
-    return np.empty(shape, dtype=np.uint8)
 
 
 def iter_tiles(

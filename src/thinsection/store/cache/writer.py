@@ -112,14 +112,14 @@ class CacheWriter(Closing):
             tensor = tensor[len(free) :]
             self._num_given += len(free)
             if self._num_given - self._num_queued == len(self._buffer):
-                self._submit(self._buffer.numpy())
+                # the thread has one full chunk at a time
+                self._wait()
+                chunk = self._buffer.numpy()
+                self._pending = self._thread.submit(
+                    self._write, chunk, self._num_queued
+                )
+                self._num_queued = self._num_given
                 self._buffer = None
-
-    def _submit(self, chunk: F32) -> None:
-        """Hands a full chunk to the thread, which has one at a time."""
-        self._wait()
-        self._pending = self._thread.submit(self._write, chunk, self._num_queued)
-        self._num_queued = self._num_given
 
     def finish(self) -> Manifest:
         """Writes the last rows, then the manifest: from here on the cache exists.
