@@ -196,25 +196,22 @@ class Gpu:
     half_flops: float  # dense half-precision operations per second
 
 
-def _card(name: str, memory_gib: int, half_teraflops: float) -> Gpu:
-    """Makes a GPU from the numbers in its data sheet."""
-    return Gpu(
-        name=name, memory_bytes=memory_gib * GIB, half_flops=half_teraflops * 1e12
-    )
-
-
+# name, memory in GiB and dense half-precision teraflops, from the data sheets
 _CARDS = (
-    _card("t4", 16, 65.0),
-    _card("v100", 16, 125.0),
-    _card("v100-32", 32, 125.0),
-    _card("a40", 48, 149.7),
-    _card("l40s", 48, 362.0),
-    _card("a100-40", 40, 312.0),
-    _card("a100-80", 80, 312.0),
-    _card("h100", 80, 989.0),
-    _card("h200", 139, 989.0),
+    ("t4", 16, 65.0),
+    ("v100", 16, 125.0),
+    ("v100-32", 32, 125.0),
+    ("a40", 48, 149.7),
+    ("l40s", 48, 362.0),
+    ("a100-40", 40, 312.0),
+    ("a100-80", 80, 312.0),
+    ("h100", 80, 989.0),
+    ("h200", 139, 989.0),
 )
-GPUS = {card.name: card for card in _CARDS}
+GPUS = {
+    name: Gpu(name=name, memory_bytes=gib * GIB, half_flops=teraflops * 1e12)
+    for name, gib, teraflops in _CARDS
+}
 
 
 def find_gpu(name: str) -> Gpu:

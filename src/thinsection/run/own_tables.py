@@ -6,7 +6,6 @@ have its verdict.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from thinsection.config import coerce
@@ -237,50 +236,24 @@ def qc_rows(slides: Sequence[KnownSlide], stage: QcStage) -> list[QcRow]:
 
 def _qc_columns(slide: KnownSlide, folder: Path) -> QcRow:
     """Status, warnings and scores of a slide; empty if quality control did not check it."""
+    if not has_qc(folder):
+        if slide.failure is not None and slide.failure.status == "failed":
+            return {"status": "failed", "warnings": slide.failure.error}
+        return {}
     try:
-        checked = _read_checked(folder)
+        document = coerce(read_qc(folder).document, Document, QC_FILE)
+        px_mm2 = _px_mm2(document)
+        facts = coerce(document.get("facts"), Document, "facts")
+        scores = coerce(document.get("scores"), Document, "scores")
+        warnings = coerce(document.get("warnings"), tuple[str, ...], "warnings")
     except (ConfigError, StoreError) as damage:
         # only this slide is damaged; other rows stay
         return {"status": "failed", "warnings": f"{QC_FILE} is damaged: {damage}"}
-    if checked is not None:
-        columns: QcRow = {"status": "done", **checked.facts, **checked.scores}
-        if checked.px_mm2 is not None and "pixels_to_use" in checked.scores:
-            usable = float(checked.scores["pixels_to_use"]) * checked.px_mm2
-            columns["usable_mm2"] = round(usable, 6)
-        columns["warnings"] = "|".join(checked.warnings)
-        return columns
-    if slide.failure is not None and slide.failure.status == "failed":
-        return {"status": "failed", "warnings": slide.failure.error}
-    return {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Checked:
-    """Stored values of quality control for a row."""
-
-    facts: Document
-    scores: Document
-    warnings: tuple[str, ...]
-    px_mm2: (
-        float | None
-    )  # area that `pixels_to_use` counts in; None without a resolution
-
-
-def _read_checked(folder: Path) -> _Checked | None:
-    """Reads the stored values of a slide; None if there are none.
-
-    Raises ConfigError, StoreError: they are damaged.
-    """
-    if not has_qc(folder):
-        return None
-    stored = read_qc(folder)
-    document = coerce(stored.document, Document, QC_FILE)
-    return _Checked(
-        px_mm2=_px_mm2(document),
-        facts=coerce(document.get("facts"), Document, "facts"),
-        scores=coerce(document.get("scores"), Document, "scores"),
-        warnings=coerce(document.get("warnings"), tuple[str, ...], "warnings"),
-    )
+    columns: QcRow = {"status": "done", **facts, **scores}
+    if px_mm2 is not None and "pixels_to_use" in scores:
+        columns["usable_mm2"] = round(float(scores["pixels_to_use"]) * px_mm2, 6)
+    columns["warnings"] = "|".join(warnings)
+    return columns
 
 
 def _px_mm2(document: Document) -> float | None:

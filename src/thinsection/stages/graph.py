@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from thinsection.encode.registry import EncoderIdentity
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.pool.encoder import SlideEncoderIdentity, check_fit
-from thinsection.stages.config import OutputConfig
 from thinsection.stages.features import FeaturesStage, TokensStage
 from thinsection.stages.formats import PLAIN
 from thinsection.stages.leaves import (
@@ -76,10 +75,8 @@ def stages_of(spec: RunSpec, models: Models | None = None) -> tuple[AnyStage, ..
     embeddings: list[FeaturesStage] = []
     for config in spec.tiles.grids:
         tiles = TilesStage(config=config, mask=mask, segments=segments, roi=roi)
-        features = _features_stages(spec, tiles, models)
-        stages += [tiles, *features]
-        stages += _token_stages(spec, features, models)
-        stages += _leaves(spec.output, tiles, features)
+        features, others = _grid_stages(spec, tiles, models)
+        stages += [tiles, *features, *others]
         embeddings += features
     stages += _pooling_stages(embeddings, models)
     return tuple(stages)
@@ -228,54 +225,38 @@ def segment_stages(spec: RunSpec, mask: MaskStage | None) -> tuple[SegmentStage,
     return tuple(stages)
 
 
-def _features_stages(
+def _grid_stages(
     spec: RunSpec, tiles: TilesStage, models: Models
-) -> list[FeaturesStage]:
-    """The embeddings of each tile encoder."""
-    return [
-        FeaturesStage(
+) -> tuple[list[FeaturesStage], list[AnyStage]]:
+    """Embeddings of a grid's tiles, and the other stages of the grid, if the run asks for them."""
+    output = spec.output
+    features: list[FeaturesStage] = []
+    others: list[AnyStage] = []
+    for encoder in models.encoders:
+        stage = FeaturesStage(
             tiles=tiles,
             encoder=encoder.label,
             identity=encoder.provenance,
-            dtype=spec.output.embedding_dtype,
+            dtype=output.embedding_dtype,
             stain=spec.encoding.stain,
             target=models.stain_target,
         )
-        for encoder in models.encoders
-    ]
-
-
-def _token_stages(
-    spec: RunSpec, features: Sequence[FeaturesStage], models: Models
-) -> list[TokensStage]:
-    """The token grids of each tile encoder that has them, if the run asks for them."""
-    if not spec.encoding.tokens:
-        return []
-    return [
-        TokensStage(features=stage)
-        for stage, encoder in zip(features, models.encoders)
-        if encoder.supports_tokens
-    ]
-
-
-def _leaves(
-    output: OutputConfig, tiles: TilesStage, features: Sequence[FeaturesStage]
-) -> list[AnyStage]:
-    """Stages for measures, picture, graph and further formats, if the run asks for them."""
-    stages: list[AnyStage] = []
+        features.append(stage)
+        if spec.encoding.tokens and encoder.supports_tokens:
+            others.append(TokensStage(features=stage))
     measures = None
     if output.measures:
         measures = MeasuresStage(tiles=tiles)
-        stages.append(measures)
+        others.append(measures)
     if output.overview:
-        stages.append(OverviewStage(tiles=tiles))
+        others.append(OverviewStage(tiles=tiles))
     if output.graph:
-        stages.append(GraphStage(tiles=tiles, spec=output.graph))
+        others.append(GraphStage(tiles=tiles, spec=output.graph))
     for name in output.write:
         columns = None if name in PLAIN else measures
         for stage in features:
-            stages.append(FormatStage(features=stage, format=name, measures=columns))
-    return stages
+            others.append(FormatStage(features=stage, format=name, measures=columns))
+    return features, others
 
 
 def _pooling_stages(
