@@ -18,6 +18,7 @@ from thinsection.pool.encoder import SlideEncoder
 from thinsection.results.outcome import read_failure
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.config import SlidesConfig
 from thinsection.stages.facts import annotation_sums, source_key
 from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import AnyStage, GridTiles, SlideWork
@@ -28,7 +29,7 @@ from thinsection.store.tile_tables import RowMerger
 from thinsection.tiles import TileTable
 from thinsection.tiles.budget import MemoryAllowance
 from thinsection.tiles.stream import Prepared, SlideFailed
-from thinsection.tiles.transforms import StainLook, fit_stain
+from thinsection.tiles.transforms import StainConfig, StainLook, fit_stain
 from thinsection.types import format_bytes
 
 
@@ -100,7 +101,8 @@ class SlidePreparer:
     `SlideFailed`.
     """
 
-    spec: RunSpec
+    slides: SlidesConfig
+    stain: StainConfig
     grids: tuple[TilesStage, ...]  # all tile grids of the run
     # width of each encoder's embeddings by label
     dims: Mapping[str, int]
@@ -120,9 +122,7 @@ class SlidePreparer:
             work.stage_title = "open"
             work.check_stale()
             if any(stage.reads != "store" for stage in work.missing):
-                slide = _open(
-                    work, self.spec.slides.reader, self.memory_for_whole_images
-                )
+                slide = _open(work, self.slides.reader, self.memory_for_whole_images)
                 _check_resolutions(slide, self.grids)
                 self._perform_ready(work)
             check_quality(work)
@@ -210,8 +210,7 @@ class SlidePreparer:
         if self.stain_target is None or not read_parts:
             return
         tissue = work.value(self.grids[0].mask)
-        stain = self.spec.encoding.stain
-        transform = fit_stain(slide, tissue, stain, target=self.stain_target)
+        transform = fit_stain(slide, tissue, self.stain, target=self.stain_target)
         for part in read_parts:
             part.transform = transform
             if transform.warning:
@@ -232,7 +231,7 @@ class SlidePreparer:
             item.is_last = item.owned = place == len(items) - 1
         if slide is not None and parts and slide.source is None:
             # a local file that was never hashed completely
-            compares_times = self.spec.slides.fingerprint == "times"
+            compares_times = self.slides.fingerprint == "times"
             if compares_times and not work.ledger.source["whole"]:
                 work.whole_sum = WholeSum(work.entry.slide_path)
         return [*items]

@@ -149,7 +149,8 @@ class SlideProcessor:
         budget = spec.stream_budget(batch_size)
         bytes_left = parse_bytes(spec.stream.memory) - budget.total_bytes
         preparer = SlidePreparer(
-            spec=spec,
+            slides=spec.slides,
+            stain=spec.encoding.stain,
             grids=grids_of(self.stages),
             dims={encoder.label: encoder.dim for encoder in encoders},
             memory_for_whole_images=MemoryAllowance(bytes_left),
