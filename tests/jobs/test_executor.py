@@ -22,7 +22,7 @@ from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig, chosen_executor
 from thinsection.jobs.task import Report, Task
 from thinsection.stages.config import RunConfig
-from thinsection.stages.request import with_all_gpus
+from thinsection.stages.spec import with_all_gpus
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from thinsection.run.job import MAX_OPENED, run_request
 from thinsection.run.plan import planned_gpu
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import RunConfig
-from thinsection.stages.spec import RunSpec, resolve
+from thinsection.stages.spec import resolve
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB, MIB
 from thinsection.usage.analysis import Request
@@ -36,7 +36,7 @@ ENCODER = EncoderSize(
 )
 
 
-def settings(**changes: Any) -> RunSpec:
+def settings(**changes: Any) -> RunConfig:
     return resolve(RunConfig(), changes)
 
 
@@ -54,7 +54,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[SlideEntry]:
     """Slides with a thousand tiles more each, on a machine of known rates."""
     opened: list[SlideEntry] = []
 
-    def size(entry: SlideEntry, spec: RunSpec) -> SlideSize:
+    def size(entry: SlideEntry, spec: RunConfig) -> SlideSize:
         opened.append(entry)
         num_tiles = 1000 * (1 + int(entry.slide_id[1:]))
         return SlideSize(
@@ -64,7 +64,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[SlideEntry]:
             thumbnail_px=10**6,
         )
 
-    def plan(spec: RunSpec) -> Planner:
+    def plan(spec: RunConfig) -> Planner:
         gpu = planned_gpu(spec)
         return Planner(
             spec=spec, gpu=gpu, encoder=ENCODER, machine=MACHINE, tiles_per_s=25

@@ -30,7 +30,7 @@ from thinsection.stages.config import RunConfig
 from thinsection.stages.graph import Models, stages_of
 from thinsection.stages.leaves import PoolingStage
 from thinsection.stages.masks import TissueStage
-from thinsection.stages.spec import RunSpec, resolve
+from thinsection.stages.spec import resolve
 from thinsection.testing.synthetic import PyramidKind, write_he_slide, write_pyramid
 from thinsection.tiles.grid import TilesConfig
 from thinsection.view.layers import layers_of
@@ -264,9 +264,9 @@ def test_pages_commands_and_the_viewer_show_each_grid(
 def test_the_settings_travel_to_workers_and_records() -> None:
     spec = resolve(RunConfig(), {"tile_mpp": [0.5, "2.0"]})
     assert spec.tiles.tile_mpp == ("0.5", "2.0")
-    again = from_mapping(RunSpec, json.loads(json.dumps(as_mapping(spec))))
+    again = from_mapping(RunConfig, json.loads(json.dumps(as_mapping(spec))))
     assert again.tiles == spec.tiles
-    assert from_mapping(RunConfig, spec.settings).tiles == spec.tiles
+    assert from_mapping(RunConfig, as_mapping(again)).tiles == spec.tiles
     assert [grid.mpp for grid in spec.tiles.grids] == [0.5, 2.0]
     assert TilesConfig(tile_mpp=("0.5",)) == TilesConfig(tile_mpp=0.5) == TilesConfig()
 

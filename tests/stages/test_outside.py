@@ -16,7 +16,7 @@ from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.stages.graph import Models, grids_of, stages_of
-from thinsection.stages.spec import RunSpec, resolve
+from thinsection.stages.spec import resolve
 from thinsection.stages.stage import (
     AnyStage,
     GridTiles,
@@ -169,7 +169,7 @@ def slides_in(folder: Path) -> list[SlideEntry]:
 
 
 def processed(
-    entries: list[SlideEntry], out: Path, spec: RunSpec, stages: tuple[AnyStage, ...]
+    entries: list[SlideEntry], out: Path, spec: RunConfig, stages: tuple[AnyStage, ...]
 ) -> list[str]:
     """Status of each slide after a run with these stages."""
     processor = SlideProcessor(out=out, spec=spec, models=Models(), stages=stages)

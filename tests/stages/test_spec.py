@@ -11,7 +11,7 @@ from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import BudgetError, ConfigError, UnknownEncoderError
 from thinsection.slide.annotations import RegionsConfig
 from thinsection.stages.config import EncodeConfig, QcConfig, RunConfig
-from thinsection.stages.spec import RunSpec, resolve
+from thinsection.stages.spec import resolve
 from thinsection.tiles.budget import StreamConfig
 from thinsection.types import GIB, MIB
 
@@ -42,9 +42,9 @@ def test_single_settings_win_and_the_record_has_all_of_them() -> None:
     assert spec.tiles.tile_px == 512
     assert spec.encoding.seed == 3
     assert spec.encoding.pooling_bytes == 2 * GIB
-    assert spec.settings["output"]["until"] == "tiles"
-    assert spec.settings["tiles"]["tile_px"] == 512
-    assert spec.settings["encode"]["seed"] == 3
+    assert as_mapping(spec)["output"]["until"] == "tiles"
+    assert as_mapping(spec)["tiles"]["tile_px"] == 512
+    assert as_mapping(spec)["encode"]["seed"] == 3
     assert RunConfig().tiles.tile_px == 256  # the configuration is left as it was
 
 
@@ -116,5 +116,5 @@ def test_a_run_travels_by_pickle_and_as_json() -> None:
     spec = resolve(RunConfig(), settings)
     assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301
     document = json.loads(json.dumps(as_mapping(spec)))
-    assert from_mapping(RunSpec, document) == spec
+    assert from_mapping(RunConfig, document) == spec
     assert hash(spec.encoding) == hash(resolve(RunConfig()).encoding)

@@ -12,7 +12,6 @@ from thinsection.cli.flags import AsJson, SlidesArgument, with_config
 from thinsection.machine import cpu_count
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
-from thinsection.stages.spec import RunSpec, resolve
 from thinsection.types import format_bytes
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def plan(
 
     The option --gpu names the GPU model of a Slurm job; see --help-all.
     """
-    from thinsection.stages.request import cohort_of
+    from thinsection.stages.spec import cohort_of, resolve
 
     # a wrong path or name is said before slow work
     spec = resolve(config)
@@ -105,7 +104,9 @@ def _size(num_bytes: int | None) -> str:
     return "" if num_bytes is None else format_bytes(num_bytes)
 
 
-def _plan_job(entries: Sequence[SlideEntry], spec: RunSpec, gpu_bytes: int) -> JobPlan:
+def _plan_job(
+    entries: Sequence[SlideEntry], spec: RunConfig, gpu_bytes: int
+) -> JobPlan:
     """Request that `thinsection slurm script` would make, and the nodes that fit it."""
     from thinsection.jobs.backend import make_chunks
     from thinsection.jobs.executor import Rung

@@ -23,7 +23,6 @@ from thinsection.stages.config import (
     RunConfig,
     SlidesConfig,
 )
-from thinsection.stages.spec import resolve
 from thinsection.types import counted
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def run_slides(
       thinsection run cohort.csv --out results --encoder uni2_h --tile-px 224 --qc auto
       thinsection run slides/ --out results --until tiles
     """
-    from thinsection.stages.request import with_all_gpus
+    from thinsection.stages.spec import with_all_gpus
 
     level = chosen_level(quiet=quiet, verbose=verbose)
     config = with_all_gpus(config)
@@ -135,7 +134,7 @@ def _cohort_and_progress(
 ) -> "tuple[tuple[SlideEntry, ...], RunProgress]":
     """Slides of the arguments, and their progress bar, which has printed what was noticed."""
     from thinsection.cli.progress import RunProgress
-    from thinsection.stages.request import cohort_of
+    from thinsection.stages.spec import cohort_of
 
     messages: list[str] = []
     entries = cohort_of(slides, settings, regions, messages.append)
@@ -155,6 +154,8 @@ def _run_and_report(
     as_json: bool = False,
 ) -> int:
     """Runs with a progress bar, prints the path of the results, and returns the exit code."""
+    from thinsection.stages.spec import resolve
+
     # a wrong path or name is said before slow work
     resolve(config)
     entries, progress = _cohort_and_progress(

@@ -24,7 +24,7 @@ from thinsection.config import nearest
 from thinsection.errors import ConfigError
 from thinsection.run.calibration import Calibration, EncoderSize
 from thinsection.slide.formats.segments import CACHE_BYTES
-from thinsection.stages.spec import RunSpec
+from thinsection.stages.config import RunConfig
 from thinsection.tiles.budget import CHANNELS, MIN_TASK_TILES
 from thinsection.types import GIB, MIB
 
@@ -225,7 +225,7 @@ def find_gpu(name: str) -> Gpu:
 class Planner:
     """Formulas for the cost of slides, with all their other inputs."""
 
-    spec: RunSpec
+    spec: RunConfig
     gpu: Gpu | None  # None for a CPU
     encoder: EncoderSize | None  # None for a run that ends with the tile grid
     machine: Calibration

@@ -18,7 +18,7 @@ from thinsection.results.records import Record, end_record, log, write_efficienc
 from thinsection.results.tables import KnownSlide, known_slides, write_tables
 from thinsection.run.task import ENDS, RunTask, ended_slides
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.spec import RunSpec
+from thinsection.stages.config import RunConfig
 from thinsection.stages.stage import AnyStage
 from thinsection.stages.tiles import MeasuresStage
 from thinsection.store.ledger import SlideLedger
@@ -124,7 +124,7 @@ def finish_run(
 def write_run_tables(
     out: Path,
     slides: Sequence[KnownSlide],
-    spec: RunSpec,
+    spec: RunConfig,
     stages: Sequence[AnyStage],
 ) -> dict[str, str]:
     """Writes the tables of measures and of quality control that a run's settings ask for.

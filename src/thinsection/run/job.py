@@ -21,7 +21,7 @@ from thinsection.run.plan import (
     slide_size,
 )
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.spec import RunSpec
+from thinsection.stages.config import RunConfig
 from thinsection.types import counted, format_bytes
 from thinsection.usage.analysis import (
     LEAST_TIME_S,
@@ -48,7 +48,7 @@ class Measured:
 
 def run_request(
     chunks: Sequence[Sequence[SlideEntry]],
-    spec: RunSpec,
+    spec: RunConfig,
     measured: Measured | None = None,
 ) -> Request:
     """Resources for each job of a run; a job works on one chunk.
@@ -119,7 +119,7 @@ def _look_at(
     return answers
 
 
-def _run_numbers(sample: list[SlideEntry], count: int, spec: RunSpec) -> Numbers:
+def _run_numbers(sample: list[SlideEntry], count: int, spec: RunConfig) -> Numbers:
     """Predicted CPUs, memory and time of a run over `count` slides."""
     sizes = _look_at(sample, partial(slide_size, spec=spec))
     formulas = planner(spec)
@@ -159,7 +159,7 @@ def _cpus(formulas: Planner, slides: Sequence[SlideSize]) -> tuple[int, str]:
     return min(max(_MIN_GPU_CPUS, cpus), _MAX_GPU_CPUS), reason
 
 
-def _qc_numbers(sample: Sequence[SlideEntry], count: int, spec: RunSpec) -> Numbers:
+def _qc_numbers(sample: Sequence[SlideEntry], count: int, spec: RunConfig) -> Numbers:
     """One CPU, and upper bounds of memory and time, for quality control of `count` slides."""
     look = partial(
         _qc_size_of, reader=spec.slides.reader, pipeline=load_pipeline(spec.qc.qc)
@@ -173,7 +173,7 @@ def _qc_numbers(sample: Sequence[SlideEntry], count: int, spec: RunSpec) -> Numb
     return _with_margins((1, "the checks use one CPU"), (memory, peak), (seconds, time))
 
 
-def _measured_numbers(measured: Measured, count: int, spec: RunSpec) -> Numbers:
+def _measured_numbers(measured: Measured, count: int, spec: RunConfig) -> Numbers:
     """Memory and time of a job over `count` slides, from earlier jobs."""
     slides = counted(measured.num_slides, "slide")
     seconds = count * measured.slide_s

@@ -48,7 +48,7 @@ from thinsection.run.task import ended_slides, write_ended
 from thinsection.slide.ids import SlideFile
 from thinsection.stages.config import RunConfig
 from thinsection.stages.graph import stages_of
-from thinsection.stages.spec import RunSpec, resolve
+from thinsection.stages.spec import resolve
 from thinsection.store.claims import add_claims
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, StageRecord, load_ledger
@@ -268,7 +268,7 @@ def _copy_failure(source: Source, slide_id: str, out: Path) -> None:
 
 def _write_records(
     sources: Sequence[Source], plan: MergePlan, out: Path, on_message: OnMessage
-) -> list[RunSpec]:
+) -> list[RunConfig]:
     """Writes one record for each kind of settings; returns the settings that can be read.
 
     A later run into the merged folder finds there which slides are done with its settings.
@@ -322,7 +322,7 @@ def _write_record(
     end_record(Record.read(record.folder), facts)
 
 
-def _write_tables(out: Path, specs: Sequence[RunSpec], on_message: OnMessage) -> None:
+def _write_tables(out: Path, specs: Sequence[RunConfig], on_message: OnMessage) -> None:
     """Makes summary.csv, failed.csv, the tables of measures and checks, and the pages."""
     slides = known_slides(out)
     for ids in write_tables(out, slides):

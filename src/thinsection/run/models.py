@@ -28,8 +28,8 @@ from thinsection.pool.encoder import (
     SlideEncoderIdentity,
     slide_encoder_identity,
 )
+from thinsection.stages.config import EncodingSpec
 from thinsection.stages.graph import Models
-from thinsection.stages.spec import EncodingSpec
 from thinsection.store.ledger import load_ledgers
 from thinsection.tiles.transforms import StainLook, stain_target
 from thinsection.types import Document, PlainValues

@@ -26,9 +26,8 @@ from thinsection.report.qc_sheet import (
 from thinsection.report.verdict import load_rules
 from thinsection.results.tables import KnownSlide
 from thinsection.stages.checks import QcStage
-from thinsection.stages.config import QcConfig
+from thinsection.stages.config import QcConfig, RunConfig
 from thinsection.stages.graph import stages_of
-from thinsection.stages.spec import RunSpec
 from thinsection.stages.tiles import STAIN_COLUMNS, MeasuresStage
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
 from thinsection.store.tile_tables import MEASURED, TILES
@@ -84,7 +83,7 @@ def write_measures(
     write_table(measures_table(out, stage.tiles.grid), lines, columns)
 
 
-def check_reference(folder: Path, spec: RunSpec) -> None:
+def check_reference(folder: Path, spec: RunConfig) -> None:
     """Raises an error if a folder for comparison has no measures for this run's grid.
 
     Raises:

@@ -40,8 +40,7 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.formats.tiff_decoder import MAX_READ_BYTES
 from thinsection.slide.geometry import mean_mpp
 from thinsection.stages.config import RunConfig
-from thinsection.stages.request import Slides, cohort_of
-from thinsection.stages.spec import RunSpec, resolve
+from thinsection.stages.spec import Slides, cohort_of, resolve
 from thinsection.tiles import iter_tiles, tile_grid
 from thinsection.tiles.budget import CHANNELS, read_bytes
 from thinsection.types import TileArray, counted, format_bytes, parse_bytes
@@ -145,7 +144,7 @@ def plan(
     )
 
 
-def planner(spec: RunSpec, *, on_message: Listener = ignore_message) -> Planner:
+def planner(spec: RunConfig, *, on_message: Listener = ignore_message) -> Planner:
     """Formulas for a run's cost, with the sizes of its encoders and the rates of this machine.
 
     Weights are not downloaded, as sizes come from the architecture. The first call on a machine,
@@ -211,7 +210,7 @@ class _PlannedEncoder:
 
 
 def _planned_encoder(
-    name: str, spec: RunSpec, gpu: Gpu | None, precision: str
+    name: str, spec: RunConfig, gpu: Gpu | None, precision: str
 ) -> _PlannedEncoder:
     """Encoder of the planned run in this precision."""
     encoding = spec.encoding
@@ -231,7 +230,7 @@ def _planned_encoder(
 
 
 def _measured_encoder(
-    name: str, spec: RunSpec, gpu: Gpu | None, on_message: Listener
+    name: str, spec: RunConfig, gpu: Gpu | None, on_message: Listener
 ) -> tuple[EncoderSize, float]:
     """Size of an encoder, and its tiles per CPU-second on the engine of the run.
 
@@ -269,7 +268,7 @@ def _measured_encoder(
 
 
 def _bf16_advice(
-    spec: RunSpec,
+    spec: RunConfig,
     entries: Sequence[SlideEntry],
     sizes: Sequence[SlideSize],
     on_message: Listener,
@@ -303,7 +302,7 @@ def _bf16_advice(
     return tuple(advice)
 
 
-def _bf16_error(half: _PlannedEncoder, spec: RunSpec, entry: SlideEntry) -> str:
+def _bf16_error(half: _PlannedEncoder, spec: RunConfig, entry: SlideEntry) -> str:
     """Largest 1 - cosine of embeddings in bf16 to those in fp32, on tiles of a slide, in words.
 
     Random weights would not do: with them the error of the default encoder is a hundredth.
@@ -324,7 +323,7 @@ def _bf16_error(half: _PlannedEncoder, spec: RunSpec, entry: SlideEntry) -> str:
     )
 
 
-def _spread_tiles(entry: SlideEntry, spec: RunSpec) -> TileArray:
+def _spread_tiles(entry: SlideEntry, spec: RunConfig) -> TileArray:
     """Tiles of a slide, spread evenly over its first grid, uint8 (n, tile_px, tile_px, 3)."""
     with entry.open(spec.slides.reader) as slide:
         tissue = tissue_mask(slide, spec.tissue)
@@ -335,7 +334,7 @@ def _spread_tiles(entry: SlideEntry, spec: RunSpec) -> TileArray:
         return np.concatenate([batch.tiles.copy() for batch in batches])
 
 
-def planned_gpu(spec: RunSpec) -> Gpu | None:
+def planned_gpu(spec: RunConfig) -> Gpu | None:
     """GPU in the settings: the named one, or the slowest known one for plain 'cuda'.
 
     Raises ConfigError: unknown GPU.
@@ -364,7 +363,7 @@ def look_into(
     return tuple(answers), unreadable
 
 
-def slide_size(entry: SlideEntry, spec: RunSpec) -> SlideSize:
+def slide_size(entry: SlideEntry, spec: RunConfig) -> SlideSize:
     """Opens a slide, detects its tissue on the thumbnail and counts its tiles; decodes no tile."""
     mask_mpp = spec.tissue.mask_mpp
     with entry.open(spec.slides.reader) as slide:

@@ -18,9 +18,8 @@ from thinsection.pool.encoder import SlideEncoder
 from thinsection.results.outcome import read_failure
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import SlidesConfig
+from thinsection.stages.config import RunConfig, SlidesConfig
 from thinsection.stages.facts import annotation_sums, source_key
-from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import AnyStage, GridTiles, SlideWork
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.identity import Identity, WholeSum
@@ -38,7 +37,7 @@ def claim_slide(
     stages: tuple[AnyStage, ...],
     *,
     out: Path,
-    spec: RunSpec,
+    spec: RunConfig,
     slide_encoders: Mapping[str, SlideEncoder] | None = None,
 ) -> SlideWork:
     """Slide with its ledger, and the list of stages that are not done.
@@ -68,7 +67,7 @@ def claim_slide(
 
 
 def finished_work(
-    entry: SlideEntry, stages: tuple[AnyStage, ...], *, out: Path, spec: RunSpec
+    entry: SlideEntry, stages: tuple[AnyStage, ...], *, out: Path, spec: RunConfig
 ) -> SlideWork | None:
     """Work of a slide that is done with the same settings and file; None if it is not done.
 

@@ -25,8 +25,8 @@ from thinsection.results.records import RECORDS
 from thinsection.run.prepare import SlidePreparer, check_quality, claim_slide
 from thinsection.run.sink import ResultSink, SinkItem
 from thinsection.slide.cohort import SlideEntry
+from thinsection.stages.config import RunConfig
 from thinsection.stages.graph import Models, grids_of
-from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import AnyStage, GridTiles, SlideWork
 from thinsection.store.ledger import SLIDES
 from thinsection.tiles import StageClock, TileBatch, TileStream, load_filters
@@ -71,7 +71,7 @@ class SlideProcessor:
     """
 
     out: Path  # results folder
-    spec: RunSpec
+    spec: RunConfig
     models: Models
     # all stages of the run; each comes after the stages that it needs
     stages: tuple[AnyStage, ...]

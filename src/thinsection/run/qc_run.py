@@ -36,8 +36,7 @@ from thinsection.stages.config import (
 )
 from thinsection.stages.graph import qc_stage
 from thinsection.stages.labels import short_hash
-from thinsection.stages.request import Slides
-from thinsection.stages.spec import resolve
+from thinsection.stages.spec import Slides, resolve
 
 
 def _same(section_type: type, name: str) -> Any:

@@ -19,7 +19,7 @@ from thinsection.results.outcome import SlideResult, record_failure
 from thinsection.results.records import RECORD_NAME, RECORDS
 from thinsection.run.process import OnEvent, RunEvent
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.spec import RunSpec
+from thinsection.stages.config import RunConfig
 from thinsection.store.claims import CLAIMS_NAME
 from thinsection.store.ledger import (
     ELSEWHERE_NAME,
@@ -37,7 +37,7 @@ _LOCAL = (LOCK_NAME, ELSEWHERE_NAME)
 
 
 @contextmanager
-def uploads_to(out: str, spec: RunSpec, executor: object) -> Iterator["Uploads"]:
+def uploads_to(out: str, spec: RunConfig, executor: object) -> Iterator["Uploads"]:
     """Makes a local folder with the ledgers at a URL, and the object that uploads finished slides.
 
     Only one run at a time may write to a URL, since object stores have no locks.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import thinsection
+from thinsection.config import as_mapping
 from thinsection.errors import (
     ConfigError,
     DiskSpaceError,
@@ -42,8 +43,7 @@ from thinsection.run.task import OwnEncoderTask, RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import PoolingConfig, RunConfig
 from thinsection.stages.graph import grid_names, stages_of
-from thinsection.stages.request import Slides, check_run, cohort_of
-from thinsection.stages.spec import RunSpec, resolve
+from thinsection.stages.spec import Slides, check_run, cohort_of, resolve
 from thinsection.stages.stage import AnyStage
 from thinsection.store.claims import claim_ids
 from thinsection.store.ledger import SLIDES, SlideLedger
@@ -193,7 +193,7 @@ def _check_tissue_form(tissue: object) -> None:
 def _run_at_url(
     entries: Sequence[SlideEntry],
     out: str,
-    spec: RunSpec,
+    spec: RunConfig,
     listeners: Listeners,
     *,
     executor: object,
@@ -226,7 +226,7 @@ def _run_at_url(
 def _run_in_folder(
     entries: Sequence[SlideEntry],
     out: Path,
-    spec: RunSpec,
+    spec: RunConfig,
     listeners: Listeners,
     *,
     executor: object = None,
@@ -354,7 +354,7 @@ def finished_report(
     out: Path,
     record: Record,
     entries: Sequence[SlideEntry],
-    spec: RunSpec,
+    spec: RunConfig,
     stages: tuple[AnyStage, ...],
 ) -> tuple[Report[SlideResult], dict[str, SlideLedger]]:
     """Report of the slides that need no work, and their ledgers; empty if that cannot be known.
@@ -403,13 +403,13 @@ def _equal_lines(groups: Sequence[Sequence[str]]) -> list[str]:
 
 
 def make_task(
-    out: Path, spec: RunSpec, own_encoder: TileEncoder | None = None
+    out: Path, spec: RunConfig, own_encoder: TileEncoder | None = None
 ) -> RunTask:
     """Makes the task of an invocation that begins now, and its record."""
     folder = out.resolve()
     until = spec.output.until
     command = _COMMANDS.get(until, f"run --until {until}")
-    record = records.begin_record(folder, command, spec.settings)
+    record = records.begin_record(folder, command, as_mapping(spec))
     log(
         record.folder, f"thinsection {thinsection.__version__}: {command} into {folder}"
     )

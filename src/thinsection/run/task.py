@@ -27,9 +27,8 @@ from thinsection.run.models import (
 from thinsection.run.prepare import finished_work
 from thinsection.run.process import RunEvent, SlideProcessor
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import GPU_BATCH
+from thinsection.stages.config import GPU_BATCH, RunConfig
 from thinsection.stages.graph import Models, stages_of
-from thinsection.stages.spec import RunSpec
 from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.tiles import StageClock
 from thinsection.tiles.budget import CHANNELS, MAX_SCRATCH, MIN_SLOTS
@@ -58,7 +57,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
 
     out: Path  # results folder, absolute, on a file system that every worker sees
     record: Path  # folder of this invocation inside `out`
-    spec: RunSpec
+    spec: RunConfig
     # True records the resource use of this process, because no parent process does
     monitored: bool = False
     # Start of the run, by `filesystem_now`. If a worker finished a slide after that and died before

@@ -17,7 +17,7 @@ from thinsection.slide.look import Look
 from thinsection.slide.readers import AUTO, reader_choices
 from thinsection.stages.formats import FORMATS
 from thinsection.store.identity import FingerprintMode
-from thinsection.tiles.budget import StreamConfig
+from thinsection.tiles.budget import MAX_SCRATCH, StreamBudget, StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.types import parse_bytes
@@ -342,9 +342,41 @@ class OutputConfig:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodingSpec:
+    """Models that turn tiles into embeddings, how they are loaded, and their device."""
+
+    stain: StainConfig  # stain normalisation before the encoders
+    encoders: tuple[str, ...]  # empty for a run that embeds nothing
+    slide_encoders: tuple[str, ...]  # empty for a run that ends before them
+    tokens: bool  # True also stores dense token grids
+    weights: str | None
+    slide_weights: str | None
+    pretrained: bool
+    allow_remote_code: bool
+    device: str
+    precision: Literal["auto", "fp32", "fp16", "bf16"]
+    engine: Literal["auto", "torch", "openvino"]
+    batch_size: int  # tiles; 0 takes the device's default
+    seed: int
+    pooling_bytes: int  # memory for a slide encoder's attention
+    patients: Patients  # embedding of each patient of the cohort
+
+    @property
+    def named_files(self) -> tuple[str, ...]:
+        """Names of models, weights and references; each of them may be the path of a file."""
+        names = [*self.encoders, self.weights, self.slide_weights]
+        names.append(self.stain.stain_reference)
+        return tuple(name for name in names if name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All settings of a run, by section."""
+    """All settings of a run, by section.
+
+    `spec.resolve` checks them together. They travel to workers as JSON or by pickle. Each part of
+    the program takes the section that it needs.
+    """
 
     slides: SlidesConfig = section(SlidesConfig, "Slides and tissue")
     tissue: TissueConfig = section(TissueConfig, "Slides and tissue")
@@ -358,6 +390,46 @@ class RunConfig:
     stream: StreamConfig = section(StreamConfig, "Memory and workers")
     output: OutputConfig = section(OutputConfig, "Results")
     executor: ExecutorConfig = section(ExecutorConfig, "Memory and workers")
+
+    @property
+    def encoding(self) -> EncodingSpec:
+        """Models of the run, without those that come after its last result."""
+        encode = self.encode
+        aggregate = self.aggregate
+        until = self.output.until
+        pools = until == "slide-embeddings"
+        return EncodingSpec(
+            stain=self.stain,
+            encoders=encode.encoders if until in ENCODED else (),
+            slide_encoders=aggregate.slide_encoders if pools else (),
+            tokens=encode.tokens,
+            weights=encode.weights,
+            slide_weights=aggregate.slide_weights,
+            pretrained=encode.pretrained,
+            allow_remote_code=encode.allow_remote_code,
+            device=encode.device,
+            precision=encode.precision,
+            engine=encode.engine,
+            batch_size=encode.batch_size,
+            seed=encode.seed,
+            pooling_bytes=parse_bytes(aggregate.aggregate_memory),
+            patients=aggregate.patients,
+        )
+
+    def batch_size(self, *, on_gpu: bool) -> int:
+        """Tiles per batch: the requested number, or the device's default, limited by the memory."""
+        if self.encoding.batch_size:
+            return self.encoding.batch_size
+        largest = self.stream.largest_batch(
+            tile_px=self.tiles.tile_px, tile_bytes=MAX_SCRATCH
+        )
+        return min(GPU_BATCH if on_gpu else CPU_BATCH, largest)
+
+    def stream_budget(self, batch_size: int) -> StreamBudget:
+        """Buffers of the stream. Raises BudgetError: there is no memory for three batches."""
+        return self.stream.budget(
+            batch_size, tile_px=self.tiles.tile_px, tile_bytes=MAX_SCRATCH
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from thinsection.encode.registry import EncoderIdentity
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.pool.encoder import SlideEncoderIdentity, check_fit
+from thinsection.stages.config import RunConfig
 from thinsection.stages.features import FeaturesStage, TokensStage
 from thinsection.stages.formats import PLAIN
 from thinsection.stages.leaves import (
@@ -18,7 +19,6 @@ from thinsection.stages.leaves import (
     PoolingStage,
 )
 from thinsection.stages.masks import MaskStage, TissueStage
-from thinsection.stages.spec import RunSpec
 from thinsection.stages.stage import AnyStage
 from thinsection.stages.tiles import MeasuresStage, TilesStage
 from thinsection.tiles.transforms import StainLook
@@ -43,7 +43,7 @@ class Models:
     loaded_slide_encoders: tuple[SlideEncoder, ...] = ()
 
 
-def stages_of(spec: RunSpec, models: Models | None = None) -> tuple[AnyStage, ...]:
+def stages_of(spec: RunConfig, models: Models | None = None) -> tuple[AnyStage, ...]:
     """Every stage of a run up to its last result; each stage follows those that it needs.
 
     All tile grids share the tissue and the segmentations. Without models these are the stages that
@@ -105,7 +105,7 @@ def _appended(stages: Sequence[AnyStage], others: Sequence[AnyStage]) -> list[An
     return [*stages, *(stage for stage in others if stage not in stages)]
 
 
-def mask_stage(spec: RunSpec) -> MaskStage:
+def mask_stage(spec: RunConfig) -> MaskStage:
     """Stage that detects the tissue.
 
     Quality control uses its preset, or the current content of its file.
@@ -134,7 +134,7 @@ def mask_stage(spec: RunSpec) -> MaskStage:
     return qc_stage(spec)
 
 
-def qc_stage(spec: RunSpec) -> QcStage:
+def qc_stage(spec: RunConfig) -> QcStage:
     """Stage of a run's quality control; the run must ask for it. Raises as `mask_stage`."""
     from thinsection.qc import load_pipeline
     from thinsection.stages.checks import QcStage
@@ -163,7 +163,7 @@ def qc_stage(spec: RunSpec) -> QcStage:
 
 
 def _check_stages(
-    spec: RunSpec, mask: MaskStage, *, has_overview: bool
+    spec: RunConfig, mask: MaskStage, *, has_overview: bool
 ) -> list[AnyStage]:
     """Stages of the pictures of quality control, which made the mask."""
     from thinsection.stages.checks import QcOverlayStage, QcPicturesStage, QcStage
@@ -178,7 +178,7 @@ def _check_stages(
 
 
 def _segment_stage(
-    spec: RunSpec, name: str, weights: str | None, mask: MaskStage | None
+    spec: RunConfig, name: str, weights: str | None, mask: MaskStage | None
 ) -> SegmentStage:
     """Stage of one segmenter, inside `mask`; None segments the whole slide."""
     from thinsection.segment import load_segmenter
@@ -199,7 +199,7 @@ def _segment_stage(
     )
 
 
-def segment_stages(spec: RunSpec, mask: MaskStage | None) -> tuple[SegmentStage, ...]:
+def segment_stages(spec: RunConfig, mask: MaskStage | None) -> tuple[SegmentStage, ...]:
     """One stage per segmenter, inside `mask`; None segments the whole slide.
 
     A segmenter whose classes quality control has taken already is not run a second time.
@@ -226,7 +226,7 @@ def segment_stages(spec: RunSpec, mask: MaskStage | None) -> tuple[SegmentStage,
 
 
 def _grid_stages(
-    spec: RunSpec, tiles: TilesStage, models: Models
+    spec: RunConfig, tiles: TilesStage, models: Models
 ) -> tuple[list[FeaturesStage], list[AnyStage]]:
     """Embeddings of a grid's tiles, and the other stages of the grid, if the run asks for them."""
     output = spec.output

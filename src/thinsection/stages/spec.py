@@ -1,98 +1,30 @@
-"""Settings of a run as one frozen value, resolved once where they enter.
+"""Settings of a run resolved and checked, and its slides, before any slide is opened."""
 
-`resolve` is the last function that reads a `RunConfig`. The code below it takes the `RunSpec`,
-which travels to workers as JSON or by pickle, or only the section that it needs.
-"""
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
 
-from dataclasses import asdict, dataclass
-from typing import Literal
-
-from thinsection.config import as_mapping, keywords_in_errors, replace_flat
-from thinsection.encode.registry import check_encoder_name
-from thinsection.errors import ConfigError
-from thinsection.jobs.executor import ExecutorConfig
-from thinsection.pool.encoder import check_slide_encoder
-from thinsection.qc.tissue import TissueConfig
+from thinsection.config import keywords_in_errors, replace_flat
+from thinsection.encode.registry import check_encoder_name, is_declared_encoder
+from thinsection.errors import ConfigError, MissingDependencyError
+from thinsection.jobs.executor import ALL_GPUS
+from thinsection.machine import visible_gpus
+from thinsection.pool.encoder import check_declared_fit, check_slide_encoder
+from thinsection.qc.rules import parse_rule
 from thinsection.slide.annotations import RegionsConfig
-from thinsection.stages.config import (
-    CPU_BATCH,
-    ENCODED,
-    GPU_BATCH,
-    EncodeConfig,
-    OutputConfig,
-    Patients,
-    QcConfig,
-    RunConfig,
-    SegmentConfig,
-    SlidesConfig,
-)
-from thinsection.tiles.budget import MAX_SCRATCH, StreamBudget, StreamConfig
-from thinsection.tiles.grid import TilesConfig
-from thinsection.tiles.transforms import StainConfig
-from thinsection.types import PlainValues, parse_bytes
+from thinsection.slide.cohort import SlideEntry, load_cohort
+from thinsection.slide.cohort_table import parse_mpp
+from thinsection.stages.config import ENCODED, EncodeConfig, RunConfig, SlidesConfig
+from thinsection.stages.formats import FORMATS
+from thinsection.stages.graph import qc_stage, segment_stages
+from thinsection.stages.leaves import parse_graph_spec
+from thinsection.tiles import load_filters
+from thinsection.types import PlainValues
 
 # settings of `EncodeConfig` that are not about how an encoder is loaded
 _NOT_OF_LOADING = ("tokens", "device", "batch_size")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodingSpec:
-    """Models that turn tiles into embeddings, how they are loaded, and their device."""
-
-    stain: StainConfig  # stain normalisation before the encoders
-    encoders: tuple[str, ...]  # empty for a run that embeds nothing
-    slide_encoders: tuple[str, ...]  # empty for a run that ends before them
-    tokens: bool  # True also stores dense token grids
-    weights: str | None
-    slide_weights: str | None
-    pretrained: bool
-    allow_remote_code: bool
-    device: str
-    precision: Literal["auto", "fp32", "fp16", "bf16"]
-    engine: Literal["auto", "torch", "openvino"]
-    batch_size: int  # tiles; 0 takes the device's default
-    seed: int
-    pooling_bytes: int  # memory for a slide encoder's attention
-    patients: Patients  # embedding of each patient of the cohort
-
-    @property
-    def named_files(self) -> tuple[str, ...]:
-        """Names of models, weights and references; each of them may be the path of a file."""
-        names = [*self.encoders, self.weights, self.slide_weights]
-        names.append(self.stain.stain_reference)
-        return tuple(name for name in names if name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSpec:
-    """Everything that a run depends on, checked, in one section per part of the program."""
-
-    slides: SlidesConfig
-    tissue: TissueConfig
-    regions: RegionsConfig
-    qc: QcConfig
-    segment: SegmentConfig
-    tiles: TilesConfig
-    encoding: EncodingSpec
-    stream: StreamConfig
-    output: OutputConfig
-    executor: ExecutorConfig
-    settings: PlainValues  # settings as the user gave them, for the record
-
-    def batch_size(self, *, on_gpu: bool) -> int:
-        """Tiles per batch: the requested number, or the device's default, limited by the memory."""
-        if self.encoding.batch_size:
-            return self.encoding.batch_size
-        largest = self.stream.largest_batch(
-            tile_px=self.tiles.tile_px, tile_bytes=MAX_SCRATCH
-        )
-        return min(GPU_BATCH if on_gpu else CPU_BATCH, largest)
-
-    def stream_budget(self, batch_size: int) -> StreamBudget:
-        """Buffers of the stream. Raises BudgetError: there is no memory for three batches."""
-        return self.stream.budget(
-            batch_size, tile_px=self.tiles.tile_px, tile_bytes=MAX_SCRATCH
-        )
+# what a caller may pass as slides; entries are taken as they are
+Slides = Sequence[str | Path | SlideEntry] | str | Path
 
 
 def resolve(
@@ -100,8 +32,8 @@ def resolve(
     overrides: PlainValues | None = None,
     *,
     own_encoder: str | None = None,
-) -> RunSpec:
-    """Resolves the settings of a run.
+) -> RunConfig:
+    """Settings of a run with the overrides, checked together.
 
     Nothing is read, imported or downloaded; `check_run` does the checks that take seconds.
 
@@ -122,51 +54,18 @@ def resolve(
     if own_encoder is not None:
         _check_own_encoder(config)
         config = replace_flat(config, {"encoders": (own_encoder,)})
-    encode = config.encode
-    slide_encoders: tuple[str, ...] = ()
-    if config.output.until == "slide-embeddings":
-        slide_encoders = config.aggregate.slide_encoders
-    encoding = EncodingSpec(
-        stain=config.stain,
-        encoders=encode.encoders if config.output.until in ENCODED else (),
-        slide_encoders=slide_encoders,
-        tokens=encode.tokens,
-        weights=encode.weights,
-        slide_weights=config.aggregate.slide_weights,
-        pretrained=encode.pretrained,
-        allow_remote_code=encode.allow_remote_code,
-        device=encode.device,
-        precision=encode.precision,
-        engine=encode.engine,
-        batch_size=encode.batch_size,
-        seed=encode.seed,
-        pooling_bytes=parse_bytes(config.aggregate.aggregate_memory),
-        patients=config.aggregate.patients,
-    )
-    spec = RunSpec(
-        slides=config.slides,
-        tissue=config.tissue,
-        regions=config.regions,
-        qc=config.qc,
-        segment=config.segment,
-        tiles=config.tiles,
-        encoding=encoding,
-        stream=config.stream,
-        output=config.output,
-        executor=config.executor,
-        settings=as_mapping(config),
-    )
+    encoding = config.encoding
     for name in encoding.encoders if own_encoder is None else ():
         check_encoder_name(name)
-    for name in slide_encoders:
+    for name in encoding.slide_encoders:
         check_slide_encoder(name)
-    _check_tissue_origins(spec)
-    if spec.encoding.patients != "none" and not slide_encoders:
+    _check_tissue_origins(config)
+    if encoding.patients != "none" and not encoding.slide_encoders:
         raise ConfigError(
             "aggregate.patients must be 'none' in a run that ends before slide embeddings, got "
-            f"{spec.encoding.patients!r} with output.until={spec.output.until!r}"
+            f"{encoding.patients!r} with output.until={config.output.until!r}"
         )
-    return spec
+    return config
 
 
 def _check_own_encoder(config: RunConfig) -> None:
@@ -181,7 +80,7 @@ def _check_own_encoder(config: RunConfig) -> None:
         )
 
 
-def _check_tissue_origins(spec: RunSpec) -> None:
+def _check_tissue_origins(spec: RunConfig) -> None:
     """Allows only one of annotations, a network and quality control to define the tissue."""
     origins: dict[str, str | bool | None] = {
         "regions.tissue": spec.regions.tissue,
@@ -194,4 +93,103 @@ def _check_tissue_origins(spec: RunSpec) -> None:
         raise ConfigError(
             f"{' and '.join(named)} exclude each other, because each of them decides what is "
             f"tissue, got {pairs}; drop {'one' if len(named) == 2 else 'all but one'} of them"
+        )
+
+
+def cohort_of(
+    slides: Slides,
+    settings: SlidesConfig,
+    regions: RegionsConfig | None = None,
+    on_message: Callable[[str], None] = lambda text: None,
+) -> tuple[SlideEntry, ...]:
+    """Slides of a cohort; slides without a resolution get the one from the settings.
+
+    A command reads the cohort once, and hands its entries on.
+
+    Raises CohortError: no slides; ConfigError: no file of annotations fits these slides.
+    """
+    named = [slides] if isinstance(slides, str | Path) else slides
+    entries = tuple(item for item in named if isinstance(item, SlideEntry))
+    if entries and len(entries) == len(named):
+        return entries
+    mpp = None
+    if settings.slide_mpp:
+        mpp = parse_mpp(settings.slide_mpp, where="slides.slide_mpp")
+    entries = load_cohort(
+        [str(item) for item in named],
+        slide_mpp=mpp,
+        on_message=on_message,
+        look=settings.look,
+        image=settings.image,
+        name_pattern=settings.name_pattern,
+        allow_local_urls=settings.allow_local_urls,
+    )
+    if regions is not None:
+        regions.check(entries)
+    return entries
+
+
+def with_all_gpus(config: RunConfig) -> RunConfig:
+    """Settings of a run that encodes with a worker on each GPU of this machine.
+
+    They change only if there are several GPUs, and the settings name neither a device, GPUs,
+    workers nor an executor. It is for the command line: worker processes import the script of
+    their parent, which must be prepared for that.
+    """
+    executor = config.executor
+    chosen = (executor.gpus, executor.scheduler, executor.jobqueue)
+    is_chosen = executor.executor != "auto" or executor.workers > 0 or any(chosen)
+    on_gpus = config.output.until in ENCODED and config.encode.device == "auto"
+    if is_chosen or not on_gpus or len(visible_gpus()) < 2:
+        return config
+    return replace(config, executor=replace(executor, gpus=ALL_GPUS))
+
+
+def check_run(spec: RunConfig) -> None:
+    """Checks in seconds what would otherwise fail for each slide.
+
+    Raises:
+        ConfigError: unknown tile filter, invalid graph, or a rule without checks.
+        MissingDependencyError: a format whose package is not installed.
+        BudgetError: the memory is below the minimum of the stream.
+        InvalidInputError: a slide encoder was trained on tiles of another encoder or size.
+    """
+    load_filters(spec.tiles.tile_filter)
+    segments = segment_stages(spec, None)
+    if spec.output.until == "segments" and not segments:
+        raise ConfigError("segmenters must name one, got none; pass --segmenter")
+    _check_quality_control(spec)
+    if spec.output.graph:
+        parse_graph_spec(spec.output.graph)
+    for name in spec.output.write:
+        entry = FORMATS.entry(name)
+        if entry.missing:
+            raise MissingDependencyError(
+                f"--write {name} needs {', '.join(entry.missing)}; {entry.remedy}"
+            )
+    # tiles that a slide encoder was not trained on, before any weights are loaded
+    declared = [name for name in spec.encoding.encoders if is_declared_encoder(name)]
+    for slide_encoder in spec.encoding.slide_encoders:
+        for tile_encoder in declared:
+            check_declared_fit(slide_encoder, tile_encoder, spec.tiles.tile_px)
+    batch_size = spec.batch_size(on_gpu=False) if spec.encoding.batch_size else 1
+    spec.stream_budget(batch_size)
+
+
+def _check_quality_control(spec: RunConfig) -> None:
+    """Reads rules, pipeline and segmenter, and trains the pixel models that the checks need."""
+    # imports the checks and their page, which a run without quality control does not need
+    if spec.qc.qc_rules is not None:
+        from thinsection.report.verdict import load_rules
+
+        load_rules(spec.qc.qc_rules)
+    for rule in spec.qc.qc_fail:
+        parse_rule(rule)
+    if spec.qc.qc != "off":
+        from thinsection.qc import prepare_models
+
+        prepare_models(qc_stage(spec).pipeline)
+    elif spec.qc.qc_fail or spec.output.until == "qc":
+        raise ConfigError(
+            "qc_fail must be combined with --qc, got --qc off; pass --qc auto"
         )

@@ -31,7 +31,7 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.formats.segments import CACHE_BYTES
 from thinsection.slide.look import Look
 from thinsection.stages.config import SlidesConfig
-from thinsection.stages.request import cohort_of
+from thinsection.stages.spec import cohort_of
 from thinsection.store.claims import RELINK, slide_place
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, load_ledger
 from thinsection.types import MIB, parse_bytes
