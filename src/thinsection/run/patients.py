@@ -22,12 +22,17 @@ from thinsection.files.tables import open_table
 from thinsection.pool.api import encode_side_by_side
 from thinsection.pool.encoder import SlideEmbedding, SlideEncoder, TiledSlide
 from thinsection.results.outcome import SlideResult, Status
-from thinsection.run.pooling import FeaturesFile, content_key, find_features
+from thinsection.run.pooling import (
+    FeaturesFile,
+    content_key,
+    find_features,
+    layout_of,
+)
 from thinsection.slide.cohort_table import named_columns
 from thinsection.slide.ids import KnownIds, assign_ids
 from thinsection.stages.config import PoolingConfig
 from thinsection.stages.features import deciding
-from thinsection.stages.leaves import fit_warnings, tile_layout
+from thinsection.stages.leaves import fit_warnings
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.tiles_h5 import (
     read_embedded_tiles,
@@ -262,12 +267,7 @@ def _hashes_of_tiles(
         if len(tiles.coords_l0):
             # it refuses other tiles; `aggregate` has said of this slide what is unknown
             fit_warnings(tiles, encoder, file.path)
-            layout = tile_layout(
-                tiles,
-                file.path,
-                tile_px_l0=pooling.tile_px_l0,
-                stride_l0=pooling.stride_l0,
-            )
+            layout = layout_of(tiles, file, pooling)
             hashes[file.slide_id] = content_key(tiles, encoder, layout)
     return hashes
 
@@ -280,10 +280,4 @@ def _tiled_slides(
         if file.slide_id in slide_ids:
             tiles = read_tiles(file.path)
             assert tiles.features is not None
-            layout = tile_layout(
-                tiles,
-                file.path,
-                tile_px_l0=pooling.tile_px_l0,
-                stride_l0=pooling.stride_l0,
-            )
-            yield tiles.features, tiles.coords_l0, layout
+            yield tiles.features, tiles.coords_l0, layout_of(tiles, file, pooling)

@@ -311,9 +311,7 @@ def _pool_foreign(
             f"features file must contain embeddings, got none in {str(file.path)!r}; run "
             "`thinsection run` first"
         )
-    layout = tile_layout(
-        tiles, file.path, tile_px_l0=pooling.tile_px_l0, stride_l0=pooling.stride_l0
-    )
+    layout = layout_of(tiles, file, pooling)
     facts = _facts(tiles, fit_warnings(tiles, encoder, file.path))
     name = encoder.label(file.path.parent.name.removeprefix("features_"))
     folder = file.out / f"slide_features_{name}"
@@ -329,6 +327,15 @@ def _pool_foreign(
                 return file.succeeded("skipped", facts)
         pool_tiles(tiles, encoder, target, layout, key=key)
     return file.succeeded("done", facts)
+
+
+def layout_of(
+    tiles: TilesFile, file: FeaturesFile, pooling: PoolingConfig
+) -> TileLayout:
+    """Layout of a file's tiles; see `tile_layout`."""
+    return tile_layout(
+        tiles, file.path, tile_px_l0=pooling.tile_px_l0, stride_l0=pooling.stride_l0
+    )
 
 
 def _facts(tiles: TilesFile, warnings: Sequence[str]) -> Document:

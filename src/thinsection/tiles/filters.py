@@ -10,7 +10,6 @@ from PIL import Image
 from thinsection.arrays import filters, get_namespace
 from thinsection.config import nearest
 from thinsection.errors import ConfigError
-from thinsection.qc.checks.focus import Focus, detail_bands
 from thinsection.qc.rules import QcRule, parse_rule
 from thinsection.registry import Entry, Registry
 from thinsection.tiles.table import TileTable
@@ -49,6 +48,9 @@ def measure_tiles(
 
 def _focus_of_tiles(tiles: TileArray) -> npt.NDArray[np.float64]:
     """Median ratio of fine to coarse detail per tile, (B,)."""
+    # imports a check of quality control, which most runs do not need
+    from thinsection.qc.checks.focus import Focus, detail_bands
+
     focus = Focus()
     ns = get_namespace()
     medians = []
