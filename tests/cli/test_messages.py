@@ -1,6 +1,5 @@
 """Messages name the cause: each command of a list of confusing ones, and what it must say."""
 
-import importlib
 import re
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from thinsection.errors import (
     error_words,
     named_error_words,
 )
+from thinsection.run import task
 from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
 
@@ -141,8 +141,7 @@ def test_a_slide_encoder_of_other_tiles_is_refused_before_any_weights(
     def no_weights(*arguments: object, **settings: object) -> None:
         raise AssertionError("weights are loaded")
 
-    module = importlib.import_module("thinsection.run.run")
-    monkeypatch.setattr(module, "_load_encoders", no_weights)
+    monkeypatch.setattr(task, "load_models", no_weights)
     code, text = said("run", slides, "--out", "o", "--slide-encoder", slide_encoder)
     assert code == 2
     assert f"tile encoder must be {tile_encoder}" in text
