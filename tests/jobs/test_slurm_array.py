@@ -12,12 +12,11 @@ import pytest
 from thinsection.cli.slurm import waiting_line
 from thinsection.errors import ClusterError, ConfigError, StoreError
 from thinsection.jobs import slurm_array
-from thinsection.jobs.backend import Attempt, BackendContext
+from thinsection.jobs.backend import Attempt, BackendContext, Submitted
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig, Rung
 from thinsection.jobs.slurm import (
     SlurmBackend,
-    Submitted,
     array_status,
     collect,
     write_array,

@@ -13,8 +13,9 @@ from tests.support.slurm_node import why_not
 from thinsection.cli.slurm import TASKS
 from thinsection.config import replace_flat
 from thinsection.jobs import slurm_array
+from thinsection.jobs.backend import Submitted
 from thinsection.jobs.execute import execute
-from thinsection.jobs.slurm import SlurmBackend, Submitted, collect
+from thinsection.jobs.slurm import SlurmBackend, collect
 from thinsection.jobs.slurm_array import (
     Array,
     accounted_states,

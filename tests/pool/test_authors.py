@@ -32,9 +32,9 @@ from thinsection.pool import (
     load_slide_encoder,
     patient_embedding,
 )
+from thinsection.pool.abmil import SoftmaxSums
 from thinsection.pool.attention_pools import ChiefSlideEncoder, FeatherSlideEncoder
 from thinsection.pool.cobra import CobraSlideEncoder
-from thinsection.pool.inputs import SoftmaxSums
 from thinsection.pool.moozy import MoozySizes, MoozySlideEncoder, heads_at_a_time
 from thinsection.pool.prism import PrismSlideEncoder
 from thinsection.weights.hub import hub_library

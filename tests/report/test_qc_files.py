@@ -15,9 +15,15 @@ from tests.qc.slides import ArraySlide
 from thinsection.errors import StoreError
 from thinsection.qc import QcResult, load_pipeline, run_qc, tile_qc_columns
 from thinsection.qc.pipeline import pipeline_from_mapping
-from thinsection.report.qc_files import QC_FILE, load_qc, read_qc, write_qc
+from thinsection.report.qc_files import load_qc, write_qc
 from thinsection.report.qc_pictures import write_qc_pictures
-from thinsection.report.stored import features_of_masks, picture_files, read_tissue
+from thinsection.report.stored import (
+    QC_FILE,
+    features_of_masks,
+    picture_files,
+    read_qc,
+    read_tissue,
+)
 from thinsection.results.folder import Results
 from thinsection.store.geojson import mask_features, write_masks_geojson
 from thinsection.store.ledger import SlideLedger, StageRecord

@@ -26,9 +26,9 @@ from thinsection.jobs.execute import execute
 from thinsection.qc import load_pipeline
 from thinsection.qc.checks.check import Score
 from thinsection.qc.pipeline import dump_pipeline
-from thinsection.report.qc_files import QC_FILE, read_qc
 from thinsection.report.qc_pictures import write_histoqc
 from thinsection.report.qc_sheet import write_qc_csv
+from thinsection.report.stored import QC_FILE, read_qc
 from thinsection.results.outcome import SlideResult
 from thinsection.results.records import read_records
 from thinsection.run import prepare

@@ -112,7 +112,7 @@ def _write_array(arguments: list[str], *, queue: str) -> "Array | None":
     """Runs the command until it would submit its work to Slurm; None if nothing is missing."""
     from thinsection.errors import ConfigError
     from thinsection.files.urls import is_url, keep_for_jobs
-    from thinsection.jobs.slurm import Submitted
+    from thinsection.jobs.backend import Submitted
 
     if any(flag == "--out" and is_url(value) for flag, value in pairwise(arguments)):
         raise ConfigError("out must be a folder that all nodes see, got a URL")
@@ -129,7 +129,8 @@ def _write_array(arguments: list[str], *, queue: str) -> "Array | None":
             )
     except Submitted as submitted:
         keep_for_jobs()
-        return submitted.array
+        array: Array = submitted.array
+        return array
     typer.echo("nothing is missing", err=True)
     return None
 

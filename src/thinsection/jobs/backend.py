@@ -42,6 +42,15 @@ _RESOURCE_BY_ERROR: dict[str, Resource] = {
 }
 
 
+class Submitted(Exception):
+    """Signals that `array` was submitted to Slurm, or only written, without a wait for results."""
+
+    def __init__(self, array: Any) -> None:
+        super().__init__(str(array.folder))
+        # a `slurm_array.Array`, which stands above this file
+        self.array = array
+
+
 def ignore_event(event: object) -> None:
     """Ignores an event."""
 

@@ -19,6 +19,7 @@ from thinsection.jobs.backend import (
     Backend,
     BackendContext,
     OnMessage,
+    Submitted,
     chunked,
     ignore_message,
 )
@@ -42,14 +43,6 @@ GROWABLE_RESOURCES: tuple[Resource, ...] = ("memory", "gpu")
 _MORE = 2
 # factor on the predicted time of an entry that is tried alone
 _MORE_TIME = 2
-
-
-class Submitted(Exception):
-    """Signals that `array` was submitted to Slurm, or only written, without a wait for results."""
-
-    def __init__(self, array: Array) -> None:
-        super().__init__(str(array.folder))
-        self.array = array
 
 
 class SlurmBackend(Backend):

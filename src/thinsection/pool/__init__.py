@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from thinsection.registry import lazy_names
 
 if TYPE_CHECKING:
+    from thinsection.pool.abmil import AbmilSlideEncoder as AbmilSlideEncoder
     from thinsection.pool.api import aggregate as aggregate
     from thinsection.pool.api import patient_embedding as patient_embedding
     from thinsection.pool.encoder import Expects as Expects
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from thinsection.pool.encoder import check_fit as check_fit
     from thinsection.pool.encoder import load_slide_encoder as load_slide_encoder
     from thinsection.pool.gigapath import GigaPathSlideEncoder as GigaPathSlideEncoder
-    from thinsection.pool.pooling import AbmilSlideEncoder as AbmilSlideEncoder
     from thinsection.pool.pooling import MaxSlideEncoder as MaxSlideEncoder
     from thinsection.pool.pooling import MeanSlideEncoder as MeanSlideEncoder
     from thinsection.pool.titan import TitanSlideEncoder as TitanSlideEncoder

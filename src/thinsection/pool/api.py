@@ -18,7 +18,7 @@ from thinsection.pool.encoder import (
     TileLayout,
     naming_slide,
 )
-from thinsection.pool.inputs import checked_slide
+from thinsection.pool.pooling import checked_slide
 from thinsection.tiles import TileTable
 from thinsection.types import CoordsL0
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from thinsection.attention.blocks import blocks_of
 from thinsection.attention.products import fast_products
+from thinsection.pool.abmil import SoftmaxSums
 from thinsection.pool.encoder import Expects, LoadOptions, TileLayout
-from thinsection.pool.inputs import SoftmaxSums
 from thinsection.pool.published import PublishedSlideEncoder
 from thinsection.types import CoordsL0
 

@@ -22,9 +22,9 @@ from torch.nn import functional as F
 
 from thinsection.attention.blocks import blocks_of
 from thinsection.errors import InvalidInputError
+from thinsection.pool.abmil import SoftmaxSums
 from thinsection.pool.attention_pools import Scores
 from thinsection.pool.encoder import Expects, LoadOptions, TileLayout
-from thinsection.pool.inputs import SoftmaxSums
 from thinsection.pool.published import PublishedSlideEncoder
 from thinsection.types import CoordsL0
 

@@ -27,7 +27,7 @@ from thinsection.pool.encoder import (
     TileEmbeddings,
     TileLayout,
 )
-from thinsection.pool.inputs import checked_slide
+from thinsection.pool.pooling import checked_slide
 from thinsection.pool.published import (
     ATTENTION_BYTES,
     TOKEN_BLOCK,

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from thinsection.attention.blocks import blocks_of
 from thinsection.errors import WeightsError, rewording
 from thinsection.files.atomic import read_json
+from thinsection.pool.abmil import SoftmaxSums
 from thinsection.pool.encoder import Expects, TileLayout
-from thinsection.pool.inputs import SoftmaxSums
 from thinsection.pool.published import (
     PublishedSlideEncoder,
     check_heads,

@@ -19,7 +19,7 @@ from thinsection.pool.encoder import (
     TileEmbeddings,
     TileLayout,
 )
-from thinsection.pool.inputs import checked_slide
+from thinsection.pool.pooling import checked_slide
 from thinsection.types import MIB, CoordsL0, Document, format_bytes
 from thinsection.weights.files import load_strictly, read_state_dict
 from thinsection.weights.hub import commit_of, find_weights, hub_file

@@ -18,8 +18,9 @@ from thinsection.files.atomic import atomic_path, safe_cell, write_text
 from thinsection.qc.checks.measures import SavedMask
 from thinsection.qc.result import QcResult
 from thinsection.qc.tissue import TISSUE_COLOR
-from thinsection.report.qc_files import MASK_KEPT, MASK_USE, read_png, write_png
+from thinsection.report.qc_files import write_png
 from thinsection.report.qc_sheet import Row, picture_folder, plain_number
+from thinsection.report.stored import MASK_KEPT, MASK_USE, read_png
 from thinsection.store.geojson import write_masks_geojson
 from thinsection.types import RgbArray
 

@@ -1,24 +1,35 @@
-"""What a slide's folder stores to draw on: its picture, its masks and their outlines."""
+"""What a slide's folder stores to draw on: its picture, its masks and their outlines.
+
+Quality control is one file, `qc.zip`, with the values and the masks:
+
+    qc.zip
+      qc.json       scores, warnings, pipeline, colours; the number of pixels of each mask
+      mask_use.tif  tissue that passed every check
+      CHECK.tif     area that a check marked
+
+The masks have one bit per pixel, in TIFF with CCITT compression, which ImageJ and QuPath open; an
+empty mask has no file. Folders of older versions have `qc.json` and a PNG for each mask. This file
+reads; `qc_files.py` writes, and makes results of quality control of what is stored.
+"""
 
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from thinsection.errors import StoreError, rewording
+from thinsection.files.atomic import parse_json, read_json
 from thinsection.qc.tissue import TISSUE_COLOR, Color
 from thinsection.report.picture import OVERLAYS, PICTURE, Picture, slide_picture
-from thinsection.report.qc_files import (
-    MASK_KEPT,
-    MASK_USE,
-    QC_FILE,
-    damage_named,
-    read_qc,
-)
 from thinsection.slide.open import open_slide
 from thinsection.store.claims import check_slide_exists, slide_place
 from thinsection.store.geojson import Feature, mask_features
@@ -27,6 +38,28 @@ from thinsection.types import Document, MaskArray, MaskFrame
 
 # class of the tissue that quality control leaves
 _USABLE = "Usable tissue"
+QC_FORMAT = "thinsection-qc/3"
+QC_FILE = "qc.zip"
+MASK_USE = "mask_use"
+MASK_KEPT = "mask_kept"
+# format and file of older versions, which stored each mask as a PNG in the same folder
+_OLD_FORMAT = "thinsection-qc/2"
+QC_JSON = "qc.json"
+# largest size of the values in bytes; they take some 20 kB
+_MOST_JSON_BYTES = 64 << 20
+_REMEDY = "run quality control again"
+_DAMAGES = (
+    OSError,
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+    NotImplementedError,
+    RuntimeError,
+    SyntaxError,  # Pillow raises it for a damaged picture
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def picture_files(folder: Path) -> tuple[Path, ...]:
@@ -140,6 +173,112 @@ def read_mask(path: Path) -> MaskArray:
     """Reads a mask from a picture, bool (H, W)."""
     with Image.open(path) as file:
         return np.asarray(file.convert("L")) > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredQc:
+    """Stored quality control of a slide; a mask is read when it is asked for."""
+
+    folder: Path
+    document: Document
+    # False for folders of older versions
+    is_packed: bool
+
+    @property
+    def frame(self) -> MaskFrame:
+        """Place of the masks on the slide."""
+        with damage_named(self.folder):
+            width, height = self.document["size_th"]
+            width_l0, height_l0 = self.document["size_l0"]
+            return MaskFrame(
+                size_th=(int(width), int(height)),
+                size_l0=(int(width_l0), int(height_l0)),
+            )
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all masks: those of the checks, `mask_use`, and `mask_kept` if it exists."""
+        with damage_named(self.folder):
+            return list(self.document["masks"])
+
+    def is_empty(self, name: str) -> bool:
+        """True if a mask has no pixel."""
+        if not self.is_packed:
+            return not self.mask(name).any()
+        with damage_named(self.folder):
+            return int(self.document["masks"][name]) == 0
+
+    def mask(self, name: str) -> MaskArray:
+        """Reads a mask, bool (H, W).
+
+        Raises:
+            StoreError: it is missing or damaged.
+        """
+        if not self.is_packed:
+            return np.asarray(read_png(self.folder / f"{name}.png"), bool)
+        width, height = self.frame.size_th
+        if self.is_empty(name):
+            return np.zeros((height, width), bool)
+        with (
+            damage_named(self.folder),
+            zipfile.ZipFile(self.folder / QC_FILE) as file,
+            file.open(f"{name}.tif") as member,
+            Image.open(member) as picture,
+        ):
+            if picture.size != (width, height) or picture.mode != "1":
+                raise ValueError(f"{name} is not a mask of {width} x {height} px")
+            return np.array(picture)
+
+
+def read_qc(folder: Path) -> StoredQc:
+    """Opens the stored quality control of a slide; only its values are read.
+
+    Raises:
+        StoreError: it is missing, damaged or of another format.
+    """
+    is_packed = (folder / QC_FILE).is_file()
+    with damage_named(folder):
+        if is_packed:
+            with zipfile.ZipFile(folder / QC_FILE) as file:
+                if file.getinfo(QC_JSON).file_size > _MOST_JSON_BYTES:
+                    raise ValueError(f"{QC_JSON} is too large")
+                document = parse_json(file.read(QC_JSON).decode())
+        else:
+            document = read_json(folder / QC_JSON)
+        found_format = document.get("format")
+    wanted_format = QC_FORMAT if is_packed else _OLD_FORMAT
+    if found_format != wanted_format:
+        raise StoreError(
+            f"qc result must be {wanted_format!r}, got {found_format!r} in "
+            f"{str(folder)!r}; {_REMEDY}"
+        )
+    return StoredQc(folder=folder, document=document, is_packed=is_packed)
+
+
+def has_qc(folder: Path) -> bool:
+    """True if a folder has the stored quality control of a slide."""
+    return (folder / QC_FILE).is_file() or (folder / QC_JSON).is_file()
+
+
+def damage_named(folder: Path) -> AbstractContextManager[None]:
+    """Raises StoreError with the folder and what to do, for whatever a damaged file causes."""
+    return rewording(
+        "qc result must be complete",
+        folder,
+        *_DAMAGES,
+        error=StoreError,
+        more=f"; {_REMEDY}",
+    )
+
+
+def read_png(path: Path) -> npt.NDArray[Any]:
+    """Reads the pixels of a stored picture.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    with damage_named(path), Image.open(path) as picture:
+        return np.array(picture)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,7 @@ from thinsection.qc.own_tissue import AnyTissue, as_tissue
 from thinsection.report.draw import legend_colors
 from thinsection.report.layers import Layer, Outline, Tiles, Values, paint
 from thinsection.report.picture import Picture, slide_picture
-from thinsection.report.qc_files import QC_FILE
-from thinsection.report.stored import open_picture, picture_files, read_tissue
+from thinsection.report.stored import QC_FILE, open_picture, picture_files, read_tissue
 from thinsection.report.values import (
     CLASS_COLORS,
     COLORMAP_OF_KIND,

@@ -14,7 +14,6 @@ from thinsection.files.atomic import read_table, write_table
 from thinsection.qc import qc_fail
 from thinsection.qc.checks.check import Score
 from thinsection.qc.rules import QcRule, parse_rule
-from thinsection.report.qc_files import QC_FILE, has_qc, read_qc
 from thinsection.report.qc_sheet import (
     Usual,
     deviations,
@@ -23,6 +22,7 @@ from thinsection.report.qc_sheet import (
     write_qc_csv,
     write_qc_sheet,
 )
+from thinsection.report.stored import QC_FILE, has_qc, read_qc
 from thinsection.report.verdict import load_rules
 from thinsection.results.tables import KnownSlide
 from thinsection.stages.checks import QcStage

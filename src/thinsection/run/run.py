@@ -21,10 +21,9 @@ from thinsection.errors import (
 from thinsection.files.atomic import atomic_path, output_errors
 from thinsection.files.lock import sweep_old
 from thinsection.files.urls import hide_secret, is_url
-from thinsection.jobs.backend import ignore_event, ignore_message
+from thinsection.jobs.backend import Submitted, ignore_event, ignore_message
 from thinsection.jobs.execute import execute, skipped_line
 from thinsection.jobs.executor import chosen_executor
-from thinsection.jobs.slurm import Submitted
 from thinsection.jobs.task import Report, merge_reports
 from thinsection.results import records
 from thinsection.results.outcome import SlideResult, describe, slides_done

@@ -14,9 +14,9 @@ from thinsection.qc.segmenter_classes import ClassMap
 from thinsection.report.draw import write_drawing
 from thinsection.report.layers import overlay_layers
 from thinsection.report.picture import PICTURE_NAME, slide_picture
-from thinsection.report.qc_files import QC_FILE, load_qc, write_qc
+from thinsection.report.qc_files import load_qc, write_qc
 from thinsection.report.qc_pictures import write_qc_pictures
-from thinsection.report.stored import open_picture
+from thinsection.report.stored import QC_FILE, open_picture
 from thinsection.slide import Slide
 from thinsection.slide.geometry import mean_mpp
 from thinsection.slide.readers import AUTO

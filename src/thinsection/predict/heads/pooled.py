@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thinsection.errors import ConfigError
-from thinsection.pool.pooling import GatedAttention
+from thinsection.pool.abmil import GatedAttention
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import Criterion, Head, HeadOutput, Recipe
 
