@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from benchmarks.bench_encoders import stained_tiles
 from benchmarks.harness import RESULTS, arguments, finish
 from thinsection.encode import DEFAULT_ENCODER, NetworkTileEncoder, load_encoder
-from thinsection.encode.memory import keep_freed_memory
+from thinsection.machine import keep_freed_memory
 from thinsection.testing import run_and_measure
 from thinsection.types import MIB
 from thinsection.weights.placement import optional_package

@@ -16,7 +16,7 @@ import thinsection.encode.encoder as encoder_module
 import thinsection.encode.preprocessing as preprocess_module
 from benchmarks.harness import arguments, finish
 from thinsection.encode import load_encoder
-from thinsection.encode.memory import keep_freed_memory
+from thinsection.machine import keep_freed_memory
 from thinsection.testing import Measured, run_and_measure
 
 ENCODERS = {

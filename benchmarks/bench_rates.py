@@ -18,9 +18,9 @@ from benchmarks.gpu_inputs import NAMES
 from benchmarks.gpu_rates import VITS
 from benchmarks.harness import RESULTS, arguments, finish
 from thinsection.encode import EncoderSpec, NetworkTileEncoder, load_encoder
-from thinsection.encode.memory import keep_freed_memory
 from thinsection.encode.registry import declared_encoders
 from thinsection.errors import ThinsectionError
+from thinsection.machine import keep_freed_memory
 
 # CPU-seconds for one network, after its first tile
 SECONDS = 6.0

@@ -1,13 +1,22 @@
-"""CPUs and memory that this process may use: by affinity, and by cgroups (v1 and v2)."""
+"""CPUs and memory that this process may use: by affinity, and by cgroups (v1 and v2); its heap."""
 
+import ctypes
+import functools
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 # v1 writes a page-rounded 2^63 where nothing is set
 _NO_LIMIT = 1 << 60
+# constants in glibc's malloc.h
+_TRIM_THRESHOLD = -1
+_TOP_PAD = -2
+_MMAP_MAX = -4
+# bytes by which glibc's heap grows
+_TOP_PAD_BYTES = 64 << 20
 
 
 def cpu_count(root: Path = Path("/")) -> int:
@@ -133,3 +142,30 @@ def _bytes_limit(path: Path) -> list[int]:
     if not text.isdigit() or int(text) >= _NO_LIMIT:
         return []
     return [int(text)]
+
+
+def keep_freed_memory() -> bool:
+    """Make malloc keep freed memory for the rest of this process; False without glibc.
+
+    By default each tensor above 32 MiB is mapped anew and its pages are cleared at first use, which
+    takes up to half of an encoder's CPU time (benchmarks/bench_heap.py). With this, the heap stays
+    at its peak and gets fragmented, so it is a decision for a whole process. A run calls it,
+    `load_encoder` does not.
+    """
+    libc = _glibc()
+    if libc is None:
+        return False
+    results = [
+        libc.mallopt(_MMAP_MAX, 0),
+        libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1),
+        libc.mallopt(_TOP_PAD, _TOP_PAD_BYTES),
+    ]
+    return all(result == 1 for result in results)
+
+
+@functools.cache
+def _glibc() -> ctypes.CDLL | None:
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "gnu_get_libc_version") else None

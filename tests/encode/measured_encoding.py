@@ -9,7 +9,7 @@ from thinsection.encode import (
     load_encoder,
     preprocess,
 )
-from thinsection.encode.memory import keep_freed_memory
+from thinsection.machine import keep_freed_memory
 from thinsection.weights.placement import optional_package
 
 

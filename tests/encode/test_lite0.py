@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from thinsection.encode import load_encoder
-from thinsection.encode.networks import packaged_weights_path
+from thinsection.encode.backbone import packaged_weights_path
 from thinsection.weights.files import read_state_dict
 from thinsection.weights.placement import importable_torchvision
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from thinsection.encode import TileEncoder, declared_encoders, load_encoder
-from thinsection.encode.networks import packaged_weights_path
+from thinsection.encode.backbone import packaged_weights_path
 from thinsection.encode.registry import ENCODERS
 from thinsection.errors import (
     InvalidInputError,

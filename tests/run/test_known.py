@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from thinsection.encode.networks import packaged_weights_path
+from thinsection.encode.backbone import packaged_weights_path
 from thinsection.run import task
 from thinsection.run.models import load_models
 from thinsection.run.run import run

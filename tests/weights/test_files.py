@@ -14,7 +14,7 @@ from torch import nn
 
 from thinsection.attention.dilated import Branch
 from thinsection.encode import load_encoder
-from thinsection.encode.networks import packaged_weights_path
+from thinsection.encode.backbone import packaged_weights_path
 from thinsection.errors import WeightsError
 from thinsection.pool import GigaPathSlideEncoder
 from thinsection.pool.gigapath import LongNetConfig

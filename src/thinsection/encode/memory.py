@@ -1,13 +1,11 @@
-"""Memory of a batch, predicted before it runs; and the heap of a process on the CPU.
+"""Memory of a batch, predicted before it runs.
 
 A dry pass runs preprocessing and network on the meta device, where tensors have no data, and adds
 up every storage from its creation to its release. A fixed allowance for scratch space inside
 operations is added to the peak of that sum.
 """
 
-import ctypes
 import functools
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
@@ -21,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from thinsection.encode.encoder import NetworkTileEncoder
 from thinsection.encode.preprocessing import CPU_TILES, preprocess
 from thinsection.errors import BudgetError, InvalidInputError
+from thinsection.extras import moved_names
 from thinsection.types import MIB, format_bytes
 
 # convolutions and the allocator: EfficientNet-Lite0 on a CPU took 8 MiB more than its 4 tiles
@@ -33,11 +32,6 @@ OPENVINO_BYTES = 64 * MIB
 # On a CPU, the second part of a batch reuses heap fragments that the first one freed. With them,
 # EfficientNet-Lite0 took 0.9 to 1.4 times the sum and scratch, ViT-S and ResNets less.
 HOLES_MARGIN = 1.5
-
-# constants in glibc's malloc.h
-_TRIM_THRESHOLD = -1
-_TOP_PAD = -2
-_MMAP_MAX = -4
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -188,28 +182,5 @@ def largest_batch_size(
     return min(largest, CPU_TILES) if on_cpu and not in_parts else largest
 
 
-def keep_freed_memory() -> bool:
-    """Make malloc keep freed memory for the rest of this process; False without glibc.
-
-    By default each tensor above 32 MiB is mapped anew and its pages are cleared at first use, which
-    takes up to half of an encoder's CPU time (benchmarks/bench_heap.py). With this, the heap stays
-    at its peak and gets fragmented, so it is a decision for a whole process. A run calls it,
-    `load_encoder` does not.
-    """
-    libc = _glibc()
-    if libc is None:
-        return False
-    results = [
-        libc.mallopt(_MMAP_MAX, 0),
-        libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1),
-        libc.mallopt(_TOP_PAD, 64 * MIB),
-    ]
-    return all(result == 1 for result in results)
-
-
-@functools.cache
-def _glibc() -> ctypes.CDLL | None:
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "gnu_get_libc_version") else None
+# a documented name of this file, which moved
+__getattr__ = moved_names(__name__, {"keep_freed_memory": "thinsection.machine"})

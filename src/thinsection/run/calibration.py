@@ -28,10 +28,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from thinsection.arrays import get_namespace
 from thinsection.config import user_cache_dir
 from thinsection.encode import NetworkTileEncoder, TileEncoder
-from thinsection.encode.memory import batch_bytes, keep_freed_memory, weights_bytes
+from thinsection.encode.memory import batch_bytes, weights_bytes
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import TMP_MARK, write_json
-from thinsection.machine import cpu_count, cpu_model
+from thinsection.machine import cpu_count, cpu_model, keep_freed_memory
 from thinsection.qc.checks.artefact_network import artefact_maps
 from thinsection.types import Document
 
@@ -299,7 +299,7 @@ print(json.dumps([times.user + times.system, peak()]))
 """
 _PEAK_PROBE = """
 from pathlib import Path
-from thinsection.encode.memory import keep_freed_memory
+from thinsection.machine import keep_freed_memory
 name, precision, edge, batch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 encoder = thinsection.encode.load_encoder(
     name, device='cpu', precision=precision, pretrained=False, engine='torch'

@@ -85,7 +85,7 @@ def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> Models:
 def models_with(encoders: Sequence[TileEncoder], encoding: EncodingSpec) -> Models:
     """Models of a run with these tile encoders; see `load_models`."""
     from thinsection.encode.encoder import encoder_identity
-    from thinsection.encode.memory import keep_freed_memory
+    from thinsection.machine import keep_freed_memory
     from thinsection.pool import load_slide_encoder
 
     if any(encoder.device.type == "cpu" for encoder in encoders):
