@@ -17,7 +17,7 @@ import tifffile
 from PIL import Image
 
 from thinsection.errors import ProvedDamageError, SlideOpenError, SlideReadError
-from thinsection.slide import auto_reader, open_slide
+from thinsection.slide import child, open_slide
 from thinsection.slide.child import try_in_child
 from thinsection.slide.formats.tiff_decoder import check_jpeg2000_size
 from thinsection.slide.formats.tiff_reader import TiffSlide
@@ -233,7 +233,7 @@ def test_proved_damage_ends_the_opening_at_once_and_asks_nobody_else(
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a child was asked")
 
-    monkeypatch.setattr(auto_reader, "try_in_child", forbidden)
+    monkeypatch.setattr(child, "try_in_child", forbidden)
     write_pyramid(path, SIZE, replace(KINDS["jpeg-420"], downsamples=(1, 2)))
     harm(path)
     for reader in ("auto", "openslide", "tiff"):

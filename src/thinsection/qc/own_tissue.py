@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from thinsection.arrays.polygons import coverage, rasterised
 from thinsection.errors import InvalidInputError, MissingMppError
 from thinsection.qc.tissue import (
     Shares,
@@ -20,7 +19,6 @@ from thinsection.qc.tissue import (
     work_frame,
 )
 from thinsection.slide import Slide
-from thinsection.slide.annotations import RegionsConfig, read_regions
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, Mpp, Size
 
 if TYPE_CHECKING:
@@ -48,6 +46,8 @@ class AnnotatedTissue(TissueMask):
     area: Geometry
 
     def fractions(self, coords_l0: CoordsL0, size_l0: Size) -> Shares:
+        from thinsection.arrays.polygons import coverage
+
         return coverage(self.area, coords_l0, size_l0)
 
 
@@ -176,6 +176,8 @@ def _area(slide: Slide, tissue: object) -> Geometry:
             raise InvalidInputError(
                 f"tissue must be an existing file, got {str(path)!r}"
             )
+        from thinsection.slide.annotations import RegionsConfig, read_regions
+
         regions = read_regions(path, slide.size, slide_id=stem)
         return regions.area(exclude=RegionsConfig().exclude_class)
     if isinstance(tissue, dict):
@@ -205,6 +207,8 @@ def annotated_tissue(
     slide: Slide, area: Geometry, config: TissueConfig | None = None
 ) -> AnnotatedTissue:
     """Tissue of polygons in level-0 px. Memory: as `as_tissue`."""
+    from thinsection.arrays.polygons import rasterised
+
     config = config or TissueConfig()
     where = work_frame(slide, config.mask_mpp)
     return AnnotatedTissue(

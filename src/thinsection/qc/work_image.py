@@ -15,7 +15,6 @@ from PIL import Image
 
 from thinsection.arrays import filters, get_namespace
 from thinsection.qc.checks.check import Regions
-from thinsection.qc.histoqc_image import coarsest_level, read_work_images
 from thinsection.slide import Slide, read_resized
 from thinsection.slide.geometry import mean_mpp, nominal_mpp
 from thinsection.types import Mpp, RgbArray, Size, counted
@@ -164,6 +163,8 @@ def read_images(
             mpp: read_resized(slide, work_size(slide.size, scale.mpp_xy, mpp))
             for mpp in mpps
         }
+    from thinsection.qc.histoqc_image import read_work_images
+
     long_side_um = max(slide.size) * scale.work_mpp
     # edges are rounded half to even
     edges = [max(1, int(np.rint(long_side_um / mpp))) for mpp in mpps]
@@ -198,6 +199,8 @@ def regions_at(slide: Slide, slide_mpp: float, mpp: float) -> Regions:
 
     Memory: of a region that is read, its px of that level.
     """
+    from thinsection.qc.histoqc_image import coarsest_level
+
     level = coarsest_level(slide.levels, mpp * 1.25 / slide_mpp)
     factor = max(1, round(mpp / (level.downsample * slide_mpp)))
     width = max(1, level.size[0] // factor)

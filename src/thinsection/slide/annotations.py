@@ -14,20 +14,14 @@ from numpy.typing import NDArray
 
 from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.slide.annotation_files import (
-    BOX_SUFFIXES,
-    SUFFIXES,
-    check_box_slides,
-    read_class_names,
-    read_shapes,
-)
-from thinsection.slide.annotation_formats import Shape
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.ids import KnownIds
 from thinsection.types import Json, Size, counted
 
 if TYPE_CHECKING:
     from shapely import Geometry, Polygon
+
+    from thinsection.slide.annotation_formats import Shape
 
 ROLES = ("tissue", "roi")  # settings that name files
 _FARTHEST = 1e7  # px from the origin: a hundred times a large slide
@@ -89,10 +83,14 @@ class RegionsConfig:
 
         Memory: one file of annotations at a time; they are read if classes are to be included.
         """
-        for role in ROLES:
+        roles = [role for role in ROLES if getattr(self, role) is not None]
+        if not roles:
+            return
+        # most runs have no annotations, and import nothing that reads them
+        from thinsection.slide.annotation_files import BOX_SUFFIXES, check_box_slides
+
+        for role in roles:
             source = getattr(self, role)
-            if source is None:
-                continue
             path = Path(source)
             if not path.exists() and not any(source in entry.more for entry in entries):
                 raise ConfigError(
@@ -111,6 +109,8 @@ class RegionsConfig:
 
     def _check_classes(self, role: str, entries: Sequence[SlideEntry]) -> None:
         """Refuses a class to include that no slide has; it stops reading once each is seen."""
+        from thinsection.slide.annotation_files import read_class_names
+
         classes: set[str] = set()
         for entry in entries:
             try:
@@ -128,6 +128,8 @@ class RegionsConfig:
 
 def _files_in(folder: Path, role: str, entry: SlideEntry) -> list[Path]:
     """Returns the files of a folder that are named as a slide, in the order of their forms."""
+    from thinsection.slide.annotation_files import SUFFIXES
+
     candidates = [folder / f"{entry.slide_id}{suffix}" for suffix in SUFFIXES]
     paths = [path for path in candidates if path.is_file()]
     stems: list[str] = []
@@ -290,6 +292,8 @@ def read_regions(
         InvalidInputError: names the file, the feature and what is wrong with it.
     """
     import shapely
+
+    from thinsection.slide.annotation_files import read_shapes
 
     left_out = Counter[tuple[str, str]]()  # by noun and reason
     areas: list[tuple[Shape, Geometry]] = []

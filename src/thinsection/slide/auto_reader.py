@@ -21,7 +21,6 @@ from thinsection.errors import (
     SlideReadError,
 )
 from thinsection.slide.base import Slide
-from thinsection.slide.child import try_in_child
 from thinsection.slide.dicom_series import (
     check_one_slide,
     files_of_slide,
@@ -287,6 +286,8 @@ def load_safely(
     if isinstance(refusal, ImageError | ProvedDamageError | ChannelsError):
         raise refusal
     if not is_sound:
+        from thinsection.slide.child import try_in_child
+
         # where a TIFF's structure is impossible all its px are doubted
         is_tiff = path.lower().endswith(READERS.entry(FASTEST).suffixes)
         try_in_child(

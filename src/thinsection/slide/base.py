@@ -19,8 +19,7 @@ from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
 from thinsection.slide.geometry import MAX_PX, MAX_SIDE_PX, ReadPlan, lv_from_l0
 from thinsection.slide.pictures import Picture
-from thinsection.slide.resize import read_resized
-from thinsection.slide.tile_pictures import PlannedTiles, TilePictures
+from thinsection.slide.resize import PlannedTiles, TilePictures, read_resized
 from thinsection.types import (
     Closing,
     CoordsL0,

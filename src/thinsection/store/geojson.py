@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinsection.arrays.polygons import mask_outlines
 from thinsection.files.atomic import atomic_path, write_text
 from thinsection.qc.tissue import Color
 from thinsection.store.tiles_h5 import TilesFile
@@ -39,7 +38,9 @@ def mask_features(
 
     Memory: O(H * W + corners of all masks).
     """
-    features = []
+    from thinsection.arrays.polygons import mask_outlines
+
+    features: list[Feature] = []
     for name, mask, color in masks:
         if mask.any():
             features.append(annotation(mask_outlines(mask, frame), name, color))

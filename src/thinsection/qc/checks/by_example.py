@@ -9,7 +9,6 @@ from thinsection.arrays.morphology import dilated_by_square, drop_small, keep_el
 from thinsection.errors import ConfigError
 from thinsection.files.atomic import atomic_path
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
-from thinsection.qc.checks.measures import read_rgb
 from thinsection.qc.checks.pixel_model import (
     NETWORK,
     NUM_EPOCHS,
@@ -139,6 +138,8 @@ def _built_in_model(check: ExampleCheck) -> PixelModel:
 
 
 def _own_examples(check: ExampleCheck) -> list[Example]:
+    from thinsection.qc.checks.measures import read_rgb
+
     images = check.example_images
     masks = check.example_masks
     if not images or len(images) != len(masks):
