@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinsection.report.verdict import column_words
+from thinsection.report.values import column_words
 from thinsection.tiles.filters import MEASURES
 
 

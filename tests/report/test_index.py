@@ -13,9 +13,14 @@ import pytest
 from PIL import Image
 
 from thinsection.files.atomic import read_table, write_table
-from thinsection.report.index import INDEX, THUMBNAILS, write_index
+from thinsection.report.index import (
+    INDEX,
+    SECONDS,
+    THUMBNAILS,
+    slide_seconds,
+    write_index,
+)
 from thinsection.report.sheets import CELL, stable_groups
-from thinsection.report.slide_seconds import SECONDS, slide_seconds
 
 CHROMIUM = shutil.which("chromium")
 HOSTILE = [

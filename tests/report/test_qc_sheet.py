@@ -17,7 +17,7 @@ from thinsection.files import pages
 from thinsection.report import qc_sheet
 from thinsection.report.qc_pictures import write_histoqc
 from thinsection.report.qc_sheet import _cell, is_outlier, write_qc_sheet
-from thinsection.report.verdict import column_words
+from thinsection.report.values import column_words
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (

@@ -10,12 +10,8 @@ from thinsection.errors import ConfigError
 from thinsection.qc import run_qc
 from thinsection.qc.rules import parse_rule
 from thinsection.report.qc_sheet import write_qc_parquet, write_qc_sheet
-from thinsection.report.verdict import (
-    column_order,
-    load_rules,
-    natural_key,
-    verdict,
-)
+from thinsection.report.values import column_order, natural_key
+from thinsection.report.verdict import load_rules, verdict
 from thinsection.testing.synthetic import ArraySlide
 
 READY = load_rules(None)

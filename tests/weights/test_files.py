@@ -20,7 +20,8 @@ from thinsection.pool import GigaPathSlideEncoder
 from thinsection.pool.gigapath import LongNetConfig
 from thinsection.weights import hub as hub_module
 from thinsection.weights.files import hash_state_dict, load_strictly, read_state_dict
-from thinsection.weights.hub import commit_of, find_weights
+from thinsection.weights.hub import find_weights
+from thinsection.weights.origin import commit_of
 
 TENSORS = {
     "a": torch.arange(6.0).view(2, 3),

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from thinsection.encode.registry import EncoderSpec, Pooling
 from thinsection.errors import WeightsError
 from thinsection.weights.files import WEIGHTS_FILES, fill_strictly, read_state_dict
-from thinsection.weights.hub import commit_of, hub_file
+from thinsection.weights.hub import hub_file
+from thinsection.weights.origin import commit_of
 from thinsection.weights.placement import optional_package
 
 CONFIG_NAME = "config.json"

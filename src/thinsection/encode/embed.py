@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Literal, Never, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Never, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +14,6 @@ import torch
 from torch import Tensor
 
 from thinsection.encode.encoder import TileEncoder
-from thinsection.encode.queues import (
-    Answer,
-    Arrays,
-    Card,
-    Encode,
-    Halving,
-    Queues,
-    Sent,
-)
 from thinsection.errors import InvalidInputError
 from thinsection.slide import Slide
 from thinsection.tiles import (
@@ -35,6 +26,18 @@ from thinsection.tiles import (
 )
 from thinsection.tiles.stream import EmbeddedBatch, S, SlideTiles
 from thinsection.types import RgbArray
+
+if TYPE_CHECKING:
+    # a process without a GPU needs no queues
+    from thinsection.encode.queues import (
+        Answer,
+        Arrays,
+        Card,
+        Encode,
+        Halving,
+        Queues,
+        Sent,
+    )
 
 # batches on a GPU: one in transfer to it, one in computation, one in transfer back
 _IN_FLIGHT = 3
@@ -76,7 +79,7 @@ class BatchEncoder(Generic[S, Marker]):
         encoders: Sequence[TileEncoder],
         *,
         clock: StageClock | None = None,
-        card: Callable[[torch.device], Card] = Card,
+        card: Callable[[torch.device], Card] | None = None,
     ) -> None:
         if not encoders:
             raise InvalidInputError("encoders must name at least one encoder, got none")
@@ -87,16 +90,20 @@ class BatchEncoder(Generic[S, Marker]):
                 f"encoders must have different labels, got {', '.join(self._labels)}"
             )
         self._clock = clock or StageClock()
-        devices = dict.fromkeys(encoder.device for encoder in self._encoders)
-        cards = {device: card(device) for device in devices if device.type == "cuda"}
-        self._queues = {device: Queues(made) for device, made in cards.items()}
-        self._halving = [
-            Halving(cards[encoder.device].free_unused)
-            if encoder.device in cards
-            else None
-            for encoder in self._encoders
-        ]
-        self._most_under_way = _IN_FLIGHT - 1 if cards else 0
+        self._queues: dict[torch.device, Queues] = {}
+        self._halving: list[Halving | None] = []
+        for encoder in self._encoders:
+            if encoder.device.type != "cuda":
+                self._halving.append(None)
+                continue
+            from thinsection.encode import queues
+
+            if encoder.device not in self._queues:
+                made = (card or queues.Card)(encoder.device)
+                self._queues[encoder.device] = queues.Queues(made)
+            free_unused = self._queues[encoder.device].card.free_unused
+            self._halving.append(queues.Halving(free_unused))
+        self._most_under_way = _IN_FLIGHT - 1 if self._queues else 0
         self._under_way: deque[_Pending[S] | _Marker[Marker]] = deque()
         self._copying: deque[tuple[TileBatch[S], list[Sent]]] = deque()
 
@@ -195,10 +202,10 @@ class BatchEncoder(Generic[S, Marker]):
             for encoder, label, answer in zip(
                 self._encoders, self._labels, pending.answers, strict=True
             ):
-                if isinstance(answer, Answer):
-                    arrays = self._queues[encoder.device].fetch(answer)
-                else:
+                if answer is None or isinstance(answer, tuple):
                     arrays = answer or ()
+                else:
+                    arrays = self._queues[encoder.device].fetch(answer)
                 if arrays:
                     embeddings[label] = arrays[0]
                 if len(arrays) > 1:

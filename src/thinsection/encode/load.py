@@ -27,10 +27,12 @@ from thinsection.encode.registry import (
 from thinsection.encode.specs import find_spec
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.weights import hub
-from thinsection.weights.files import WEIGHTS_FILES, files_of, hash_state_dict
+from thinsection.weights.files import WEIGHTS_FILES, hash_state_dict
 from thinsection.weights.origin import (
     Origin,
     Stamps,
+    commit_of,
+    files_of,
     keep_hash,
     known_hash,
     read_stamps,
@@ -163,7 +165,7 @@ def find_weights_file(
         files: tuple[str, ...] | None = files_of(path)
     else:
         path = published_weights(spec)
-        revision = hub.commit_of(path)
+        revision = commit_of(path)
         # 'hf:' without a commit means the current commit of the repository
         is_moving = name.startswith(HUB_PREFIX) and str(revision) not in name
         is_pinned = spec.revision == revision and not is_moving

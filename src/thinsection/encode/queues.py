@@ -111,7 +111,7 @@ class Queues:
     """
 
     def __init__(self, card: Card) -> None:
-        self._card = card
+        self.card = card
         self._into = card.stream()
         self._compute = card.stream()
         self._out = card.stream()
@@ -119,13 +119,13 @@ class Queues:
 
     def send(self, host: Tensor) -> Sent:
         """Queue the copy of a host buffer, which may be reused after `copied`."""
-        with self._card.on(self._into):
-            tiles = self._card.to_device(host)
-        return Sent(tiles, self._card.record(self._into, for_host=True))
+        with self.card.on(self._into):
+            tiles = self.card.to_device(host)
+        return Sent(tiles, self.card.record(self._into, for_host=True))
 
     def answer(self, sent: Sent, encode: EncodeInParts) -> Answer:
         """Queue the computation after the copy, and the copy back after the computation."""
-        card = self._card
+        card = self.card
         card.wait(self._compute, sent.copied)
         with card.on(self._compute):
             parts = encode(sent.tiles)
@@ -162,7 +162,7 @@ class Queues:
         # locking pages is slow, so it is done only for the first batches
         if self._free:
             self._free.pop()
-        return self._card.pinned(numbers)
+        return self.card.pinned(numbers)
 
 
 class Halving:

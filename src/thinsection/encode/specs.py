@@ -29,6 +29,7 @@ from thinsection.files.atomic import read_json
 from thinsection.types import Document, Json
 from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES
+from thinsection.weights.origin import commit_of
 from thinsection.weights.placement import optional_package
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
@@ -106,7 +107,7 @@ def _hub_spec(name: str) -> EncoderSpec:
     """Spec of 'hf:owner/name' or 'hf:owner/name@REVISION', at one commit."""
     repo, _, revision = name.removeprefix(HUB_PREFIX).partition("@")
     config_path = hub.hub_file(repo, CONFIGS, revision=revision or None)
-    commit = hub.commit_of(config_path) or revision or None
+    commit = commit_of(config_path) or revision or None
     if _is_transformers(_read_json(config_path)):
         # another file describes the preprocessing
         hub.hub_file(repo, (PREPROCESSOR_NAME,), revision=commit)

@@ -22,6 +22,7 @@ from thinsection.errors import InvalidInputError, WeightsError, rewording
 from thinsection.registry import Registry
 from thinsection.weights import hub
 from thinsection.weights.files import fill_strictly, read_state_dict
+from thinsection.weights.origin import commit_of
 from thinsection.weights.placement import optional_package, resolve_device
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -110,7 +111,7 @@ def _read_tokenizer(
 ) -> Tokenizer:
     """Tokenizer from the given file, the folder of the weights, or their commit on the hub."""
     path = weights.parent / TOKENIZER_NAME if tokenizer is None else Path(tokenizer)
-    commit = hub.commit_of(weights)
+    commit = commit_of(weights)
     is_elsewhere = spec.name in _WHERE
     if not (tokenizer or path.is_file() or is_elsewhere) and spec.repo and commit:
         path = hub.hub_file(spec.repo, (TOKENIZER_NAME,), revision=commit)

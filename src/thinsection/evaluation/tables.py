@@ -16,8 +16,7 @@ from thinsection.errors import ConfigError, DatasetError, rewording
 from thinsection.evaluation.cases import CASE_COLUMNS, patient_of
 from thinsection.evaluation.metrics import Fold
 from thinsection.files.atomic import read_json
-from thinsection.files.tables import SUFFIXES, Table, open_table
-from thinsection.files.workbook import split_sheet
+from thinsection.files.tables import SUFFIXES, Table, open_table, split_sheet
 from thinsection.slide.ids import KnownIds
 from thinsection.types import Document, Json
 

@@ -27,15 +27,10 @@ from thinsection.files.kinds import (
     binary_kind,
     text_kind,
 )
-from thinsection.files.workbook import (
-    SHEET_SIGN,
-    Record,
-    cell_text,
-    read_sheets,
-    split_sheet,
-)
+from thinsection.files.workbook import Record, cell_text, read_sheets
 from thinsection.types import counted
 
+SHEET_SIGN = "#"  # in 'labels.xlsx#Sheet2'
 SUFFIXES = (".csv", ".tsv", ".txt", ".xlsx", ".xlsm", ".parquet")
 _DELIMITERS = (",", "\t", ";", "|")
 _DELIMITER_WORDS = {"\t": "tab", ";": "semicolon", "|": "vertical bar"}
@@ -52,6 +47,15 @@ _OUTER_SIGNS = string.whitespace + "\u00a0\u2007\u202f\u2009\u3000\ufeff\u200b"
 _EXCEL_SEPARATOR = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
 _COMMENT = "#"
 _CDE = "CDE_ID"  # begins the cells of the third header row of TCGA's biotabs
+
+
+def split_sheet(path: Path) -> tuple[Path, str]:
+    """Returns the file and the sheet of 'labels.xlsx#Sheet2'; '' where no sheet is named."""
+    if path.exists() or SHEET_SIGN not in path.name:
+        return path, ""
+    name, _, sheet = path.name.rpartition(SHEET_SIGN)
+    file = path.with_name(name) if name else path
+    return (file, sheet) if file.is_file() else (path, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

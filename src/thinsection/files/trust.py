@@ -21,7 +21,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module, util
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -178,15 +178,6 @@ def _run_file(path: Path) -> object:
         spec.loader.exec_module(module)
         sys.modules[name] = module
     return sys.modules[name]
-
-
-# names of files
-
-
-def is_inside(name: str) -> bool:
-    """Tells whether the name of a file, as somebody's ledger has it, stays in its folder."""
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 # model files

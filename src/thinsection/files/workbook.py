@@ -9,17 +9,7 @@ from xml.etree import ElementTree
 
 from thinsection.types import counted
 
-SHEET_SIGN = "#"  # in 'labels.xlsx#Sheet2'
 Record = tuple[int, list[str]]  # number of the row, and its cells
-
-
-def split_sheet(path: Path) -> tuple[Path, str]:
-    """Returns the file and the sheet of 'labels.xlsx#Sheet2'; '' where no sheet is named."""
-    if path.exists() or SHEET_SIGN not in path.name:
-        return path, ""
-    name, _, sheet = path.name.rpartition(SHEET_SIGN)
-    file = path.with_name(name) if name else path
-    return (file, sheet) if file.is_file() else (path, "")
 
 
 def read_sheets(path: Path) -> dict[str, list[Record]]:

@@ -22,7 +22,8 @@ from thinsection.pool.encoder import (
 from thinsection.pool.pooling import checked_slide
 from thinsection.types import MIB, CoordsL0, Document, format_bytes
 from thinsection.weights.files import load_strictly, read_state_dict
-from thinsection.weights.hub import commit_of, find_weights, hub_file
+from thinsection.weights.hub import find_weights, hub_file
+from thinsection.weights.origin import commit_of
 from thinsection.weights.placement import resolve_device
 
 # tokens a block of the MLP: hidden states of 1024 x 3072 float32 are 12 MiB

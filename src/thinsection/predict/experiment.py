@@ -32,7 +32,7 @@ from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_labelled, sketches
 from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.files.atomic import read_json, write_json, write_table, write_text
-from thinsection.files.workbook import split_sheet
+from thinsection.files.tables import split_sheet
 from thinsection.jobs.backend import ignore_message
 from thinsection.jobs.execute import execute
 from thinsection.jobs.task import Report

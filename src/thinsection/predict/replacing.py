@@ -19,7 +19,7 @@ from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import parse_json, read_json, write_text
-from thinsection.files.workbook import split_sheet
+from thinsection.files.tables import split_sheet
 from thinsection.predict.folds import Study
 from thinsection.predict.tested import EXPERIMENT_NAME
 from thinsection.store.identity import file_sum

@@ -21,7 +21,7 @@ from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.rows import strict
 from thinsection.files.atomic import write_json, write_table, write_text
-from thinsection.files.workbook import split_sheet
+from thinsection.files.tables import split_sheet
 from thinsection.predict.answering import UNLIKE, Prediction
 from thinsection.predict.model_file import ModelCard, versions
 from thinsection.predict.pages import validation_page

@@ -24,7 +24,8 @@ from thinsection.report.index import INDEX, THUMBNAILS, viewer_place
 from thinsection.report.picture import OVERLAYS, PICTURE_NAME
 from thinsection.report.sheets import Place, drop_sheets, write_sheets
 from thinsection.report.stored import file_names
-from thinsection.report.verdict import VerdictRule, column_words, load_rules
+from thinsection.report.values import column_order, column_words, group_of, natural_key
+from thinsection.report.verdict import VerdictRule, load_rules
 from thinsection.types import Document, PlainValues
 
 # scores of one slide, by column name
@@ -144,7 +145,7 @@ def _usual_by_column(rows: Sequence[Row]) -> dict[str, Usual]:
     names: dict[str, None] = {}
     for row in rows:
         names |= {name: None for name in row if not isinstance(row[name], str)}
-    ordered = verdicts.column_order(list(names))
+    ordered = column_order(list(names))
     return {name: usual_of([row.get(name) for row in rows]) for name in ordered}
 
 
@@ -171,7 +172,7 @@ def write_qc_sheet(
             folder.
     """
     rules = rules or load_rules(None)
-    ordered = sorted(rows, key=lambda row: verdicts.natural_key(str(row["slide_id"])))
+    ordered = sorted(rows, key=lambda row: natural_key(str(row["slide_id"])))
     pictures = _pictures(path.parent, ordered, overviews or {})
     sources = {}
     for slide_id, files in pictures.items():
@@ -191,7 +192,7 @@ def write_qc_sheet(
         slide_id = str(row["slide_id"])
         thumbnail = thumbnails.get(slide_id)
         lines.append(_page_line(row, usual, pictures[slide_id], thumbnail))
-    groups = groupby(usual, key=verdicts.group_of)
+    groups = groupby(usual, key=group_of)
     deciding = set()
     rule_words = []
     for rule in rules:

@@ -1,4 +1,6 @@
-"""What a number per tile is: its kind, its unit, and the colours of pictures and viewer.
+"""What a column of a table is: its words, its kind, its unit, and the colours of its numbers.
+
+Data files keep the identifiers of columns; pages show the words of `columns.toml`.
 
 There is one colour map for each kind. Its table has some colours of matplotlib's map of the same
 name, and colours between them are mixed. `RdBu_r` is ColorBrewer's RdBu, reversed (Apache-2.0,
@@ -8,12 +10,18 @@ Okabe and Ito (2008). Readers with deuteranopia can tell all of them apart, see
 tests/report/test_values.py.
 """
 
+import re
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.report.verdict import column_words
+from thinsection.config import read_toml
+from thinsection.types import Document
 
 Numbers = npt.NDArray[np.floating]
 Limits = tuple[float, float]  # values of the first and of the last colour
@@ -122,3 +130,72 @@ def opacities(shares: Numbers, kind: ValueKind) -> Numbers:
     elif kind == "amount":
         strength = inside
     return np.asarray(OPACITY_OF_KIND[kind] * strength)
+
+
+@cache
+def columns_table() -> Document:
+    """Words of columns, and their groups; the file says what each table is."""
+    return read_toml(Path(__file__).with_name("columns.toml"))
+
+
+def group_of(column: str) -> str:
+    """Group of a column."""
+    for group, prefixes in columns_table()["groups"].items():
+        if column.startswith(tuple(prefixes)):
+            return str(group)
+    return "other"
+
+
+def column_order(columns: Sequence[str]) -> list[str]:
+    """Columns by group, the most informative first; within a prefix the order stays."""
+    prefixes = [*chain.from_iterable(columns_table()["groups"].values())]
+
+    def rank(column: str) -> list[bool]:
+        return [not column.startswith(prefix) for prefix in prefixes]
+
+    return sorted(columns, key=rank)
+
+
+def natural_key(text: str) -> list[tuple[bool, int, str]]:
+    """Sort key by which 's2' comes before 's10'."""
+    key = []
+    for part in re.split(r"(\d+)", text.lower()):
+        is_number = part.isdigit()
+        key.append((is_number, int(part) if is_number else 0, part))
+    return key
+
+
+def column_words(column: str) -> str:
+    """Returns the head of a column for a page, such as 'folds: fraction'."""
+    tables = columns_table()
+    if column in tables["exact"]:
+        return str(tables["exact"][column])
+    if column.startswith("qc_"):
+        check = column.removeprefix("qc_")
+        words = tables["checks"].get(check)
+        words = words or column_words(check).removesuffix(", fraction")
+        return f"{words}, fraction"
+    deviation = re.fullmatch(r"(.+)_std(_YUV)?", column)
+    if deviation and not column.startswith("px_"):
+        measure = deviation[1] + (deviation[2] or "")
+        return f"{column_words(measure)}, standard deviation"
+    for prefix, words in (("background_", "background"), ("final_", "tissue")):
+        if column.startswith(prefix):
+            inner = column.removeprefix(prefix)
+            is_texture = inner in tables["texture"]
+            return f"{words}: {'texture ' * is_texture}{column_words(inner)}"
+    for suffix, words in tables["statistics"].items():
+        if column.endswith(f"_{suffix}"):
+            stem = column.removesuffix(f"_{suffix}")
+            return f"{tables['stems'].get(stem, _spaced(stem))}: {words}"
+    for pattern, words in tables["patterns"]:
+        match = re.fullmatch(pattern, column)
+        if match:
+            return match.expand(words)
+    return _spaced(column)
+
+
+def _spaced(column: str) -> str:
+    """The identifier with spaces in place of underscores, split before capital letters."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column)
+    return words.replace("_", " ")

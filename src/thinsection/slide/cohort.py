@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 from thinsection.errors import CohortError, naming_file
 from thinsection.files.sources import RemoteFolder
 from thinsection.files.tables import SUFFIXES as TABLE_SUFFIXES
+from thinsection.files.tables import split_sheet
 from thinsection.files.trust import allow_local_host, check_table_url
 from thinsection.files.urls import hide_secret, is_url, public_url, without_secrets
-from thinsection.files.workbook import split_sheet
 from thinsection.slide.base import Slide
 from thinsection.slide.cohort_table import (
     CohortRow,

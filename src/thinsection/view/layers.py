@@ -21,12 +21,12 @@ from thinsection.report.stored import (
 from thinsection.report.values import (
     CLASS_COLORS,
     COLORMAP_OF_KIND,
+    column_words,
     map_colors,
     shown_values,
     value_kind,
     value_words,
 )
-from thinsection.report.verdict import column_words
 from thinsection.results.folder import Results
 from thinsection.slide.annotation_formats import class_name_of, features_of
 from thinsection.store.geojson import Feature

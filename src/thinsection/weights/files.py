@@ -6,7 +6,6 @@ carry one of `PREFIXES`, or several.
 """
 
 import hashlib
-import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,10 +18,10 @@ from torch import Tensor, nn
 from thinsection.errors import WeightsError, rewording
 from thinsection.files.atomic import write_bytes
 from thinsection.types import Document
+from thinsection.weights.origin import INDEX, shard_names
 
 StateDict = dict[str, Tensor]
 SAFETENSORS = ".safetensors"
-INDEX = ".index.json"  # of a checkpoint in several files
 MODEL_KEY = "thinsection_model"  # of the metadata of a model of `thinsection train`
 # names of a checkpoint's file, the preferred one first
 WEIGHTS_FILES = (
@@ -76,31 +75,6 @@ def read_state_dict(path: str | Path, *, tables: tuple[str, ...] = ()) -> StateD
         "weights must be complete", path, SafetensorError, OSError, error=WeightsError
     ):
         return load_file(path)
-
-
-def shard_names(index: Path) -> tuple[str, ...]:
-    """File names of the shards of an index, each once; WeightsError if they lie elsewhere."""
-    try:
-        document = json.loads(index.read_text(encoding="utf-8"))
-        names = sorted(set(document["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise WeightsError(
-            f"index must have a weight_map, got {str(index)!r}"
-        ) from error
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or name.endswith(INDEX):
-            raise WeightsError(
-                f"shards must be in the folder of their index, got {name!r} in {str(index)!r}"
-            )
-    return tuple(names)
-
-
-def files_of(path: Path) -> tuple[str, ...]:
-    """Lists all that decides what a checkpoint is: the folder, the file, its configs and shards."""
-    paths = [path.parent, path, *sorted(path.parent.glob("*.json"))]
-    if path.name.endswith(INDEX):
-        paths += [path.parent / name for name in shard_names(path)]
-    return tuple(str(each.absolute()) for each in dict.fromkeys(paths))
 
 
 def read_settings(path: Path, names: tuple[str, ...]) -> dict[str, Document]:

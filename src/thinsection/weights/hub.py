@@ -5,7 +5,6 @@ The hub's cache is asked first, then the hub, with errors that say what to do. T
 `huggingface_hub` itself.
 """
 
-import re
 import urllib.error
 import urllib.request
 import warnings
@@ -15,12 +14,11 @@ from pathlib import Path
 from types import ModuleType
 
 from thinsection.errors import WeightsError
-from thinsection.weights.files import INDEX, shard_names
+from thinsection.weights.origin import COMMIT, INDEX, commit_of, shard_names
 from thinsection.weights.placement import optional_package
 
 # the library itself retries for 23 s before it says that there is no network
 PROBE_TIMEOUT_S = 5.0
-_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def hub_library() -> ModuleType:
@@ -50,14 +48,6 @@ def is_reachable(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
     except OSError as error:
         return isinstance(error, urllib.error.HTTPError)
     return True
-
-
-def commit_of(path: Path) -> str | None:
-    """Returns the commit that a file of the hub's cache belongs to; None for any other file."""
-    for folder in path.parents:
-        if folder.parent.name == "snapshots":
-            return folder.name if _COMMIT.fullmatch(folder.name) else None
-    return None
 
 
 def find_weights(
@@ -90,7 +80,7 @@ def find_weights(
         )
     repo, _, commit = str(source).partition("@")
     commit = commit or revision or ""
-    if not _COMMIT.fullmatch(commit):
+    if not COMMIT.fullmatch(commit):
         raise WeightsError(
             f"weights from the hub must name a full commit, {repo}@COMMIT (40 hex digits), "
             f"got {commit!r}"
@@ -114,7 +104,7 @@ def hub_file(
     if path is None:
         path = _download_first(repo, filenames, revision)
     commit = commit_of(path)
-    if not _COMMIT.fullmatch(revision or ""):
+    if not COMMIT.fullmatch(revision or ""):
         now = f"{revision or 'main'!r} is {commit or 'of an unknown commit'} now"
         warnings.warn(
             f"{repo!r} is not pinned to a commit and may change; {now}", stacklevel=2

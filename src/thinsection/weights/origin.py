@@ -1,4 +1,4 @@
-"""Origin of weights: what a model of them is called, and files known again by their stamps.
+"""Origin of weights: what a model of them is called, their files, known again by their stamps.
 
 A file whose size, time stamps and inode are the same holds the same bytes: whoever writes to it
 changes its ctime, which no program can set back. Stamps that are too young are not kept, since a
@@ -15,8 +15,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from thinsection.config import user_cache_dir
+from thinsection.errors import WeightsError
 from thinsection.files.atomic import read_json, write_json
 
+COMMIT = re.compile("[0-9a-f]{40}")
+INDEX = ".index.json"  # of a checkpoint in several files
 # name, size, mtime and ctime in ns, and inode of each file
 Stamps = tuple[tuple[str, int, int, int, int], ...]
 # age at which stamps count: the coarsest clock of a file system ticks every 2 s
@@ -76,6 +79,39 @@ def slug(name: str) -> str:
     """Makes a file name of a name: 'timm-resnet18' of 'timm:resnet18'; commits keep 7 digits."""
     short = re.sub("[0-9a-f]{40}", lambda commit: commit[0][:7], name)
     return re.sub(r"[^\w.]+", "-", short, flags=re.ASCII).strip("-.") or "model"
+
+
+def commit_of(path: Path) -> str | None:
+    """Returns the commit that a file of the hub's cache belongs to; None for any other file."""
+    for folder in path.parents:
+        if folder.parent.name == "snapshots":
+            return folder.name if COMMIT.fullmatch(folder.name) else None
+    return None
+
+
+def shard_names(index: Path) -> tuple[str, ...]:
+    """File names of the shards of an index, each once; WeightsError if they lie elsewhere."""
+    try:
+        document = json.loads(index.read_text(encoding="utf-8"))
+        names = sorted(set(document["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WeightsError(
+            f"index must have a weight_map, got {str(index)!r}"
+        ) from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or name.endswith(INDEX):
+            raise WeightsError(
+                f"shards must be in the folder of their index, got {name!r} in {str(index)!r}"
+            )
+    return tuple(names)
+
+
+def files_of(path: Path) -> tuple[str, ...]:
+    """Lists all that decides what a checkpoint is: the folder, the file, its configs and shards."""
+    paths = [path.parent, path, *sorted(path.parent.glob("*.json"))]
+    if path.name.endswith(INDEX):
+        paths += [path.parent / name for name in shard_names(path)]
+    return tuple(str(each.absolute()) for each in dict.fromkeys(paths))
 
 
 def read_stamps(files: Iterable[str | Path]) -> Stamps | None:
