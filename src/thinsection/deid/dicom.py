@@ -34,19 +34,23 @@ from thinsection.slide.clean_streams import (
     clean_jpeg,
     clean_jpeg2000,
 )
-from thinsection.slide.dicom_series import SLIDE_CLASS
+from thinsection.slide.dicom_series import IMPLICIT, SLIDE_CLASS
+from thinsection.slide.formats.dicom_frames import (
+    HTJ2K,
+    ITEM,
+    JPEG_2000,
+    PIXEL_TAG,
+    SEQUENCE_END,
+    UNDEFINED,
+    PixelHeader,
+    read_pixel_header,
+    walk_items,
+)
 from thinsection.types import MIB, Size, counted
 
-_NATIVE = (
-    "1.2.840.10008.1.2",
-    "1.2.840.10008.1.2.1",
-)  # little endian, implicit and explicit
-_JPEG_SYNTAXES = tuple(f"1.2.840.10008.1.2.4.{n}" for n in (50, 51))
-_JPEG2000_SYNTAXES = tuple(f"1.2.840.10008.1.2.4.{n}" for n in (90, 91, 201, 202, 203))
-_PIXEL_DATA = struct.pack("<HH", 0x7FE0, 0x0010)
-_ITEM = 0xFFFEE000
-_SEQUENCE_END = 0xFFFEE0DD
-_UNDEFINED = 0xFFFFFFFF
+_NATIVE = (IMPLICIT, f"{IMPLICIT}.1")  # little endian, implicit and explicit
+_JPEG_SYNTAXES = (f"{IMPLICIT}.4.50", f"{IMPLICIT}.4.51")
+_JPEG2000_SYNTAXES = (*JPEG_2000, *HTJ2K)
 _MAX_FRAME_BYTES = 128 * MIB
 Write = Callable[[bytes], object]
 
@@ -123,7 +127,7 @@ def read_instance(path: str | Path) -> DicomInstance:
             # pydicom parses elements when they are asked for, and only then finds damage
             dataset.walk(lambda _, element: element.value)
             place = file.tell()
-            has_pixels = file.read(4) == _PIXEL_DATA
+            has_pixels = file.read(4) == PIXEL_TAG
     except Exception as error:
         raise InvalidInputError(
             f"DICOM file must be readable, got {error!r} in {name!r}; the file is damaged"
@@ -227,7 +231,8 @@ def _frame_numbers(
 
 def _frame_places(instance: DicomInstance, file: BinaryIO) -> Iterator[tuple[int, int]]:
     """(offset, byte count) in the file of each frame; a frame must be one fragment."""
-    header = _pixel_header(instance, file)
+    name = instance.path.name
+    header = read_pixel_header(file, instance.pixel_place, instance.syntax, name)
     if instance.is_native:
         dataset = instance.dataset
         samples = int(dataset.SamplesPerPixel) * int(dataset.BitsAllocated) // 8
@@ -235,51 +240,23 @@ def _frame_places(instance: DicomInstance, file: BinaryIO) -> Iterator[tuple[int
         for frame in range(count_frames(dataset)):
             yield header.end + frame * num_bytes, num_bytes
         return
-    for index, (start, count) in enumerate(
-        _items(file, header.end, instance.path.name)
-    ):
+    for index, (start, count) in enumerate(_items(instance, header, file)):
         if index:  # the first item is the table of offsets
             yield start, count
 
 
-@dataclass(frozen=True)
-class _PixelHeader:
-    vr: bytes  # b"" where it is implicit
-    length: int
-    end: int
-
-
-def _pixel_header(instance: DicomInstance, file: BinaryIO) -> _PixelHeader:
-    """Returns the head of the pixel data element."""
-    file.seek(instance.pixel_place + 4)
-    if instance.syntax == _NATIVE[0]:
-        (length,) = struct.unpack("<I", file.read(4))
-        return _PixelHeader(b"", length, instance.pixel_place + 8)
-    vr, _, length = struct.unpack("<2sHI", file.read(8))
-    return _PixelHeader(vr, length, instance.pixel_place + 12)
-
-
-def _items(file: BinaryIO, start: int, name: str) -> Iterator[tuple[int, int]]:
+def _items(
+    instance: DicomInstance, header: PixelHeader, file: BinaryIO
+) -> Iterator[tuple[int, int]]:
     """(offset, byte count) of the items of encapsulated pixel data."""
-    place = start
-    while True:
-        file.seek(place)
-        head = file.read(8)
-        if len(head) < 8:
+    name = instance.path.name
+    for start, count in walk_items(file, header.end, name, error=InvalidInputError):
+        if count > _MAX_FRAME_BYTES:
             raise InvalidInputError(
-                f"pixel data must end in a sequence delimiter in {name!r}; the file is truncated"
+                f"frames must have at most {_MAX_FRAME_BYTES >> 20} MiB, got {count} bytes in "
+                f"{name!r}; the file is damaged"
             )
-        group, element, count = struct.unpack("<HHI", head)
-        tag = group << 16 | element
-        if tag == _SEQUENCE_END:
-            return
-        if tag != _ITEM or count > _MAX_FRAME_BYTES:
-            raise InvalidInputError(
-                f"pixel data must be items of at most {_MAX_FRAME_BYTES >> 20} MiB, got tag "
-                f"{tag:08x} of {count} bytes in {name!r}; the file is damaged"
-            )
-        yield place + 8, count
-        place += 8 + count
+        yield start, count
 
 
 def _decoded(instance: DicomInstance, data: bytes) -> Segment:
@@ -369,7 +346,8 @@ def _copy_pixels(
     instance: DicomInstance, source: BinaryIO, out: BinaryIO | None
 ) -> None:
     """Frames as they are stored, cleaned; what follows the pixel data is left out."""
-    header = _pixel_header(instance, source)
+    name = instance.path.name
+    header = read_pixel_header(source, instance.pixel_place, instance.syntax, name)
 
     def write(data: bytes) -> None:
         if out is not None:
@@ -388,7 +366,7 @@ def _copy_pixels(
 
 def _copy_native(
     instance: DicomInstance,
-    header: _PixelHeader,
+    header: PixelHeader,
     source: BinaryIO,
     write: Write,
 ) -> int:
@@ -402,7 +380,7 @@ def _copy_native(
         )
     padded = num_bytes + num_bytes % 2
     vr = header.vr + b"\0\0" if header.vr else b""
-    write(_PIXEL_DATA + vr + struct.pack("<I", padded))
+    write(PIXEL_TAG + vr + struct.pack("<I", padded))
     for start, count in frames:
         source.seek(start)
         write(source.read(count))
@@ -416,13 +394,13 @@ def _copy_native(
 
 def _copy_items(
     instance: DicomInstance,
-    header: _PixelHeader,
+    header: PixelHeader,
     source: BinaryIO,
     write: Write,
 ) -> int:
     """Compressed frames, each cleaned at its length; returns where the pixel data ends."""
     name = instance.path.name
-    items = list(_items(source, header.end, name))
+    items = list(_items(instance, header, source))
     table, *frames = items
     num_frames = count_frames(instance.dataset)
     if len(frames) != num_frames:
@@ -430,7 +408,7 @@ def _copy_items(
             f"each of {num_frames} frames must be one fragment, got {len(frames)} in {name!r}; "
             "thinsection cannot inspect frames in several fragments"
         )
-    write(_PIXEL_DATA + b"OB\0\0" + struct.pack("<I", _UNDEFINED))
+    write(PIXEL_TAG + b"OB\0\0" + struct.pack("<I", UNDEFINED))
     offsets = _sound_offsets(source, table, frames)
     if offsets is None:
         instance.report.remove("a table of offsets that are none")
@@ -446,13 +424,13 @@ def _copy_items(
             ) from error
         data = instance.report.note(cleaned, ", in frames")
         _write_item(write, data.ljust(count, b"\0"))
-    write(struct.pack("<HHI", _SEQUENCE_END >> 16, _SEQUENCE_END & 0xFFFF, 0))
+    write(struct.pack("<HHI", SEQUENCE_END >> 16, SEQUENCE_END & 0xFFFF, 0))
     instance.report.looked_at.append(f"{len(frames)} frames")
     return items[-1][0] + items[-1][1] + 8
 
 
 def _write_item(write: Write, data: bytes) -> None:
-    write(struct.pack("<HHI", _ITEM >> 16, _ITEM & 0xFFFF, len(data)) + data)
+    write(struct.pack("<HHI", ITEM >> 16, ITEM & 0xFFFF, len(data)) + data)
 
 
 def _sound_offsets(

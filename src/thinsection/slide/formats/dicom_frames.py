@@ -1,5 +1,7 @@
 """Frames of a DICOM file: where each lies, and how it becomes pixels.
 
+The copies without identity (`thinsection.deid`) walk over the frames by the same functions.
+
 Source: DICOM PS3.5, A.4 (encapsulated pixel data) and 8.2; PS3.3, C.7.6.17.3 (order of frames).
 """
 
@@ -9,6 +11,7 @@ import os
 import struct
 import threading
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +21,7 @@ import imagecodecs
 import numpy as np
 from numpy.typing import NDArray
 
-from thinsection.errors import SlideReadError
+from thinsection.errors import SlideReadError, ThinsectionError
 from thinsection.slide.dicom_series import DEFLATED_FILE, IMPLICIT, read_elements
 from thinsection.slide.formats.jpeg_streams import (
     Colours,
@@ -31,21 +34,21 @@ from thinsection.types import Size
 NATIVE = (IMPLICIT, f"{IMPLICIT}.1", DEFLATED_FILE)
 _JPEG = tuple(f"{IMPLICIT}.4.{number}" for number in (50, 51, 57, 70))
 _JPEG_LS = tuple(f"{IMPLICIT}.4.{number}" for number in (80, 81))
-_JPEG_2000 = tuple(f"{IMPLICIT}.4.{number}" for number in (90, 91))
-_HTJ2K = tuple(f"{IMPLICIT}.4.{number}" for number in (201, 202, 203))
+JPEG_2000 = tuple(f"{IMPLICIT}.4.{number}" for number in (90, 91))
+HTJ2K = tuple(f"{IMPLICIT}.4.{number}" for number in (201, 202, 203))
 _JPEG_XL = tuple(f"{IMPLICIT}.4.{number}" for number in (110, 111, 112))
 _RLE = (f"{IMPLICIT}.5",)
 _DEFLATED_FRAMES = (f"{IMPLICIT}.8.1",)
 SYNTAXES = (
-    *NATIVE, *_JPEG, *_JPEG_LS, *_JPEG_2000, *_HTJ2K, *_JPEG_XL, *_RLE, *_DEFLATED_FRAMES,
+    *NATIVE, *_JPEG, *_JPEG_LS, *JPEG_2000, *HTJ2K, *_JPEG_XL, *_RLE, *_DEFLATED_FRAMES,
 )  # fmt: skip
 # syntaxes whose decoder leaves Y, Cb and Cr as they are
 _AS_STORED = (*NATIVE, *_JPEG_LS, *_RLE, *_DEFLATED_FRAMES)
 _PIXEL_DATA = 0x7FE00010
-_PIXEL_TAG = (0x7FE0, 0x0010)
-_ITEM = 0xFFFEE000
-_SEQUENCE_END = 0xFFFEE0DD
-_UNDEFINED = 0xFFFFFFFF
+PIXEL_TAG = struct.pack("<HH", 0x7FE0, 0x0010)
+ITEM = 0xFFFEE000
+SEQUENCE_END = 0xFFFEE0DD
+UNDEFINED = 0xFFFFFFFF  # length of pixel data that is items
 _ITEM_BYTES = 8  # of the head of an item
 # of YBR_FULL, PS3.3 C.7.6.3.1.2, as JFIF has it: rows for R, G and B
 _RGB_OF_YCBCR = np.array(((1, 0, 1.402), (1, -0.344136, -0.714136), (1, 1.772, 0)))
@@ -128,7 +131,7 @@ class FrameFormat:
             imagecodecs.jpegxl_decode(data, numthreads=1, out=out)
         else:
             check_jpeg2000_size(data, out)
-            if self.syntax in _HTJ2K:
+            if self.syntax in HTJ2K:
                 imagecodecs.htj2k_decode(data, out=out)
             else:
                 imagecodecs.jpeg2k_decode(data, numthreads=1, out=out)
@@ -193,25 +196,18 @@ class DicomFrames:
         if parsed.inflated:
             self._inflated = parsed.inflated
             file = io.BytesIO(parsed.inflated)
-        head_bytes = 8 if syntax == IMPLICIT else 12
-        file.seek(parsed.end)
-        head = file.read(head_bytes)
-        if len(head) < head_bytes or struct.unpack("<HH", head[:4]) != _PIXEL_TAG:
-            raise SlideReadError(
-                f"file must have pixels, got none in {self.path.name!r}; the file is truncated"
-            )
-        (length,) = struct.unpack("<I", head[-4:])
-        begin = parsed.end + head_bytes
+        name = self.path.name
+        header = read_pixel_header(file, parsed.end, syntax, name)
         if syntax in NATIVE:
             count = math.prod(self.form.shape)
-            return [(begin + n * count, count) for n in range(self.num_frames)]
-        if length != _UNDEFINED:
+            return [(header.end + n * count, count) for n in range(self.num_frames)]
+        if header.length != UNDEFINED:
             raise SlideReadError(
-                f"compressed frames must be items, got plain bytes in {self.path.name!r}; the "
+                f"compressed frames must be items, got plain bytes in {name!r}; the "
                 "file is damaged"
             )
         table = parsed.dataset.get("ExtendedOffsetTable") or b""
-        return _item_places(file, begin, bytes(table), self.num_frames, self.path.name)
+        return _item_places(file, header.end, bytes(table), self.num_frames, name)
 
     def _error(self, frame: int, reason: str) -> SlideReadError:
         return SlideReadError(
@@ -224,10 +220,16 @@ def _item_places(
     file: BinaryIO, begin: int, extended: bytes, num_frames: int, name: str
 ) -> list[tuple[int, int]]:
     """Returns (offset, bytes) of each frame with the heads of its items."""
-    file.seek(begin)
-    _, count = _item_head(file.read(_ITEM_BYTES), name)
-    table = file.read(count)
-    first = begin + _ITEM_BYTES + count
+    items: list[tuple[int, int]] = []  # (offset, bytes), their heads included
+    for start, count in walk_items(file, begin, name):
+        items.append((start - _ITEM_BYTES, _ITEM_BYTES + count))
+    first = begin
+    table = b""
+    if items:
+        place, count = items.pop(0)
+        first = place + count
+        file.seek(place + _ITEM_BYTES)
+        table = file.read(count - _ITEM_BYTES)
     offsets: list[int] = []
     if extended:
         offsets = np.frombuffer(extended, "<u8").astype(int).tolist()
@@ -235,15 +237,6 @@ def _item_places(
         offsets = np.frombuffer(table, "<u4").astype(int).tolist()
         if any(b <= a for a, b in pairwise(offsets)):
             offsets = []  # beyond 4 GiB its numbers begin anew
-    items: list[tuple[int, int]] = []  # (offset, bytes), their heads included
-    place = first
-    while True:
-        file.seek(place)
-        tag, count = _item_head(file.read(_ITEM_BYTES), name)
-        if tag == _SEQUENCE_END:
-            break
-        items.append((place, _ITEM_BYTES + count))
-        place += _ITEM_BYTES + count
     if len(offsets) != num_frames:
         if len(items) == num_frames:
             return items
@@ -262,13 +255,75 @@ def _item_places(
     return [(a, b - a) for a, b in zip(starts, [*starts[1:], end])]
 
 
-def _item_head(head: bytes, name: str) -> tuple[int, int]:
+@dataclass(frozen=True, slots=True)
+class PixelHeader:
+    """Head of the element of pixel data.
+
+    Attributes:
+        vr: its two letters; b"" where they are implicit.
+        length: bytes of the pixel data; `UNDEFINED` where they are items.
+        end: where the pixel data begin in the file.
+    """
+
+    vr: bytes
+    length: int
+    end: int
+
+
+def read_pixel_header(
+    file: BinaryIO, place: int, syntax: str, name: str
+) -> PixelHeader:
+    """Reads the head of the element of pixel data, which lies at `place`.
+
+    Raises:
+        SlideReadError: no pixel data lie there.
+    """
+    num_bytes = 8 if syntax == IMPLICIT else 12
+    file.seek(place)
+    head = file.read(num_bytes)
+    if len(head) < num_bytes or not head.startswith(PIXEL_TAG):
+        raise SlideReadError(
+            f"file must have pixels, got none in {name!r}; the file is truncated"
+        )
+    vr = b"" if syntax == IMPLICIT else head[4:6]
+    (length,) = struct.unpack("<I", head[-4:])
+    return PixelHeader(vr, length, place + num_bytes)
+
+
+def walk_items(
+    file: BinaryIO,
+    begin: int,
+    name: str,
+    *,
+    error: type[ThinsectionError] = SlideReadError,
+) -> Iterator[tuple[int, int]]:
+    """Yields (offset, bytes) of the items of compressed pixel data, without their heads.
+
+    The first item is the table of offsets, which may be empty; the others are fragments of frames.
+
+    Raises:
+        ThinsectionError: the class `error`; something else lies there, or the end is missing.
+    """
+    place = begin
+    while True:
+        file.seek(place)
+        tag, count = _item_head(file.read(_ITEM_BYTES), name, error)
+        if tag == SEQUENCE_END:
+            return
+        yield place + _ITEM_BYTES, count
+        place += _ITEM_BYTES + count
+
+
+def _item_head(
+    head: bytes, name: str, error: type[ThinsectionError] = SlideReadError
+) -> tuple[int, int]:
+    """Returns tag and length of an item, or of the end of all."""
     if len(head) == _ITEM_BYTES:
         group, element, count = struct.unpack("<HHI", head)
         tag = group << 16 | element
-        if tag in (_ITEM, _SEQUENCE_END) and count != _UNDEFINED:
+        if tag in (ITEM, SEQUENCE_END) and count != UNDEFINED:
             return tag, count
-    raise SlideReadError(
+    raise error(
         f"pixel data must be items up to their end in {name!r}; the file is damaged or truncated"
     )
 
@@ -279,7 +334,7 @@ def _joined_fragments(data: bytes) -> bytes:
     place = 0
     while place + _ITEM_BYTES <= len(data):
         tag, count = _item_head(data[place : place + _ITEM_BYTES], "a frame")
-        if tag == _SEQUENCE_END:
+        if tag == SEQUENCE_END:
             break
         parts.append(data[place + _ITEM_BYTES : place + _ITEM_BYTES + count])
         place += _ITEM_BYTES + count
