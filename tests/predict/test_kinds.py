@@ -384,7 +384,8 @@ def test_rows_of_a_case_fill_each_others_blanks_and_may_not_differ(
     assert cohort.unlabelled == 1
     table.write_text("\n".join([*lines, "s005,a,0,0"]) + "\n")
     with pytest.raises(
-        DatasetError, match="slides of a case must have the same er, pr"
+        DatasetError,
+        match=r"er must be the same in all rows of a case, got 1\.0 and 0\.0",
     ):
         read_cohort(root, columns)
 

@@ -90,7 +90,8 @@ def test_survival_and_several_labels(tmp_path: Path) -> None:
 
 def test_what_cannot_be_learnt_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(
-        DatasetError, match=r"same label, got \['x'\] and \['y'\] for 'p'"
+        DatasetError,
+        match="label must be the same in all rows of a case, got 'x' and 'y' for 'p'",
     ):
         cohort_of(tmp_path, "slide_id,case_id,label\na,p,x\nb,p,y\n", ["a", "b"])
     with pytest.raises(

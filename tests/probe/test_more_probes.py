@@ -242,6 +242,23 @@ def test_too_few_slides_for_apd_are_refused() -> None:
         apd_probe(few, protocol=QUICK)
 
 
+def test_slides_of_one_tile_leave_apd_no_validation_set_and_are_refused() -> None:
+    """Five slides, with one tile of each class and centre."""
+    rng = np.random.default_rng(0)
+    of_all = [(b, c, s) for b in "bt" for c in "xy" for s in range(5)]
+    classes, centres, slides = zip(*of_all, strict=True)
+    data = RobustnessSet(
+        name="few",
+        embeddings=rng.normal(size=(len(of_all), 4)).astype(np.float32),
+        biological_class=classes,
+        medical_center=centres,
+        slide_id=tuple(f"s{s}" for s in slides),
+    )
+    message = r">= 2 tiles a slide at .*validation set, got 1 in 'few'; add tiles"
+    with pytest.raises(InvalidInputError, match=message):
+        apd_probe(data, protocol=QUICK)
+
+
 def test_k_can_be_the_one_whose_vote_names_biology_best() -> None:
     data = tissue(2, 2)
     result = robustness_probe(data, choose_k=True)

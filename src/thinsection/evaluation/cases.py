@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 ValueT = TypeVar("ValueT", bound="DataclassInstance")
+CellT = TypeVar("CellT")
 Unit = Literal["patients", "slides", "cases", "images", "rows"]
 CASE_COLUMNS = ("case_id", "patient_id")
 MOST_ALIKE = 10  # names that begin alike and may still be slides of one patient
@@ -67,7 +68,7 @@ class Groups:
             return self.words
         return f"{counted(cases, 'case')} of {self.words}"
 
-    def take(self, rows: npt.NDArray[np.int64]) -> "Groups":
+    def take(self, rows: npt.NDArray[np.int64] | Sequence[int]) -> "Groups":
         """Groups of some rows."""
         slide_ids = tuple(self.slide_ids[i] for i in rows) if self.slide_ids else ()
         return Groups(self.unit, tuple(self.of_row[i] for i in rows), slide_ids)
@@ -87,7 +88,10 @@ class Groups:
 
 
 def take_rows(
-    value: ValueT, rows: npt.NDArray[np.int64], names: Iterable[str], **others: object
+    value: ValueT,
+    rows: npt.NDArray[np.int64] | Sequence[int],
+    names: Iterable[str],
+    **others: object,
 ) -> ValueT:
     """The value with some of its rows.
 
@@ -231,3 +235,50 @@ def table_groups(rows: Sequence[Mapping[str, str]], where: str) -> Groups | None
     cases = [row.get("case_id", "") for row in rows]
     patients = [row.get("patient_id", "") for row in rows]
     return group_rows(slides, cases, patients, where=where)
+
+
+def one_per_case(
+    cells_of_rows: Sequence[Sequence[CellT]],
+    cases: Sequence[str],
+    columns: Sequence[str],
+    where: str,
+    remedy: str = "",
+) -> dict[str, list[CellT]]:
+    """Case -> its cells of some columns, which are the same in all of its rows.
+
+    A blank cell (None) is taken from another row of the case.
+
+    Raises DatasetError: cells of a case differ.
+    """
+    cells_by_case: dict[str, list[CellT]] = {}
+    for row, case in zip(cells_of_rows, cases, strict=True):
+        first = cells_by_case.setdefault(case, list(row))
+        for place, (column, cell) in enumerate(zip(columns, row, strict=True)):
+            if first[place] is None:
+                first[place] = cell
+            elif cell is not None and cell != first[place]:
+                raise DatasetError(
+                    f"{column} must be the same in all rows of a case, got {first[place]!r} and "
+                    f"{cell!r} for {case!r} in {where!r}{remedy}"
+                )
+    return cells_by_case
+
+
+def slides_and_patients(
+    slides: Sequence[str], cases: Sequence[str], groups: Groups, where: str
+) -> tuple[dict[str, list[str]], tuple[str, ...]]:
+    """Case -> the slides of its rows, and the patient of each case.
+
+    Raises DatasetError: a case of two patients.
+    """
+    slides_by_case = defaultdict[str, list[str]](list)
+    patient_by_case: dict[str, str] = {}
+    for slide, case, patient in zip(slides, cases, groups.of_row, strict=True):
+        slides_by_case[case].append(slide)
+        first = patient_by_case.setdefault(case, patient)
+        if first != patient:
+            raise DatasetError(
+                f"a case must belong to one patient, got {first!r} and {patient!r} for {case!r} "
+                f"in {where!r}"
+            )
+    return slides_by_case, tuple(patient_by_case.values())

@@ -1,7 +1,7 @@
 """Labels joined to stored embeddings: which cases train, on what, and why the others do not."""
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +19,12 @@ from thinsection.evaluation.cases import (
     case_rows,
     group_rows,
     listed_names,
+    one_per_case,
     patient_of,
     site_of,
+    slides_and_patients,
     spelling_notes,
+    take_rows,
 )
 from thinsection.evaluation.embeddings import FeatureFiles, feature_files
 from thinsection.evaluation.label_values import (
@@ -34,6 +37,7 @@ from thinsection.evaluation.readings import (
     ValueReading,
     class_name,
     is_missing,
+    missing_words,
     ordered_classes,
 )
 from thinsection.evaluation.tables import LabelTable, TextRow, read_label_table
@@ -72,16 +76,9 @@ class Cohort:
 
     def take(self, rows: Sequence[int]) -> "Cohort":
         """Some of the cases."""
-        return replace(
-            self,
-            cases=tuple(self.cases[i] for i in rows),
-            slides=tuple(self.slides[i] for i in rows),
-            files=tuple(self.files[i] for i in rows),
-            values=tuple(self.values[i] for i in rows),
-            patients=tuple(self.patients[i] for i in rows),
-            sites=tuple(self.sites[i] for i in rows) if self.sites else (),
-            subgroups=tuple(tuple(of[i] for i in rows) for of in self.subgroups),
-        )
+        columns = ("cases", "slides", "files", "values", "patients", "sites")
+        subgroups = tuple(tuple(of[i] for i in rows) for of in self.subgroups)
+        return take_rows(self, rows, columns, subgroups=subgroups)
 
     @property
     def array(self) -> Floats:
@@ -179,6 +176,11 @@ def join_labels(
     learnt, new_rows = _without_new_classes(learnt, trained, table.path.name)
     new_slides = [(table.name(i), name) for i, name in new_rows.items()]
     unlabelled = [i for i in range(len(table.rows)) if i not in learnt.labelled]
+    blank_lines = []
+    if unlabelled:
+        blank = [table.rows[i] for i in unlabelled]
+        names = [table.name(i) for i in unlabelled]
+        blank_lines.append(missing_words(blank, config.target, names))
     if table.key == "slide_id":
         ids = KnownIds(known)
     else:
@@ -197,7 +199,7 @@ def join_labels(
         f"{table.key_column} to {counted(len(files), 'slide')} in {place}",
         *table.notes,
         *_count_line(lost, f"labelled {key_words}", "no embeddings for"),
-        *_blank_line(table, unlabelled, config),
+        *blank_lines,
         *learnt.notes,
         *_count_line(
             [f"{name} ({row})" for row, name in new_slides],
@@ -223,15 +225,16 @@ def join_labels(
     where = table.path.name
     cases, groups = _owners_of(named, owners, where)
     cell_by_row = dict(zip(learnt.rows, learnt.cells, strict=True))
-    labels = _one_per_case(
+    labels = one_per_case(
         [cell_by_row[i] for _, i in pairs], cases, config.columns, where
     )
     target, values, spread = _learnt(
         learnt.kind, list(labels.values()), config, where, trained
     )
-    slides, patients = _slides_and_patients(
+    slides_by_case, patients = slides_and_patients(
         [slide for slide, _ in pairs], cases, groups, where
     )
+    slides = [tuple(dict.fromkeys(names)) for names in slides_by_case.values()]
     kind = f"{target.kind}{' (by its values)' * (config.task == 'auto')}"
     use = "training" if trained is None else "testing"
     owner_lines, warnings = _owner_notes(named, groups)
@@ -240,10 +243,15 @@ def join_labels(
         target=target,
         place=place,
         cases=tuple(labels),
-        slides=tuple(map(tuple, slides.values())),
-        files=tuple(_absolute_files(names, files) for names in slides.values()),
-        values=tuple(map(_or_none, values.tolist())),
-        patients=tuple(patients.values()),
+        slides=tuple(slides),
+        files=tuple(
+            tuple(str(files[slide].absolute()) for slide in names) for names in slides
+        ),
+        values=tuple(
+            tuple(None if math.isnan(value) else value for value in row)
+            for row in values.tolist()
+        ),
+        patients=patients,
         unit=groups.unit,
         sites=sites,
         subgroup_columns=config.subgroup,
@@ -262,10 +270,6 @@ def join_labels(
         questions=learnt.questions,
         new_classes=_cases_of_new_classes(table, new_rows, slides_of_rows, owners),
     )
-
-
-def _or_none(row: Sequence[float]) -> tuple[float | None, ...]:
-    return tuple(None if math.isnan(value) else value for value in row)
 
 
 def _without_new_classes(
@@ -313,28 +317,6 @@ def _cases_of_new_classes(
     return tuple(dict.fromkeys(zip(cases, classes, strict=True)))
 
 
-def _absolute_files(
-    slides: Sequence[str], files: Mapping[str, Path]
-) -> tuple[str, ...]:
-    return tuple(str(files[slide].absolute()) for slide in slides)
-
-
-def _blank_line(
-    table: LabelTable, rows: Sequence[int], config: LabelsConfig
-) -> list[str]:
-    """A line that counts and names the rows without a label, by their words for it."""
-    words = Counter(
-        table.rows[i][column]
-        for i in rows
-        for column in config.target
-        if is_missing(table.rows[i][column])
-    )
-    counts = [f"{word!r} {count}" for word, count in words.most_common() if word]
-    written = f" ({', '.join(counts)})" if counts else ""
-    names = [table.name(i) for i in rows]
-    return _count_line(names, "row", f"no {' or '.join(config.target)} in", written)
-
-
 def known_patients(data: Path) -> dict[str, str]:
     """Slide id -> patient_id, as the cohort of a results folder has it; {} of other folders."""
     if not (data / SLIDES).is_dir():
@@ -359,51 +341,6 @@ def _owners_of(
     ]
     groups = group_rows(slides, cases, patients, where=where)
     return case_rows(slides, owners_of_rows), groups
-
-
-def _one_per_case(
-    cells_of_rows: Sequence[Sequence[LabelCell]],
-    cases: Sequence[str],
-    columns: Sequence[str],
-    where: str,
-) -> dict[str, list[LabelCell]]:
-    """Case -> its cells of some columns, which are the same in all of its rows.
-
-    A blank label (None) is taken from another row of the case.
-    """
-    cells_by_case: dict[str, list[LabelCell]] = {}
-    for row, case in zip(cells_of_rows, cases, strict=True):
-        cells = list(row)
-        first = cells_by_case.setdefault(case, cells)
-        for place, cell in enumerate(cells):
-            if first[place] is None:
-                first[place] = cell
-            elif cell is None:
-                cells[place] = first[place]
-        if first != cells:
-            raise DatasetError(
-                f"slides of a case must have the same {', '.join(columns)}, "
-                f"got {first} and {cells} for {case!r} in {where!r}"
-            )
-    return cells_by_case
-
-
-def _slides_and_patients(
-    slides: Sequence[str], cases: Sequence[str], groups: Groups, where: str
-) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Case -> its slides, each once, and case -> its patient."""
-    slides_by_case = defaultdict[str, list[str]](list)
-    patient_by_case: dict[str, str] = {}
-    for slide, case, patient in zip(slides, cases, groups.of_row, strict=True):
-        if slide not in slides_by_case[case]:
-            slides_by_case[case].append(slide)
-        first = patient_by_case.setdefault(case, patient)
-        if first != patient:
-            raise DatasetError(
-                f"a case must belong to one patient, got {first!r} and {patient!r} for {case!r} "
-                f"in {where!r}"
-            )
-    return slides_by_case, patient_by_case
 
 
 def _owner_notes(
@@ -474,7 +411,7 @@ def _sites(
 ) -> tuple[tuple[str, ...], list[str]]:
     """The site of each case, and a sentence on where it is from; () where nobody knows."""
     if column:
-        by_case = _one_per_case(
+        by_case = one_per_case(
             [[row[column]] for _, row in pairs], cases, (column,), where
         )
         sites = [str(text) for (text,) in by_case.values()]
@@ -504,7 +441,7 @@ def _subgroups(
     where: str,
 ) -> tuple[tuple[str, ...], ...]:
     """The subgroup of each case, column by column; 'missing' where the cell is."""
-    cells_by_case = _one_per_case(
+    cells_by_case = one_per_case(
         [[row[column] for column in columns] for _, row in pairs], cases, columns, where
     )
     subgroups = []

@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from thinsection.errors import ConfigError, DatasetError
+from thinsection.evaluation.cases import listed_names
+from thinsection.types import counted
 
 Meaning = Literal["class", "missing", "event", "censored", "number", "limit", "unclear"]
 Cell = tuple[str, Meaning, str]  # text, meaning, what it becomes
@@ -387,6 +389,21 @@ def shown_readings(column: str, cells: Sequence[Cell]) -> list[ValueReading]:
             )
         )
     return readings
+
+
+def missing_words(
+    rows: Sequence[Mapping[str, str]], columns: Sequence[str], names: Sequence[str]
+) -> str:
+    """A sentence that counts and names the rows without a value, by their words for it."""
+    words = Counter(
+        row[column] for row in rows for column in columns if is_missing(row[column])
+    )
+    counts = [f"{word!r} {count}" for word, count in words.most_common() if word]
+    written = f" ({', '.join(counts)})" if counts else ""
+    return (
+        f"no {' or '.join(columns)} in {counted(len(names), 'row')}{written}: "
+        f"{listed_names(names)}"
+    )
 
 
 def read_number(text: str, column: str, where: str, *, flag: bool = False) -> float:

@@ -191,6 +191,17 @@ def split_fold(splits: Sequence[str], where: str, remedy: str = "") -> Fold:
     return train, val
 
 
+def column_folds(
+    rows: Sequence[TextRow], columns: Sequence[str], where: str
+) -> tuple[Fold, ...]:
+    """A fold of each of some columns of splits."""
+    folds = []
+    for column in columns:
+        splits = [split_name(row[column], where) for row in rows]
+        folds.append(split_fold(splits, f"{column} of {where}"))
+    return tuple(folds)
+
+
 def unexpected(root: Path, kind: str, looked_for: Sequence[str]) -> DatasetError:
     """Error for a folder that does not look like a dataset: its content, and what was expected."""
     content = "no such folder"

@@ -7,13 +7,11 @@ Any other table, or a list of nanopath's: slide_id, optional case_id, split and 
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,16 +29,18 @@ from thinsection.evaluation.cases import (
     CASE_COLUMNS,
     Groups,
     case_rows,
-    listed_names,
+    one_per_case,
+    slides_and_patients,
     spelling_notes,
     table_groups,
+    take_rows,
 )
 from thinsection.evaluation.embeddings import Embeddings
 from thinsection.evaluation.labels import encode_labels
-from thinsection.evaluation.metrics import Flags, FloatVector, Fold, IndexArray
+from thinsection.evaluation.metrics import Flags, FloatVector, Fold
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
-from thinsection.evaluation.readings import is_missing, read_number
-from thinsection.evaluation.tables import TEST, TRAIN, TextRow, split_name
+from thinsection.evaluation.readings import is_missing, missing_words, read_number
+from thinsection.evaluation.tables import TEST, TRAIN, VAL, TextRow, split_name
 from thinsection.probe.config import DataSection, ProbeConfig
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, left_out_fact
 from thinsection.probe.protocol import Protocol
@@ -53,7 +53,6 @@ PANDA = {"image_id", "isup_grade"}  # columns of its table
 _LISTED_ID = re.compile(r"""\s*(?:'([^']*)'|"([^"]*)"|([^,]+))""")
 
 ReadEmbeddings = Callable[[Path], npt.NDArray[np.floating]]  # a file to (N, D)
-SetT = TypeVar("SetT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,41 +62,30 @@ class CaseTable:
     name: str
     ids: tuple[str, ...]
     slides: tuple[tuple[str, ...], ...]  # of each case
-    rows: tuple[TextRow, ...]  # the first of each case
+    rows: tuple[TextRow, ...]  # of each case: its cells of `columns` and `fold_columns`
     columns: tuple[str, ...]  # of the label, or of the event and the time
+    fold_columns: tuple[str, ...] = ()
     # of label values, where known
     label_names: Mapping[str, str] = field(default_factory=dict)
     groups: Groups  # the patients of the cases
-    folds: tuple[Fold, ...] | None = None  # of the file
     facts: dict[str, Json] = field(default_factory=dict)
 
     def of_slides(self, usable: Collection[str]) -> "CaseTable":
         """Cases with these slides alone; a case that has none of them goes."""
-        slides = [[s for s in of_case if s in usable] for of_case in self.slides]
-        kept = [number for number, of_case in enumerate(slides) if of_case]
-        if slides == [[*of_case] for of_case in self.slides]:
-            return self
-        number_of = {old: new for new, old in enumerate(kept)}
-        folds = self.folds
-        if folds is not None:
-            folds = tuple(
-                (_renumbered(train, number_of), _renumbered(test, number_of))
-                for train, test in folds
-            )
-        return replace(
-            self,
-            ids=tuple(self.ids[number] for number in kept),
-            slides=tuple(tuple(slides[number]) for number in kept),
-            rows=tuple(self.rows[number] for number in kept),
-            groups=self.groups.take(np.array(kept, dtype=np.int64)),
-            folds=folds,
+        slides = tuple(
+            tuple(slide for slide in of_case if slide in usable)
+            for of_case in self.slides
         )
+        kept = [number for number, of_case in enumerate(slides) if of_case]
+        columns = ("ids", "slides", "rows", "groups")
+        return take_rows(replace(self, slides=slides), kept, columns)
 
-
-def _renumbered(cases: IndexArray, number_of: Mapping[int, int]) -> IndexArray:
-    """New numbers of the cases that are kept."""
-    kept = [number_of[case] for case in cases.tolist() if case in number_of]
-    return np.array(kept, dtype=np.int64)
+    @property
+    def folds(self) -> tuple[Fold, ...] | None:
+        """Folds of the file, which hold out both val and test; None where it has none."""
+        return (
+            tables.column_folds(self.rows, self.fold_columns, repr(self.name)) or None
+        )
 
 
 def load_case_table(
@@ -214,7 +202,9 @@ def _grouped(
         raise DatasetError(f"table must have cases with labels, got none in {name!r}")
     facts = {**facts}
     if len(rows) < len(all_rows):
-        facts["missing"] = _missing_words(all_rows, columns, key or "slide_id")
+        without = [r for r in all_rows if any(is_missing(r[c]) for c in columns)]
+        ids = [row.get(key or "slide_id", "") for row in without]
+        facts["missing"] = missing_words(without, columns, ids)
     by_slide: list[TextRow] = []
     for row in rows:
         by_slide += [{**row, "slide_id": s} for s in _slide_ids(row["slide_id"])]
@@ -232,73 +222,39 @@ def _grouped(
     if notes:
         facts["ids"] = notes[0]
     cases = case_rows(groups.slide_ids, named_cases)
-    fold_columns = [column for column in rows[0] if column.startswith("fold_")]
-    row_by_case = _row_by_case(by_slide, cases, (*columns, *fold_columns), name)
-    patient_by_case: dict[str, str] = {}
-    slides_by_case: dict[str, list[str]] = {}
-    for row, patient, case in zip(by_slide, groups.of_row, cases, strict=True):
-        patient_by_case.setdefault(case, patient)
-        slides_by_case.setdefault(case, []).append(row["slide_id"])
-    case_list = tuple(row_by_case.values())
-    folds = None
-    if folded and fold_columns:
-        folds = tuple(_file_fold(case_list, column, name) for column in fold_columns)
-        facts["split_rule"] = f"{counted(len(folds), 'fold')} of the file"
-    return CaseTable(
+    fold_columns = tuple(c for c in rows[0] if folded and c.startswith("fold_"))
+    names = (*columns, *fold_columns)
+    cells_by_case = one_per_case(
+        [[row[column] for column in names] for row in by_slide],
+        cases,
+        names,
+        name,
+        "; or pass --sample slide",
+    )
+    slides_by_case, patients = slides_and_patients(
+        [row["slide_id"] for row in by_slide], cases, groups, name
+    )
+    case_list = []
+    for cells in cells_by_case.values():
+        row = dict(zip(names, cells, strict=True))
+        for column in fold_columns:
+            is_train = split_name(row[column], repr(name)) == TRAIN
+            row[column] = TRAIN if is_train else VAL
+        case_list.append(row)
+    table = CaseTable(
         name=name,
-        ids=tuple(row_by_case),
+        ids=tuple(cells_by_case),
         slides=tuple(map(tuple, slides_by_case.values())),
-        rows=case_list,
+        rows=tuple(case_list),
         columns=columns,
+        fold_columns=fold_columns,
         label_names=label_names or {},
-        groups=Groups(groups.unit, tuple(patient_by_case.values())),
-        folds=folds,
+        groups=Groups(groups.unit, patients),
         facts=facts,
     )
-
-
-def _missing_words(rows: Sequence[TextRow], columns: Sequence[str], key: str) -> str:
-    """A sentence that counts and names the rows without a value, by their words for it."""
-    names = []
-    words: Counter[str] = Counter()
-    for row in rows:
-        missing = [row[column] for column in columns if is_missing(row[column])]
-        if missing:
-            names.append(row.get(key, ""))
-            words.update(missing)
-    counts = [f"{word!r} {count}" for word, count in words.most_common() if word]
-    written = f" ({', '.join(counts)})" if counts else ""
-    return (
-        f"no {' or '.join(columns)} in {counted(len(names), 'row')}{written}: "
-        f"{listed_names(names)}"
-    )
-
-
-def _row_by_case(
-    rows: Sequence[TextRow], cases: Sequence[str], columns: Sequence[str], name: str
-) -> dict[str, TextRow]:
-    """First row of each case; refuses cases whose rows differ in some of the columns."""
-    row_by_case: dict[str, TextRow] = {}
-    for row, case in zip(rows, cases, strict=True):
-        first = row_by_case.setdefault(case, row)
-        for column in columns:
-            if first[column] != row[column]:
-                raise DatasetError(
-                    f"{column} must be the same in all rows of a case, got {first[column]!r} "
-                    f"and {row[column]!r} for {case!r} in {name!r}; or pass --sample slide"
-                )
-    return row_by_case
-
-
-def _file_fold(rows: Sequence[TextRow], column: str, name: str) -> Fold:
-    """The fold's training rows, and its held-out rows."""
-    training = np.array([split_name(row[column], name) == TRAIN for row in rows])
-    if training.all() or not training.any():
-        raise DatasetError(
-            f"{column} must have training and held-out rows, got {training.sum()} training rows "
-            f"of {len(rows)} in {name!r}"
-        )
-    return np.flatnonzero(training), np.flatnonzero(~training)
+    if table.folds:
+        facts["split_rule"] = f"{counted(len(table.folds), 'fold')} of the file"
+    return table
 
 
 def _slide_ids(text: str) -> list[str]:
@@ -317,31 +273,26 @@ def load_cases(path: Path, config: ProbeConfig) -> CaseSet:
     """
     listed = load_case_table(path, config.protocol, config.data, survival=False)
 
-    def labelled(table: CaseTable) -> Callable[..., CaseSet]:
-        label_names = table.label_names
-        texts = []
-        for row in table.rows:
-            value = row[table.columns[0]]
-            # pandas writes whole numbers of a column with gaps as '1.0'
-            whole = value.removesuffix(".0")
-            texts.append(label_names.get(value) or label_names.get(whole, value))
-        where = repr(table.name)
-        names, labels = encode_labels(texts, where, tuple(label_names.values()))
-        return partial(CaseSet, class_names=names, labels=labels)
-
-    return _read_set(listed, config, labelled)
+    table, fields = _read_vectors(listed, config)
+    label_names = table.label_names
+    texts = []
+    for row in table.rows:
+        value = row[table.columns[0]]
+        # pandas writes whole numbers of a column with gaps as '1.0'
+        whole = value.removesuffix(".0")
+        texts.append(label_names.get(value) or label_names.get(whole, value))
+    where = repr(table.name)
+    names, labels = encode_labels(texts, where, tuple(label_names.values()))
+    return CaseSet(class_names=names, labels=labels, **fields)
 
 
 def load_survival(path: Path, config: ProbeConfig) -> SurvivalSet:
     """Cases with event and time; memory as of `load_cases`."""
     listed = load_case_table(path, config.protocol, config.data, survival=True)
     _follow_ups(listed)  # a wrong cell is named before files are read
-
-    def followed(table: CaseTable) -> Callable[..., SurvivalSet]:
-        event, time = _follow_ups(table)
-        return partial(SurvivalSet, event=event, time=time)
-
-    return _read_set(listed, config, followed)
+    table, fields = _read_vectors(listed, config)
+    event, time = _follow_ups(table)
+    return SurvivalSet(event=event, time=time, **fields)
 
 
 def _follow_ups(
@@ -358,19 +309,13 @@ def _follow_ups(
     return np.array(events) == 1, np.array(times)
 
 
-def _read_set(
-    table: CaseTable,
-    config: ProbeConfig,
-    make: Callable[[CaseTable], Callable[..., SetT]],
-) -> SetT:
-    """The set of a table's cases; a slide without embeddings that can be used is left out.
+def _read_vectors(
+    table: CaseTable, config: ProbeConfig
+) -> tuple[CaseTable, dict[str, Any]]:
+    """The cases that have embeddings, and the fields of their set but for labels.
 
-    Memory: one slide's embeddings + 8 D for each slide.
-
-    Args:
-        table: all cases.
-        config: settings.
-        make: gets the cases that are left; what it returns makes the set, with their labels.
+    A slide without embeddings that can be used is left out. Memory: one slide's embeddings + 8 D
+    for each slide.
     """
     folder = config.data.embeddings
     if folder is None or not folder.is_dir():
@@ -394,21 +339,22 @@ def _read_set(
     files_of_case = tuple(
         tuple(files[slide] for slide in slides) for slides in table.slides
     )
-    make_set = make(table)
-    return make_set(
-        name=table.name,
-        ids=table.ids,
-        vectors=mean_vectors(files_of_case, lambda file: means[file][None]),
-        files=files_of_case,
-        folds=table.folds,
-        groups=table.groups,
-        allow_leakage=config.data.allow_leakage,
-        facts={
-            **table.facts,
-            **left_out_fact(left_out),
-            **embeddings.encoder_facts(files_of_case[0][0]),
-        },
-    )
+    facts = {
+        **table.facts,
+        **left_out_fact(left_out),
+        **embeddings.encoder_facts(files_of_case[0][0]),
+    }
+    fields = {
+        "name": table.name,
+        "ids": table.ids,
+        "vectors": mean_vectors(files_of_case, lambda file: means[file][None]),
+        "files": files_of_case,
+        "folds": table.folds,
+        "groups": table.groups,
+        "allow_leakage": config.data.allow_leakage,
+        "facts": facts,
+    }
+    return table, fields
 
 
 def _mean_of_tiles(path: Path, tiles: npt.NDArray[np.floating]) -> FloatVector:

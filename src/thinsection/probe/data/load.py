@@ -16,7 +16,7 @@ from thinsection.evaluation import embeddings, tables
 from thinsection.evaluation.cases import CASE_COLUMNS, table_groups
 from thinsection.evaluation.metrics import Fold
 from thinsection.evaluation.splits import grouped_folds
-from thinsection.evaluation.tables import TEST, TextRow, split_name
+from thinsection.evaluation.tables import TEST, TextRow
 from thinsection.probe.config import DataSection, ProbeConfig
 from thinsection.probe.data import images, sets
 from thinsection.probe.data.regions import load_regions
@@ -230,7 +230,10 @@ def load_values(path: Path, config: ProbeConfig) -> ValueSet:
     sources = sources.take(kept)
     targets = targets[kept]
     groups = table_groups(rows, where)
-    folds = _listed_folds(rows, [*listed[0]], where)
+    fold_columns = [name for name in listed[0] if name.startswith("fold_")]
+    if not fold_columns and "split" in listed[0]:
+        fold_columns = ["split"]
+    folds: Sequence[Fold] = tables.column_folds(rows, fold_columns, where)
     if not folds:
         owners = groups.of_row if groups else sources.rows
         strata = np.zeros(len(rows), dtype=np.int64)
@@ -251,20 +254,6 @@ def load_values(path: Path, config: ProbeConfig) -> ValueSet:
             **embeddings.encoder_facts(sources.paths[0]),
         },
     )
-
-
-def _listed_folds(
-    rows: Sequence[TextRow], names: Sequence[str], where: str
-) -> list[Fold]:
-    """Folds of the columns fold_*, or of the column split; [] where there are none."""
-    columns = [name for name in names if name.startswith("fold_")]
-    if not columns and "split" in names:
-        columns = ["split"]
-    folds = []
-    for column in columns:
-        splits = [split_name(row[column], where) for row in rows]
-        folds.append(tables.split_fold(splits, where))
-    return folds
 
 
 def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:

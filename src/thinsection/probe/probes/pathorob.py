@@ -293,8 +293,8 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
     splits of accuracy over that of split 0, minus 1: 0 loses nothing. As PathoROB has it for
     camelyon and tolkach_esca, without the latter's list of feasible splits.
 
-    Memory: 24 n D. Raises InvalidInputError: fewer than 2 centres, or fewer than 5 slides of a
-    class at a centre.
+    Memory: 24 n D. Raises InvalidInputError: fewer than 2 centres, fewer than 5 slides of a
+    class at a centre, or one tile a slide.
     """
     check_finite(data.embeddings, data.slide_id)
     centre = np.array(data.medical_center)
@@ -325,6 +325,14 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
             rng.shuffle(chunks)
         for step in range(base + 1):
             train, val, test = _split(centre_chunks, base, step)
+            if not len(val):
+                tiles = min(
+                    sum(map(len, slides)) // len(slides) for slides in all_chunks
+                )
+                raise InvalidInputError(
+                    "each class must have >= 2 tiles a slide at each of the two centres, for the "
+                    f"validation set, got {tiles} in {data.name!r}; add tiles"
+                )
             scores.append(_accuracies(x, y, train, val, (test, outside)))
     accuracy = np.reshape(scores, (-1, base + 1, 2))  # (iterations, splits, 2)
     drops = (accuracy[:, 1:] / accuracy[:, :1]).mean(axis=1).mean(axis=0) - 1
