@@ -11,7 +11,7 @@ from tests.support.held_out_slide import held_out_slide
 
 from thinsection.arrays import get_namespace
 from thinsection.qc.checks import artefact_network, default_ink
-from thinsection.qc.checks.artefact_network import COARSEST_MPP
+from thinsection.qc.checks.check import COARSEST_MPP
 from thinsection.qc.checks.default_ink import find_default_ink
 from thinsection.types import MaskArray, RgbArray
 
@@ -98,7 +98,7 @@ def test_the_artefact_network_looks_at_candidates_and_half_a_mm_around(
         areas.append(area)
         return np.zeros_like(area)
 
-    monkeypatch.setattr(default_ink, "ink_within", look)
+    monkeypatch.setattr(artefact_network, "ink_within", look)
     pen, _ = plant_pen(reduced(base_picture()), "blue", seed=SEED)
     # an odd size: the last block of the candidates' px is cut
     pen = pen[:-1, :-1]
@@ -120,7 +120,7 @@ def test_a_picture_without_candidates_does_not_ask_the_artefact_network(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("asked")
 
-    monkeypatch.setattr(default_ink, "ink_within", fail)
+    monkeypatch.setattr(artefact_network, "ink_within", fail)
     picture = reduced(base_picture())
     assert not find_default_ink(picture, PX_UM).any()
     pen, _ = plant_pen(picture, "blue", seed=SEED)

@@ -12,8 +12,8 @@ from training.tuning_slide import tuning_slide
 
 from thinsection.arrays.filters import otsu_level
 from thinsection.errors import InvalidInputError
-from thinsection.qc.checks.artefact_network import CLASSES, COARSEST_MPP
-from thinsection.qc.checks.check import QcCheck
+from thinsection.qc.checks.artefact_network import CLASSES
+from thinsection.qc.checks.check import COARSEST_MPP, QcCheck
 from thinsection.qc.checks.tissue import Tissue
 from thinsection.qc.pipeline import load_pipeline
 from thinsection.qc.tissue import (

@@ -32,7 +32,7 @@ from thinsection.slide.base import Slide
 from thinsection.slide.dicom_series import is_dicom_path
 from thinsection.slide.geometry import believed_mpp
 from thinsection.slide.look import Look
-from thinsection.slide.orientation import turn_mpp, upright
+from thinsection.slide.orientation import UPRIGHT, UprightSlide, turn_mpp
 from thinsection.slide.readers import (
     AUTO,
     PICKS_CHANNELS,
@@ -118,7 +118,7 @@ def open_slide(
     else:  # a person says it of the upright picture
         slide.slide_mpp = turn_mpp(slide_mpp, slide.orientation)
         slide.mpp_source = "given"
-    return upright(slide)
+    return slide if slide.orientation == UPRIGHT else UprightSlide(slide)
 
 
 def _open_file(

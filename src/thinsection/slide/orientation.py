@@ -173,8 +173,3 @@ class UprightSlide(Slide):
         """Lets go of the file; see `Slide.close`."""
         super().close()
         self._stored.close()
-
-
-def upright(slide: Slide) -> Slide:
-    """Returns the slide as it is to be seen: itself, or turned."""
-    return slide if slide.orientation == UPRIGHT else UprightSlide(slide)

@@ -36,8 +36,6 @@ CLASSES = (
 NUM_PLANES = 4
 # µm per pixel of its input.
 INPUT_MPP = 8.0
-# µm/px; on coarser pictures it cannot tell an artefact from tissue.
-COARSEST_MPP = 12.0
 MODEL = Path(__file__).parent / "models" / "artefacts.safetensors"
 
 _WHITE_PERCENTILE = 97

@@ -12,11 +12,17 @@ from thinsection.arrays import Array, ArrayNamespace, filters, morphology
 from thinsection.arrays.rings import disks_of_rings
 from thinsection.errors import ConfigError
 from thinsection.qc.checks.artefact_network import (
-    COARSEST_MPP,
     INKS,
     without_stain,
 )
-from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area, length
+from thinsection.qc.checks.check import (
+    COARSEST_MPP,
+    Outcome,
+    QcCheck,
+    QcView,
+    area,
+    length,
+)
 
 # Of 255: ink whose channels differ by less is black, and reddish ink with less red is brown.
 _BLACK_COLOUR = 30

@@ -28,6 +28,8 @@ Regions = tuple[Size, Callable[[int, int, int, int], RgbArray]]
 # On the host: a picture, uint8 (H, W), or densities of R, G and B, float64 (bins, 3).
 ReportTable = npt.NDArray[np.uint8] | npt.NDArray[np.float64]
 
+# µm/px; on coarser pictures the artefact network cannot tell an artefact from tissue.
+COARSEST_MPP = 12.0
 # HistoQC's value where there is no pixel to measure.
 EMPTY_SCORE = -100.0
 

@@ -19,12 +19,8 @@ from thinsection.arrays.morphology import (
     mostly,
     opened_by_disk,
 )
-from thinsection.qc.checks.artefact_network import (
-    COARSEST_MPP,
-    ink_within,
-    without_stain,
-)
 from thinsection.qc.checks.by_example import ExampleCheck, trained_model
+from thinsection.qc.checks.check import COARSEST_MPP
 from thinsection.qc.checks.pixel_model import probabilities
 from thinsection.types import MaskArray, RgbArray
 
@@ -56,14 +52,19 @@ def find_default_ink(
 
     Memory: about 60 bytes per px of 16 µm, and that of `ink_within`.
     """
-    factor = _factor(px_um)
+    # px of the thumbnail along a px that is searched
+    factor = max(1, round(_INK_UM / px_um))
     small = np.asarray(Image.fromarray(thumbnail).reduce(factor))
     ns = get_namespace("cpu")
     ink = _candidates(ns, small, px_um * factor)
     if not ink.any():
         return np.zeros(thumbnail.shape[:2], dtype=bool)
     if px_um <= COARSEST_MPP:
-        near = _with_surroundings(ns, ink, px_um * factor)
+        # most slides have no candidates, and do without the network
+        from thinsection.qc.checks.artefact_network import ink_within, without_stain
+
+        reach = round(_AROUND_UM / (px_um * factor))
+        near = np.asarray(dilated_by_square(ns, ink, 2 * reach + 1))
         if get_seen_ink:
             seen = get_seen_ink()
         else:
@@ -82,11 +83,6 @@ def find_default_ink(
     return _enlarged(ink, factor, thumbnail)
 
 
-def _factor(px_um: float) -> int:
-    """Px of a thumbnail along a px that is searched."""
-    return max(1, round(_INK_UM / px_um))
-
-
 def _candidates(ns: ArrayNamespace, small: RgbArray, px_um: float) -> MaskArray:
     """What the small network takes for ink, without small spots."""
     check = ExampleCheck()
@@ -94,14 +90,6 @@ def _candidates(ns: ArrayNamespace, small: RgbArray, px_um: float) -> MaskArray:
     model = trained_model(check, Path())
     ink = probabilities(ns, small, {check: model})[check] > check.threshold
     return np.asarray(drop_small(ns, ink, _MIN_INK_UM2 / px_um**2))
-
-
-def _with_surroundings(
-    ns: ArrayNamespace, candidates: MaskArray, px_um: float
-) -> MaskArray:
-    """Candidates and what is around them."""
-    reach = round(_AROUND_UM / px_um)
-    return np.asarray(dilated_by_square(ns, candidates, 2 * reach + 1))
 
 
 def _enlarged(mask: MaskArray, factor: int, thumbnail: RgbArray) -> MaskArray:

@@ -11,8 +11,7 @@ from typing import Literal
 
 from thinsection.arrays import Array, ArrayNamespace, morphology
 from thinsection.arrays.filters import block_means, extremes
-from thinsection.qc.checks.artefact_network import COARSEST_MPP
-from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area
+from thinsection.qc.checks.check import COARSEST_MPP, Outcome, QcCheck, QcView, area
 
 Px = Callable[[float], float]  # px in a length of so many µm
 # dark: frozen or thick; unsure: H&E or IHC, and treated as H&E; '' where nothing is

@@ -441,17 +441,16 @@ class SegmentedSlide(Slide):
     ) -> None:
         """Fills regions from the segments that they overlap; borrows each segment once."""
         size = (out.shape[2], out.shape[1])
-        overlaps = _find_overlaps(decoder, origins, size)
-        for in_region in overlaps.empty:
+        by_segment, whole, empty = _find_overlaps(decoder, origins, size)
+        for in_region in empty:
             out[in_region] = WHITE
-        by_segment = overlaps.by_segment
         indices = sorted(by_segment)
         step = max(1, _DECODED_AT_ONCE_BYTES // math.prod(decoder.shape))
         for start in range(0, len(indices), step):
             group = indices[start : start + step]
             num_uses = {index: len(by_segment[index]) for index in group}
             # each segment is used as soon as it is decoded, while it is in the CPU's caches
-            for index, pixels in self._cache.borrow(decoder, num_uses, overlaps.whole):
+            for index, pixels in self._cache.borrow(decoder, num_uses, whole):
                 for in_region, in_segment in by_segment[index]:
                     out[in_region] = pixels[in_segment]
 
@@ -478,27 +477,17 @@ _InRegion = tuple[int, slice, slice]
 _InSegment = tuple[slice, slice]
 
 
-@dataclass(frozen=True)
-class _Overlaps:
-    """Overlaps of regions with segments.
-
-    Attributes:
-        by_segment: all overlaps of a segment, by the segment's index.
-        whole: indices of the segments that one region uses whole.
-        empty: overlaps with segments for which the file stores no data.
-    """
-
-    by_segment: dict[int, list[tuple[_InRegion, _InSegment]]]
-    whole: set[int]
-    empty: list[_InRegion]
-
-
 def _find_overlaps(
     decoder: Decoder, origins: Sequence[tuple[int, int]], size: tuple[int, int]
-) -> _Overlaps:
-    """Finds the overlaps of regions of one size with the segments of a level."""
-    overlaps = _Overlaps({}, set(), [])
-    by_segment = overlaps.by_segment
+) -> tuple[dict[int, list[tuple[_InRegion, _InSegment]]], set[int], list[_InRegion]]:
+    """Finds the overlaps of regions of one size with the segments of a level.
+
+    Returns all overlaps of a segment by its index, the indices of the segments that one region
+    uses whole, and the overlaps with segments for which the file stores no data.
+    """
+    by_segment: dict[int, list[tuple[_InRegion, _InSegment]]] = {}
+    whole: set[int] = set()
+    empty: list[_InRegion] = []
     width, height = size
     segment_width, segment_height = decoder.segment
     level_width, level_height = decoder.size
@@ -509,16 +498,13 @@ def _find_overlaps(
             index = decoder.index(column.segment, row.segment)
             in_region = (region, row.in_region, column.in_region)
             if decoder.sparse and decoder.is_empty(index):
-                overlaps.empty.append(in_region)
+                empty.append(in_region)
                 continue
             overlap = (in_region, (row.in_segment, column.in_segment))
-            if index in by_segment:
-                by_segment[index].append(overlap)
-            else:
-                by_segment[index] = [overlap]
+            by_segment.setdefault(index, []).append(overlap)
             if row.is_whole and column.is_whole:
-                overlaps.whole.add(index)
-    return overlaps
+                whole.add(index)
+    return by_segment, whole, empty
 
 
 class _AxisOverlap(NamedTuple):
