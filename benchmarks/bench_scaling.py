@@ -30,7 +30,7 @@ from thinsection.run.process import SlideProcessor
 from thinsection.run.models import load_models
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
-from thinsection.stages.graph import stages_of
+from thinsection.stages.spec import stages_of
 from thinsection.stages.spec import resolve
 from pathlib import Path
 slides, out, first = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

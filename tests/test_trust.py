@@ -26,6 +26,7 @@ from thinsection.report.verdict import load_rules
 from thinsection.segment import load_segmenter
 from thinsection.slide.annotations import read_regions
 from thinsection.slide.cohort import load_cohort
+from thinsection.slide.cohort_table import SlidesConfig
 from thinsection.stages.config import RunConfig
 from thinsection.store.ledger import FORMAT, load_ledgers
 from thinsection.tiles import load_filters
@@ -335,7 +336,7 @@ def test_a_table_sends_no_request_to_this_machine_unless_asked(
     path.write_text(f"slide_path\na.svs\nhttp://{host}:8000/a.svs\n")
     with pytest.raises(CohortError, match=r"line 3 of .*--allow-local-urls"):
         load_cohort([path])
-    assert len(load_cohort([path], allow_local_urls=True)) == 2
+    assert len(load_cohort([path], SlidesConfig(allow_local_urls=True))) == 2
     assert RunConfig().slides.allow_local_urls is False
 
 

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from thinsection.cli import progress as module
 from thinsection.cli.progress import RunProgress, clock
-from thinsection.results.outcome import SlideResult
 from thinsection.run.process import RunEvent
+from thinsection.store.outcome import SlideResult
 
 Said = Callable[[], list[str]]
 

@@ -22,10 +22,10 @@ from thinsection.errors import (
     WeightsError,
 )
 from thinsection.qc.tissue import TissueConfig
-from thinsection.stages.facts import Source
 from thinsection.stages.features import FeaturesStage
 from thinsection.stages.masks import TissueStage
 from thinsection.stages.tiles import TilesStage
+from thinsection.store.identity import Source
 from thinsection.tiles.grid import TilesConfig
 from thinsection.weights import hub as hub_module
 from thinsection.weights.files import hash_state_dict, read_state_dict

@@ -16,6 +16,7 @@ from thinsection.errors import SlideOpenError
 from thinsection.files.sources import FsspecSource
 from thinsection.files.trust import LOCAL_HOSTS, check_table_url, is_local_host
 from thinsection.slide.cohort import load_cohort
+from thinsection.slide.cohort_table import SlidesConfig
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed")
 
@@ -85,7 +86,7 @@ def test_a_row_of_a_table_opens_where_local_urls_are_allowed(
         with pytest.raises(SlideOpenError, match="must not lead to this machine"):
             entry.open("auto")
     assert _Server.requests == []
-    load_cohort([table], allow_local_urls=True)
+    load_cohort([table], SlidesConfig(allow_local_urls=True))
     for url in urls:
         assert FsspecSource(url).read_at(11, 11) == b"thinsection"
     # the processes of the command know it, and another name is refused still

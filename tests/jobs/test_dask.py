@@ -16,12 +16,12 @@ from thinsection.errors import ClusterError, ConfigError, MissingDependencyError
 from thinsection.jobs.dask import LOG_NAME
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig, local_shape
-from thinsection.results.outcome import SlideResult
 from thinsection.run.run import make_task, run
 from thinsection.run.task import RunTask
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve
+from thinsection.store.outcome import SlideResult
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import GIB, parse_bytes
 

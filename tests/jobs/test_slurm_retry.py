@@ -24,11 +24,11 @@ from thinsection.jobs.slurm_array import (
     task_states,
 )
 from thinsection.jobs.task import Report
-from thinsection.results.outcome import SlideResult
 from thinsection.run.run import make_task, run
 from thinsection.slide.cohort import load_cohort
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve
+from thinsection.store.outcome import SlideResult
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import MIB
 

@@ -19,11 +19,11 @@ from thinsection.files.sources import RemoteFolder
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.results.folder import open_results
-from thinsection.results.outcome import SlideResult
 from thinsection.run.run import make_task, run
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve
+from thinsection.store.outcome import SlideResult
 from thinsection.testing.synthetic import write_he_slide
 
 FILTERS = "tile_filter-tissue+contrast"

@@ -10,7 +10,8 @@ import tifffile
 from thinsection.results.folder import open_results
 from thinsection.run.run import run
 from thinsection.slide.cohort import load_cohort
-from thinsection.stages.config import RunConfig, SlidesConfig
+from thinsection.slide.cohort_table import SlidesConfig
+from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import he_texture
 
 AREAS = {"area 1": (700, 500), "area 2": (600, 800)}
@@ -92,7 +93,7 @@ def test_a_table_wins_over_the_option_and_the_file_s_name_is_no_image(
     path.touch()
     table = tmp_path / "c.csv"
     table.write_text("slide_path,image\na.tif,3\nb.tif,\nc.tif,c.tif\n")
-    entries = load_cohort([table], image="2")
+    entries = load_cohort([table], SlidesConfig(image="2"))
     assert [(entry.slide_id, entry.image) for entry in entries] == [
         ("a-3", "3"),
         ("b-2", "2"),

@@ -14,7 +14,8 @@ from thinsection.results.folder import open_results
 from thinsection.results.tiled_slide import tiled_slide
 from thinsection.run.run import run
 from thinsection.slide import open_slide
-from thinsection.stages.config import RunConfig, SlidesConfig
+from thinsection.slide.cohort_table import SlidesConfig
+from thinsection.stages.config import RunConfig
 from thinsection.store.tiles_h5 import read_tiles
 
 

@@ -17,19 +17,19 @@ from thinsection.errors import ConfigError, StoreError
 from thinsection.exchange.anndata import export_anndata
 from thinsection.results.folder import open_results
 from thinsection.run.ending import RunSummary
-from thinsection.run.own_tables import distances
 from thinsection.run.process import RunEvent
 from thinsection.run.run import run
 from thinsection.slide import open_slide
 from thinsection.stages.config import RunConfig
+from thinsection.stages.own_tables import distances
 from thinsection.stages.stage import GridTiles
-from thinsection.stages.tiles import STAIN_COLUMNS, TileMeasures
+from thinsection.stages.tiles import TileMeasures
 from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TileTable, iter_tiles
 from thinsection.tiles.filters import MEASURES, measure_tiles
 from thinsection.tiles.grid import TilesConfig
-from thinsection.tiles.transforms import StainVectors
+from thinsection.tiles.transforms import STAIN_COLUMNS, StainVectors
 
 GRID = "256px_0.5mpp"
 

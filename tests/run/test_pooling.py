@@ -18,7 +18,6 @@ from thinsection.config import as_mapping, from_mapping, replace_flat
 from thinsection.errors import ConfigError, StoreError, UnknownEncoderError
 from thinsection.jobs.execute import execute
 from thinsection.jobs.slurm_array import array_folders, load_array
-from thinsection.results.outcome import SlideResult
 from thinsection.run.pooling import (
     FeaturesFile,
     PoolingTask,
@@ -27,6 +26,7 @@ from thinsection.run.pooling import (
     loaded_encoder,
 )
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
+from thinsection.store.outcome import SlideResult
 from thinsection.store.tiles_h5 import read_slide_embedding
 
 REASON = why_not()

@@ -12,10 +12,10 @@ from thinsection.encode.registry import our_slide_encoder
 from thinsection.errors import InvalidInputError, UnknownEncoderError
 from thinsection.pool import Expects, SlideEncoder, TileLayout
 from thinsection.pool.encoder import SLIDE_ENCODERS
-from thinsection.results.outcome import SlideResult
 from thinsection.run.pooling import aggregate_folder
 from thinsection.run.run import run
 from thinsection.stages.config import AggregateRunConfig, RunConfig
+from thinsection.store.outcome import SlideResult
 from thinsection.store.tiles_h5 import read_slide_embedding, read_tiles
 from thinsection.testing.synthetic import write_he_slide
 

@@ -29,10 +29,8 @@ from thinsection.qc.pipeline import dump_pipeline
 from thinsection.report.qc_pictures import write_histoqc
 from thinsection.report.qc_sheet import write_qc_csv
 from thinsection.report.stored import QC_FILE, read_qc
-from thinsection.results.outcome import SlideResult
 from thinsection.results.records import read_records
 from thinsection.run import prepare
-from thinsection.run.own_tables import failing_rules
 from thinsection.run.process import RunEvent
 from thinsection.run.qc_run import QcRunConfig, QcSummary, check_slides
 from thinsection.run.run import make_task, run
@@ -40,8 +38,10 @@ from thinsection.run.task import RunTask
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import QcConfig, RunConfig
+from thinsection.stages.own_tables import failing_rules
 from thinsection.stages.spec import resolve
 from thinsection.store.ledger import FAILURE_NAME
+from thinsection.store.outcome import SlideResult
 from thinsection.testing.synthetic import write_he_slide
 
 REASON = why_not()

@@ -27,10 +27,9 @@ from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import read_tiles
 from thinsection.stages.checks import QcStage
 from thinsection.stages.config import RunConfig
-from thinsection.stages.graph import Models, stages_of
 from thinsection.stages.leaves import PoolingStage
 from thinsection.stages.masks import TissueStage
-from thinsection.stages.spec import resolve
+from thinsection.stages.spec import Models, resolve, stages_of
 from thinsection.testing.synthetic import PyramidKind, write_he_slide, write_pyramid
 from thinsection.tiles.grid import TilesConfig
 from thinsection.view.layers import layers_of

@@ -12,7 +12,7 @@ from thinsection.errors import CohortError
 from thinsection.files.trust import may_be_local
 from thinsection.slide import ids as slide_ids
 from thinsection.slide.cohort import give_slide_ids, load_cohort
-from thinsection.slide.cohort_table import parse_mpp
+from thinsection.slide.cohort_table import SlidesConfig, parse_mpp
 
 
 def touch(*paths: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_table_gives_ids_mpp_and_labels(tmp_path: Path) -> None:
         "s/a.svs,first,0.25x0.26,p1,BRCA,train,x\n"
         "s/b.svs,,,,,,\n"
     )
-    first, second = load_cohort([tmp_path / "c.csv"], slide_mpp=(0.5, 0.5))
+    first, second = load_cohort([tmp_path / "c.csv"], SlidesConfig(slide_mpp="0.5"))
     assert (first.slide_id, first.slide_mpp, first.label) == (
         "first",
         (0.25, 0.26),
@@ -228,7 +228,7 @@ def test_what_a_path_says_becomes_columns(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     said: list[str] = []
-    found = load_cohort([tmp_path], name_pattern=PATTERN, on_message=said.append)
+    found = load_cohort([tmp_path], SlidesConfig(name_pattern=PATTERN), said.append)
     assert [e.more for e in found] == [
         {"cohort": "TCGA-LUAD", "case_id": "TCGA-05-4244"},
         {"cohort": "TCGA-LUSC", "case_id": "TCGA-18-3406"},
@@ -243,7 +243,7 @@ def test_what_a_table_says_wins_over_the_path(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text(
         "wsi,case_id,cohort\nX/TCGA-05-4244-01Z.svs,p7,mine\n"
     )
-    (entry,) = load_cohort([tmp_path / "c.csv"], name_pattern=PATTERN)
+    (entry,) = load_cohort([tmp_path / "c.csv"], SlidesConfig(name_pattern=PATTERN))
     assert (entry.patient_id, entry.more["cohort"]) == ("p7", "mine")
 
 
@@ -253,7 +253,7 @@ def test_what_a_table_says_wins_over_the_path(tmp_path: Path) -> None:
 def test_a_pattern_that_names_nothing_is_refused(tmp_path: Path, pattern: str) -> None:
     (tmp_path / "a.svs").touch()
     with pytest.raises(CohortError, match="name_pattern must"):
-        load_cohort([tmp_path], name_pattern=pattern)
+        load_cohort([tmp_path], SlidesConfig(name_pattern=pattern))
 
 
 def test_a_question_mark_is_part_of_a_files_name_and_ends_a_urls(
@@ -376,7 +376,7 @@ def test_the_image_of_a_table_wins_over_the_image_for_all(tmp_path: Path) -> Non
     table.write_text(
         "slide_path,image,slide_id\na.tiff,left,\nb.tiff,,\nc.tiff,,mine\n"
     )
-    entries = load_cohort([table], image="right")
+    entries = load_cohort([table], SlidesConfig(image="right"))
     assert [entry.image for entry in entries] == ["left", "right", "right"]
     assert [entry.slide_id for entry in entries] == ["a-left", "b-right", "mine"]
 
@@ -434,7 +434,7 @@ def test_a_table_names_no_address_of_this_machine_unless_it_is_allowed(
     table.write_text("slide_path\nhttp://localhost:1/a.svs\n")
     with pytest.raises(CohortError, match=r"must not name this machine.*line 2"):
         load_cohort([table])
-    (entry,) = load_cohort([table], allow_local_urls=True)
+    (entry,) = load_cohort([table], SlidesConfig(allow_local_urls=True))
     assert entry.slide_path == "http://localhost:1/a.svs"
 
 

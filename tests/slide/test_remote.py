@@ -16,12 +16,13 @@ import tifffile
 from thinsection.errors import DiskSpaceError, SlideOpenError
 from thinsection.files.sources import FsspecSource, filesystem
 from thinsection.files.urls import is_url
-from thinsection.results.outcome import SlideResult, describe
 from thinsection.run.run import run
 from thinsection.slide import open_slide
+from thinsection.slide.cohort_table import SlidesConfig
 from thinsection.slide.open import CACHE_VARIABLE
-from thinsection.stages.config import RunConfig, SlidesConfig
+from thinsection.stages.config import RunConfig
 from thinsection.store.identity import fingerprint
+from thinsection.store.outcome import SlideResult, describe
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles.grid import TilesConfig
@@ -216,7 +217,7 @@ def test_of_a_slide_of_one_level_no_more_than_its_bytes_are_fetched(
     one_level(path)
     url = upload(bucket, path)
     # fsspec gives every reader the same object
-    client, _ = filesystem(url)
+    client, *_ = filesystem(url)
     plain = client.cat_file
 
     def counted(*args: Any, **options: Any) -> bytes:

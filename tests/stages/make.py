@@ -6,10 +6,9 @@ from typing import Any
 
 from thinsection.slide import Slide, open_slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.facts import source_key
 from thinsection.stages.stage import SlideWork, Stage
 from thinsection.stages.tiles import TilesStage
-from thinsection.store.identity import fingerprint
+from thinsection.store.identity import fingerprint, source_key
 from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.tiles import TileTable
 

@@ -15,7 +15,6 @@ from thinsection.qc.pipeline import Pipeline, preset_names
 from thinsection.qc.tissue import TissueConfig
 from thinsection.slide.readers import reader_choices
 from thinsection.stages.checks import QcStage
-from thinsection.stages.facts import Source
 from thinsection.stages.features import FeaturesStage
 from thinsection.stages.labels import grid_label, join_label, slug, variant
 from thinsection.stages.leaves import (
@@ -27,6 +26,7 @@ from thinsection.stages.leaves import (
 from thinsection.stages.masks import TissueStage
 from thinsection.stages.stage import Stage
 from thinsection.stages.tiles import TilesStage
+from thinsection.store.identity import Source
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig, StainLook, stain_target
 from thinsection.weights.origin import Origin

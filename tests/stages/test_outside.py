@@ -15,8 +15,7 @@ from thinsection.run.process import SlideProcessor
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
-from thinsection.stages.graph import Models, grids_of, stages_of
-from thinsection.stages.spec import resolve
+from thinsection.stages.spec import Models, grids_of, resolve, stages_of
 from thinsection.stages.stage import (
     AnyStage,
     GridTiles,

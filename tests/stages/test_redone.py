@@ -11,12 +11,12 @@ from tests.stages.test_round_trips import GRID, MASK, UNI, embed, random_embeddi
 
 from thinsection.errors import StaleResultError
 from thinsection.qc.tissue import TissueConfig
-from thinsection.stages.facts import Source
 from thinsection.stages.features import FeaturesStage
 from thinsection.stages.leaves import FormatStage, GraphStage
 from thinsection.stages.masks import TissueStage
 from thinsection.stages.stage import Output, SlideWork
 from thinsection.stages.tiles import TilesStage
+from thinsection.store.identity import Source
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles.transforms import StainConfig, stain_target
 

@@ -4,7 +4,7 @@ import copy
 import os
 import pickle
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -15,7 +15,6 @@ from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import StaleResultError, StoreError
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.look import Look
-from thinsection.stages.facts import Source, ledger_facts, source_key
 from thinsection.stages.stage import (
     Output,
     Reads,
@@ -23,13 +22,20 @@ from thinsection.stages.stage import (
     SlideWork,
     Stage,
 )
-from thinsection.store.identity import file_sum, file_times, fingerprint
+from thinsection.store.identity import (
+    Source,
+    file_sum,
+    file_times,
+    fingerprint,
+    source_key,
+)
 from thinsection.store.ledger import (
     SlideLedger,
     StageRecord,
     load_ledger,
     stage_key,
 )
+from thinsection.store.outcome import ledger_facts
 
 PIXELS = Source(key="pixels")
 
@@ -172,7 +178,7 @@ def test_what_was_drawn_counts_for_the_stage_that_is_made_of_it_alone() -> None:
 
 def test_a_source_survives_copies_pickle_and_json() -> None:
     entry = SlideEntry(slide_id="a", slide_path="a.svs", slide_mpp=(0.5, 0.25))
-    source = source_key("content", entry, {"roi": "ab"})
+    source = replace(source_key("content", entry), annotation_hashes={"roi": "ab"})
     assert source.key == stage_key(slide="content", mpp=(0.5, 0.25))
     assert copy.deepcopy(source) == pickle.loads(pickle.dumps(source)) == source  # noqa: S301
     assert from_mapping(Source, as_mapping(source)) == source

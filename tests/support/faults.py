@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.jobs.task import Report
-from thinsection.results.outcome import SlideResult
 from thinsection.run.pooling import FeaturesFile, PoolingTask
 from thinsection.run.process import RunEvent
 from thinsection.run.task import RunTask
 from thinsection.slide.cohort import SlideEntry
+from thinsection.store.outcome import SlideResult
 from thinsection.types import MIB
 
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from thinsection.evaluation.audit import Audit
     from thinsection.evaluation.label_report import LabelReport
     from thinsection.results.folder import FolderRow, Results
-    from thinsection.results.outcome import SlideResult
     from thinsection.results.records import Record
     from thinsection.results.verify import Damage
     from thinsection.run.ending import RunSummary
     from thinsection.run.merge import MergeSummary
     from thinsection.run.plan import RunPlan
     from thinsection.slide import Picture, Slide
+    from thinsection.store.outcome import SlideResult
     from thinsection.usage.analysis import Efficiency
 
 

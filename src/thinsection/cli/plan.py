@@ -110,31 +110,12 @@ def _plan_job(
     """Request that `thinsection slurm script` would make, and the nodes that fit it."""
     from thinsection.jobs.backend import make_chunks
     from thinsection.jobs.executor import Rung
-    from thinsection.jobs.request import (
-        fit_to_nodes,
-        fitting_nodes,
-        resource_directives,
-    )
-    from thinsection.jobs.slurm_array import node_list
-    from thinsection.run.cost import GPUS
-    from thinsection.run.job import run_request
+    from thinsection.jobs.request import resource_directives
+    from thinsection.run.job import fitting_request
 
     chunks = make_chunks(entries, spec.executor)
-    listed = node_list()
-    request = fit_to_nodes(run_request(chunks, spec), listed, spec.executor)
+    request, nodes = fitting_request(chunks, spec, gpu_bytes)
     first = spec.executor.at_rung(Rung())
-    gres_parts = (first.gres or "").split(":")[1:]
-    wanted_cards = [part for part in gres_parts if not part.isdigit()]
-
-    def suits(card: str) -> bool:
-        if wanted_cards:
-            return card == "" or card in wanted_cards
-        gpu = GPUS.get(card)
-        return gpu is None or gpu_bytes <= gpu.memory_bytes
-
-    nodes = None
-    if listed:
-        nodes = tuple(fitting_nodes(listed, request, suits=suits))
     return JobPlan(
         num_tasks=len(chunks),
         **request.numbers,

@@ -9,8 +9,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
 from thinsection.cli.flags import Level
-from thinsection.results.outcome import SlideResult, describe
 from thinsection.run.process import RunEvent
+from thinsection.store.outcome import SlideResult, describe
 from thinsection.types import counted
 
 # seconds between two lines without a terminal; they double from the first to the second value

@@ -18,10 +18,10 @@ from thinsection.cli.flags import (
 )
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError
+from thinsection.slide.cohort_table import SlidesConfig
 from thinsection.stages.config import (
     AggregateRunConfig,
     RunConfig,
-    SlidesConfig,
 )
 from thinsection.types import counted
 
@@ -308,9 +308,9 @@ def aggregate(
       thinsection aggregate results --slide-encoder mean --patients late
     """
     from thinsection.cli.progress import RunProgress
-    from thinsection.results.outcome import SlideResult, describe, slides_done
     from thinsection.run.ending import EXIT_SOME_FAILED
     from thinsection.run.pooling import aggregate_folder, loaded_encoder
+    from thinsection.store.outcome import SlideResult, describe, slides_done
 
     level = chosen_level(quiet=quiet, verbose=verbose)
     # its lines without its bar

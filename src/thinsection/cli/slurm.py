@@ -17,7 +17,6 @@ from thinsection.cli.app import build_app
 from thinsection.registry import Entry, Registry
 
 if TYPE_CHECKING:
-    from thinsection.jobs.slurm import Collected
     from thinsection.jobs.slurm_array import Array
     from thinsection.jobs.task import AnyReport
 
@@ -227,33 +226,13 @@ def collect_arrays(
                 f"{collected.waiting} array tasks still wait or run: collect again later"
             )
         if kind == "run":
-            _write_run_tables(collected)
+            from thinsection.run.ending import finish_arrays
+
+            finish_arrays(collected)
             typer.echo(f"-> {out / 'summary.csv'}, {out / 'failed.csv'}")
         elif not collected.waiting:
             typer.echo("its tables: the same command again, which keeps what is done")
     raise typer.Exit(0 if all_done else 3)
-
-
-def _write_run_tables(collected: "Collected") -> None:
-    """Writes the tables and the record of a run from the results of its array tasks."""
-    from thinsection.jobs.task import Report
-    from thinsection.run.ending import finish_run
-    from thinsection.run.task import RunTask
-    from thinsection.stages.graph import stages_of
-
-    results = [
-        collected.results[name]
-        for name in collected.entries
-        if name in collected.results
-    ]
-    report = Report(
-        results=tuple(results),
-        stage_seconds=collected.stage_seconds,
-        facts=collected.facts,
-    )
-    task = collected.task
-    assert isinstance(task, RunTask)
-    finish_run(task, list(collected.entries.values()), report, stages_of(task.spec))
 
 
 @group.command("array-task", hidden=True)

@@ -27,9 +27,9 @@ from thinsection.evaluation.cases import listed_names
 from thinsection.report.index import is_results_folder
 from thinsection.results.folder import Results, open_results
 from thinsection.slide.ids import KnownIds
-from thinsection.stages.facts import grid_of, ledger_facts
 from thinsection.store.hdf5 import open_h5
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger, load_ledgers
+from thinsection.store.outcome import grid_of, ledger_facts
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import Reals
 

@@ -7,7 +7,7 @@ import numpy as np
 from thinsection.errors import StoreError, importing
 from thinsection.files.atomic import atomic_path
 from thinsection.results.folder import Listener, leaving_out, open_results
-from thinsection.stages.facts import OF_COHORTS
+from thinsection.store.ledger import OF_COHORTS
 from thinsection.store.tiles_h5 import Embeddings
 from thinsection.types import CoordsL0
 

@@ -23,21 +23,22 @@ from thinsection.files.tables import open_table
 from thinsection.report.index import write_index
 from thinsection.results.folder import Listener, leaving_out
 from thinsection.results.records import begin_record, end_record
-from thinsection.results.tables import known_slides, write_tables
+from thinsection.results.tables import write_tables
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.slide.cohort_table import named_columns, parse_mpp
 from thinsection.slide.geometry import nominal_power
 from thinsection.slide.ids import plain_id
-from thinsection.stages.facts import OF_COHORTS
 from thinsection.stages.labels import slug
 from thinsection.store.identity import Identity, file_sum
 from thinsection.store.ledger import (
+    OF_COHORTS,
     SLIDES,
     SlideLedger,
     StageRecord,
     load_ledger,
     stage_key,
 )
+from thinsection.store.outcome import known_slides
 from thinsection.store.tiles_h5 import TilesWriter, read_tiles
 from thinsection.types import Document
 

@@ -30,8 +30,7 @@ from thinsection.results.folder import (
     leaving_out,
     open_results,
 )
-from thinsection.stages.facts import OF_COHORTS
-from thinsection.store.ledger import SlideLedger
+from thinsection.store.ledger import OF_COHORTS, SlideLedger
 from thinsection.types import Document
 
 if TYPE_CHECKING:

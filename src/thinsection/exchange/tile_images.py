@@ -24,8 +24,8 @@ from PIL import Image
 from thinsection.exchange.peer_export import Layout, PeerSlide, Source, Tables
 from thinsection.files.atomic import write_json, write_table
 from thinsection.slide import Slide
-from thinsection.stages.facts import OF_COHORTS
 from thinsection.store.identity import file_sum
+from thinsection.store.ledger import OF_COHORTS
 from thinsection.tiles import TileTable, iter_tiles
 from thinsection.types import Document, RgbArray
 

@@ -21,7 +21,6 @@ from thinsection.files.urls import (
     STORE_SCHEMES,
     URL_MARK,
     hide_secret,
-    public_url,
     whole_url,
     without_secrets,
 )
@@ -88,8 +87,7 @@ class FsspecSource:
     """A file of `size` bytes by range requests through fsspec, counted. Thread-safe."""
 
     def __init__(self, url: str) -> None:
-        self.name = hide_secret(url)
-        self._fs, self._path = filesystem(self.name)
+        self._fs, self._path, self.name = filesystem(url)
         try:
             self.size = int(self._fs.size(self._path))
         except Exception as error:  # noqa: BLE001 - each store has its own errors
@@ -211,29 +209,30 @@ def metadata_file(source: FsspecSource) -> BinaryIO:
     return cast(BinaryIO, file)
 
 
-def filesystem(url: str) -> "tuple[AbstractFileSystem, str]":
-    """Returns fsspec's file system of a URL, and the path in it, with the URL's secret."""
+def filesystem(url: str) -> "tuple[AbstractFileSystem, str, str]":
+    """Returns fsspec's file system of a URL, the secret path in it, and the URL's public form."""
+    public = hide_secret(url)
+    whole = whole_url(public)
     with importing("URLs need fsspec", "cloud"):
         import fsspec
     try:
-        whole = whole_url(url)
         file_system, path = fsspec.core.url_to_fs(whole, **client_options(whole))
     except ImportError as error:
-        protocol = url.partition(URL_MARK)[0]
+        protocol = public.partition(URL_MARK)[0]
         raise errors.MissingDependencyError(
             f"{protocol}:// needs a package: {error}"
         ) from None
     except ValueError as error:
         raise SlideOpenError(
-            f"URL must have a known protocol, got {public_url(url)!r}: "
+            f"URL must have a known protocol, got {public!r}: "
             f"{without_secrets(str(error))}"
         ) from None
     except Exception as error:  # noqa: BLE001 - each store has its own errors
         raise SlideOpenError(
             f"URL must lead to a readable place, got {without_secrets(repr(error))} for "
-            f"{public_url(url)!r}"
+            f"{public!r}"
         ) from None
-    return file_system, str(path)
+    return file_system, str(path), public
 
 
 def _check_whole(num_read: int, length: int, name: str, offset: int) -> None:
@@ -260,8 +259,8 @@ class RemoteFolder:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = hide_secret(url).rstrip("/")
-        self._fs, path = filesystem(self.url)
+        self._fs, path, public = filesystem(url.rstrip("/"))
+        self.url = public.rstrip("/")
         self._root = path.rstrip("/")
         # a put of a store is seen whole or not at all; elsewhere a temporary name is moved
         self._whole = url.partition(URL_MARK)[0] in STORE_SCHEMES

@@ -15,8 +15,7 @@ from thinsection.files.trust import check_model_settings
 from thinsection.results.records import read_records
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.stages.config import RunConfig
-from thinsection.stages.graph import grid_names, stages_of
-from thinsection.stages.spec import resolve
+from thinsection.stages.spec import grid_names, resolve, stages_of
 from thinsection.store.hdf5 import open_h5, stored_dataset
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tiles_h5 import check_numbers

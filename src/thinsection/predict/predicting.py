@@ -57,14 +57,14 @@ from thinsection.report.index import refresh_index
 from thinsection.report.verdict import GOOD, load_rules, verdict
 from thinsection.results.folder import open_results
 from thinsection.results.records import recording
-from thinsection.results.tables import grid_rows, known_slides
-from thinsection.run.own_tables import qc_rows
+from thinsection.results.tables import grid_rows
 from thinsection.run.process import OnEvent
 from thinsection.run.run import run
-from thinsection.stages.graph import qc_stage
-from thinsection.stages.spec import resolve
+from thinsection.stages.own_tables import qc_rows
+from thinsection.stages.spec import qc_stage, resolve
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
+from thinsection.store.outcome import known_slides
 from thinsection.tiles.budget import StreamConfig
 from thinsection.types import Document
 from thinsection.weights.origin import slug

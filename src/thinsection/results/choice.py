@@ -14,11 +14,10 @@ from thinsection.encode.registry import OWN_PREFIX
 from thinsection.errors import ThinsectionError
 from thinsection.results.records import Record
 from thinsection.stages.config import TILED, RunConfig
-from thinsection.stages.facts import grid_of
 from thinsection.stages.features import features_label
-from thinsection.stages.graph import grid_names, stages_of
 from thinsection.stages.labels import slug
-from thinsection.stages.spec import resolve
+from thinsection.stages.spec import grid_names, resolve, stages_of
+from thinsection.store.outcome import grid_of
 from thinsection.types import Document, PlainValues
 
 # sections of a run's settings that decide the names of its grids and embeddings

@@ -26,12 +26,12 @@ from thinsection.files.pages import data_uri
 from thinsection.files.tables import open_table
 from thinsection.report.stored import thumbnail_file
 from thinsection.results.choice import matching, newest_of, say_choice
-from thinsection.results.outcome import read_failure
 from thinsection.results.records import Record, read_records
 from thinsection.results.tables import grid_rows
 from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.ids import KnownIds
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
+from thinsection.store.outcome import read_failure
 from thinsection.store.tile_tables import (
     TILES,
     EmbeddingRows,

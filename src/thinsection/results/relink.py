@@ -13,7 +13,7 @@ from pathlib import Path
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.urls import is_url
 from thinsection.results.folder import Listener, check_results_folder
-from thinsection.results.tables import KnownSlide, known_slides, write_tables
+from thinsection.results.tables import write_tables
 from thinsection.slide.cohort import ignore_message, slides_at
 from thinsection.slide.ids import file_of, folded, path_of, stem_of
 from thinsection.store.claims import (
@@ -23,6 +23,7 @@ from thinsection.store.claims import (
     read_claims,
 )
 from thinsection.store.identity import fingerprint
+from thinsection.store.outcome import KnownSlide, known_slides
 
 
 @dataclass(frozen=True, kw_only=True)

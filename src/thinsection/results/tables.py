@@ -1,23 +1,15 @@
-"""Slides of a results folder, and the tables summary.csv and failed.csv."""
+"""Tables of a results folder: summary.csv and failed.csv."""
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from thinsection.files.atomic import write_table
-from thinsection.files.urls import is_url
-from thinsection.results.outcome import (
-    SlideResult,
-    failure_path,
-    read_failed_entry,
-    read_failure,
-)
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.facts import OF_COHORTS, ledger_facts
-from thinsection.store.claims import equal_slides, slide_place
-from thinsection.store.ledger import FAILURE_NAME, SLIDES, SlideLedger, load_ledgers
-from thinsection.types import Document, PlainValues
+from thinsection.store.claims import equal_slides
+from thinsection.store.ledger import SLIDES, SlideLedger
+from thinsection.store.outcome import KnownSlide, failure_path, ledger_facts
+from thinsection.types import Document
 
 SUMMARY_COLUMNS = (
     "slide_id",
@@ -44,70 +36,6 @@ SUMMARY_COLUMNS = (
     "warnings",
 )
 FAILED_COLUMNS = ("slide_id", "slide_path", "stage", "error", "details")
-_COHORT_COLUMNS = ("slide_path", "image", *OF_COHORTS)  # cohort columns of each slide
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownSlide:
-    """Slide of a results folder, from any invocation."""
-
-    slide_id: str
-    ledger: SlideLedger  # empty if the slide failed before any stage was done
-    failure: SlideResult | None  # failure in the last invocation that processed it
-    cohort: PlainValues  # slide_path, image, patient_id, label and split
-    more: Mapping[str, str]  # further columns of the cohort table
-
-    @property
-    def slide_path(self) -> str:
-        """Path of the slide's file, '' if it is not recorded."""
-        return str(self.cohort.get("slide_path") or "")
-
-    @property
-    def path_in_tables(self) -> str:
-        """Path of the slide's file for the tables of the folder.
-
-        It is relative to the folder if the slide lies beside or below it, so that a project that
-        moves as a whole keeps its paths; then the table is also a cohort.
-        """
-        home = self.ledger.out.absolute()
-        facts = self.ledger.slide | {"slide_path": self.slide_path}
-        path = slide_place(replace(self.ledger, slide=facts))
-        is_local = path and not is_url(path) and Path(path).exists()
-        if is_local and Path(path).absolute().is_relative_to(home.parent):
-            return os.path.relpath(Path(path).absolute(), home)
-        return self.slide_path
-
-
-def known_slides(
-    out: Path, read: Mapping[str, SlideLedger] | None = None
-) -> list[KnownSlide]:
-    """Every slide of a results folder by slide id, for tables and pages.
-
-    Args:
-        out: the results folder.
-        read: ledgers, by slide id, that were read before and are not read again.
-
-    Memory: some kB per slide.
-    """
-    ledgers = {ledger.slide_id: ledger for ledger in load_ledgers(out, read)}
-    failed = {path.parent.name for path in (out / SLIDES).glob(f"*/{FAILURE_NAME}")}
-    slides = []
-    for slide_id in sorted(ledgers.keys() | failed):
-        ledger = ledgers.get(slide_id) or SlideLedger(out=out, slide_id=slide_id)
-        failure = read_failure(out, slide_id) if slide_id in failed else None
-        entry = None if failure is None else read_failed_entry(out, slide_id)
-        cohort = {name: ledger.slide.get(name) for name in _COHORT_COLUMNS}
-        more = dict(ledger.slide.get("more") or {})
-        if entry is not None:
-            # the entry of a failure is newer than the ledger
-            for name in _COHORT_COLUMNS:
-                cohort[name] = getattr(entry, name) or cohort[name]
-            more |= entry.more
-        slide = KnownSlide(
-            slide_id=slide_id, ledger=ledger, failure=failure, cohort=cohort, more=more
-        )
-        slides.append(slide)
-    return slides
 
 
 def write_tables(

@@ -11,8 +11,8 @@ from thinsection.files.urls import is_url
 from thinsection.results.folder import Listener, Results, leaving_out
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
+from thinsection.slide.cohort_table import SlidesConfig
 from thinsection.slide.geometry import ReadPlan, best_level
-from thinsection.stages.config import SlidesConfig
 from thinsection.store.claims import check_slide_exists, slide_place
 from thinsection.store.ledger import SlideLedger
 from thinsection.store.tiles_h5 import Attributes, read_tiles

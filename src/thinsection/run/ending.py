@@ -6,23 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from thinsection.files.atomic import output_errors
 from thinsection.files.urls import is_url
 from thinsection.jobs.task import Report
 from thinsection.report.index import write_index
-from thinsection.results.folder import open_results
-from thinsection.results.outcome import SlideResult, Status
 from thinsection.results.records import Record, end_record, log, write_efficiency
-from thinsection.results.tables import KnownSlide, known_slides, write_tables
+from thinsection.results.tables import write_tables
 from thinsection.run.task import ENDS, RunTask, ended_slides
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import RunConfig
+from thinsection.stages.spec import stages_of
 from thinsection.stages.stage import AnyStage
-from thinsection.stages.tiles import MeasuresStage
 from thinsection.store.ledger import SlideLedger
+from thinsection.store.outcome import KnownSlide, SlideResult, Status, known_slides
 from thinsection.types import counted
+
+if TYPE_CHECKING:
+    from thinsection.jobs.slurm import Collected
 
 EXIT_OK = 0
 EXIT_SOME_FAILED = 3
@@ -70,6 +71,8 @@ class RunSummary:
     def _repr_html_(self) -> str:
         folder = ""
         if not is_url(str(self.out)):
+            from thinsection.results.folder import open_results
+
             folder = open_results(self.out)._repr_html_()
         return f"<p>{html.escape(repr(self))}</p>{folder}"
 
@@ -92,7 +95,7 @@ def finish_run(
     slides = known_slides(task.out, ledgers)
     waiting = _not_ended(entries, report.results)
     equal_slides = write_tables(task.out, slides, waiting)
-    unusable = write_run_tables(task.out, slides, task.spec, stages)
+    unusable = write_run_tables(task.out, slides, stages)
     of_this_run = {result.slide_id for result in report.results}
     summary = RunSummary(
         out=task.out,
@@ -121,31 +124,37 @@ def finish_run(
     return summary
 
 
+def finish_arrays(collected: "Collected") -> RunSummary:
+    """Ends a run whose slides were done by array tasks; some of these may still wait or run."""
+    task = collected.task
+    assert isinstance(task, RunTask)
+    results = [
+        collected.results[name]
+        for name in collected.entries
+        if name in collected.results
+    ]
+    report = Report(
+        results=tuple(results),
+        stage_seconds=collected.stage_seconds,
+        facts=collected.facts,
+    )
+    entries = list(collected.entries.values())
+    return finish_run(task, entries, report, stages_of(task.spec))
+
+
 def write_run_tables(
-    out: Path,
-    slides: Sequence[KnownSlide],
-    spec: RunConfig,
-    stages: Sequence[AnyStage],
+    out: Path, slides: Sequence[KnownSlide], stages: Sequence[AnyStage]
 ) -> dict[str, str]:
     """Writes the tables of measures and of quality control that a run's settings ask for.
 
     Returns:
-        The slides that quality control finds unusable, and why, as `write_qc_tables` does.
+        Slides that a stage finds unusable, and why.
     """
-    if not spec.output.measures and spec.qc.qc == "off":
-        return {}
-    # imports the pages of quality control, which other runs do not need
-    from thinsection.run.own_tables import write_measures, write_qc_tables
-    from thinsection.stages.checks import QcStage
-
-    for stage in stages:
-        if isinstance(stage, MeasuresStage):
-            write_measures(out, slides, stage, spec.output.measures_reference)
-    # after the measures, which become columns of it
-    for stage in stages:
-        if isinstance(stage, QcStage):
-            return write_qc_tables(out, slides, stage, spec.qc)
-    return {}
+    unusable: dict[str, str] = {}
+    # tables of tiles become columns in those of the mask, which comes first among the stages
+    for stage in reversed(stages):
+        unusable |= stage.write_tables(out, slides)
+    return unusable
 
 
 def end_early(

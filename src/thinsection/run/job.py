@@ -8,8 +8,16 @@ from pathlib import Path
 
 from thinsection.errors import BudgetError, CohortError, ConfigError, ThinsectionError
 from thinsection.files.urls import is_url
-from thinsection.jobs.request import DEFAULT, Numbers, job_request
-from thinsection.qc import Pipeline, load_pipeline
+from thinsection.jobs.executor import Rung
+from thinsection.jobs.request import (
+    DEFAULT,
+    Numbers,
+    fit_to_nodes,
+    fitting_nodes,
+    job_request,
+)
+from thinsection.jobs.slurm_array import node_list
+from thinsection.qc import load_pipeline
 from thinsection.run import cost
 from thinsection.run.cost import Planner, QcSize, SlideSize
 from thinsection.run.plan import (
@@ -84,6 +92,36 @@ def run_request(
             else:
                 numbers |= _measured_numbers(measured, count, spec)
     return job_request(executor, numbers, warning=warning)
+
+
+def fitting_request(
+    chunks: Sequence[Sequence[SlideEntry]], spec: RunConfig, gpu_bytes: int
+) -> tuple[Request, tuple[str, ...] | None]:
+    """`run_request` fitted to the nodes of the batch system, and a line for each that suits it.
+
+    Args:
+        chunks: slides of each job.
+        spec: settings of the run.
+        gpu_bytes: memory that the run needs on a GPU.
+
+    Returns:
+        The request and the lines; None where no batch system answers here.
+    """
+    listed = node_list()
+    request = fit_to_nodes(run_request(chunks, spec), listed, spec.executor)
+    first = spec.executor.at_rung(Rung())
+    gres_parts = (first.gres or "").split(":")[1:]
+    wanted_cards = [part for part in gres_parts if not part.isdigit()]
+
+    def suits(card: str) -> bool:
+        if wanted_cards:
+            return card == "" or card in wanted_cards
+        gpu = cost.GPUS.get(card)
+        return gpu is None or gpu_bytes <= gpu.memory_bytes
+
+    if not listed:
+        return request, None
+    return request, tuple(fitting_nodes(listed, request, suits=suits))
 
 
 def sample_entries(entries: Sequence[SlideEntry]) -> list[SlideEntry]:
@@ -161,9 +199,13 @@ def _cpus(formulas: Planner, slides: Sequence[SlideSize]) -> tuple[int, str]:
 
 def _qc_numbers(sample: Sequence[SlideEntry], count: int, spec: RunConfig) -> Numbers:
     """One CPU, and upper bounds of memory and time, for quality control of `count` slides."""
-    look = partial(
-        _qc_size_of, reader=spec.slides.reader, pipeline=load_pipeline(spec.qc.qc)
-    )
+    pipeline = load_pipeline(spec.qc.qc)
+
+    def look(entry: SlideEntry) -> QcSize:
+        # only its header is read
+        with entry.open(spec.slides.reader) as slide:
+            return qc_size(slide, pipeline, entry)
+
     sizes = _look_at(sample, look)
     memory = max(size.peak_bytes for size in sizes)
     seconds = cost.TRAINING_S + count * max(size.most_s for size in sizes)
@@ -189,12 +231,6 @@ def _measured_numbers(measured: Measured, count: int, spec: RunConfig) -> Number
             f"slowest of {slides} before",
         ),
     )
-
-
-def _qc_size_of(entry: SlideEntry, *, reader: str, pipeline: Pipeline) -> QcSize:
-    """Size of a slide for quality control; only its header is read."""
-    with entry.open(reader) as slide:
-        return qc_size(slide, pipeline, entry)
 
 
 def _with_margins(

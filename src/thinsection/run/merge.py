@@ -24,7 +24,6 @@ from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.files.urls import is_url
 from thinsection.report.index import write_index
 from thinsection.results.choice import recorded_grids
-from thinsection.results.outcome import SlideResult, failure_path
 from thinsection.results.records import (
     Record,
     begin_record,
@@ -32,7 +31,7 @@ from thinsection.results.records import (
     log,
     read_records,
 )
-from thinsection.results.tables import known_slides, write_tables
+from thinsection.results.tables import write_tables
 from thinsection.run.ending import write_run_tables
 from thinsection.run.merge_plan import (
     MergePlan,
@@ -47,11 +46,11 @@ from thinsection.run.run import check_folder
 from thinsection.run.task import ended_slides, write_ended
 from thinsection.slide.ids import SlideFile
 from thinsection.stages.config import RunConfig
-from thinsection.stages.graph import stages_of
-from thinsection.stages.spec import resolve
+from thinsection.stages.spec import resolve, stages_of
 from thinsection.store.claims import add_claims
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, StageRecord, load_ledger
+from thinsection.store.outcome import SlideResult, failure_path, known_slides
 from thinsection.types import counted
 
 OnMessage = Callable[[str], None]
@@ -332,7 +331,7 @@ def _write_tables(out: Path, specs: Sequence[RunConfig], on_message: OnMessage) 
         )
     for spec in specs:
         try:
-            write_run_tables(out, slides, spec, stages_of(spec))
+            write_run_tables(out, slides, stages_of(spec))
         except ThinsectionError as error:
             on_message(f"note: a run's own tables are not made again: {error}")
     write_index(out)

@@ -11,13 +11,13 @@ from pathlib import Path, PurePath
 
 from thinsection.errors import StoreError
 from thinsection.files.lock import LOCK_NAME, is_held
-from thinsection.results.outcome import SlideResult, read_failure
 from thinsection.results.records import Record, read_records
 from thinsection.run.task import ended_slides
 from thinsection.slide.ids import SlideFile
 from thinsection.store.claims import read_claims
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
+from thinsection.store.outcome import SlideResult, read_failure
 from thinsection.types import Document, counted
 
 # facts of a stage that tell which model made it; they must be equal for all slides of a folder

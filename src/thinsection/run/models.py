@@ -29,7 +29,7 @@ from thinsection.pool.encoder import (
     slide_encoder_identity,
 )
 from thinsection.stages.config import EncodingSpec
-from thinsection.stages.graph import Models
+from thinsection.stages.spec import Models
 from thinsection.store.ledger import load_ledgers
 from thinsection.tiles.transforms import StainLook, stain_target
 from thinsection.types import Document, PlainValues

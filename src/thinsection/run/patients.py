@@ -21,7 +21,6 @@ from thinsection.errors import StoreError, slide_boundary
 from thinsection.files.tables import open_table
 from thinsection.pool.api import encode_side_by_side
 from thinsection.pool.encoder import SlideEmbedding, SlideEncoder, TiledSlide
-from thinsection.results.outcome import SlideResult, Status
 from thinsection.run.pooling import (
     FeaturesFile,
     content_key,
@@ -34,6 +33,7 @@ from thinsection.stages.config import PoolingConfig
 from thinsection.stages.features import deciding
 from thinsection.stages.leaves import fit_warnings
 from thinsection.store.ledger import SLIDES, load_ledger
+from thinsection.store.outcome import SlideResult, Status
 from thinsection.store.tiles_h5 import (
     read_embedded_tiles,
     read_slide_embedding,

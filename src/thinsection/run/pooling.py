@@ -22,13 +22,11 @@ from thinsection.pool import SlideEncoder, TileLayout, load_slide_encoder
 from thinsection.pool.encoder import check_slide_encoder, slide_encoder_identity
 from thinsection.report.index import write_index
 from thinsection.results.folder import open_results
-from thinsection.results.outcome import LOST_STAGE, SlideResult
 from thinsection.results.records import recording
-from thinsection.results.tables import known_slides, write_tables
+from thinsection.results.tables import write_tables
 from thinsection.run.task import set_threads
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
-from thinsection.stages.facts import Source
 from thinsection.stages.features import deciding
 from thinsection.stages.leaves import (
     PoolingStage,
@@ -37,7 +35,9 @@ from thinsection.stages.leaves import (
     tile_layout,
 )
 from thinsection.stages.stage import RecordedStage, SlideWork
+from thinsection.store.identity import Source
 from thinsection.store.ledger import SLIDES, load_ledger
+from thinsection.store.outcome import LOST_STAGE, SlideResult, known_slides
 from thinsection.store.tiles_h5 import (
     TilesFile,
     read_embedded_tiles,

@@ -15,15 +15,15 @@ from thinsection.errors import (
     ThinsectionError,
 )
 from thinsection.pool.encoder import SlideEncoder
-from thinsection.results.outcome import read_failure
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.config import RunConfig, SlidesConfig
-from thinsection.stages.facts import annotation_sums, source_key
+from thinsection.slide.cohort_table import SlidesConfig
+from thinsection.stages.config import RunConfig
 from thinsection.stages.stage import AnyStage, GridTiles, SlideWork
 from thinsection.stages.tiles import TilesStage
-from thinsection.store.identity import Identity, WholeSum
+from thinsection.store.identity import Identity, WholeSum, source_key
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
+from thinsection.store.outcome import read_failure
 from thinsection.store.tile_tables import RowMerger
 from thinsection.tiles import TileTable
 from thinsection.tiles.budget import MemoryAllowance
@@ -47,7 +47,7 @@ def claim_slide(
     ledger = load_ledger(out, entry.slide_id)
     fingerprint = spec.slides.fingerprint
     identity = Identity.read(entry.slide_path, ledger.source, fingerprint)
-    source = source_key(identity.source, entry, annotation_sums(spec.regions, entry))
+    source = source_key(identity.source, entry, spec.regions)
     work = SlideWork(
         entry=entry,
         out=out,

@@ -15,20 +15,20 @@ from thinsection.files.lock import (
     heartbeat,
     sweep_slide,
 )
-from thinsection.results.outcome import (
-    SlideResult,
-    Status,
-    failure_path,
-    record_failure,
-)
 from thinsection.results.records import RECORDS
 from thinsection.run.prepare import SlidePreparer, check_quality, claim_slide
 from thinsection.run.sink import ResultSink, SinkItem
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
-from thinsection.stages.graph import Models, grids_of
+from thinsection.stages.spec import Models, grids_of
 from thinsection.stages.stage import AnyStage, GridTiles, SlideWork
 from thinsection.store.ledger import SLIDES
+from thinsection.store.outcome import (
+    SlideResult,
+    Status,
+    failure_path,
+    record_failure,
+)
 from thinsection.tiles import StageClock, TileBatch, TileStream, load_filters
 from thinsection.tiles.budget import MemoryAllowance
 from thinsection.tiles.stream import EmbeddedBatch, SlideStarted

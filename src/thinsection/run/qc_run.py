@@ -17,26 +17,24 @@ from thinsection.qc.pipeline import dump_pipeline
 from thinsection.qc.rules import QcRule
 from thinsection.report.qc_pictures import write_histoqc
 from thinsection.report.qc_sheet import write_qc_parquet
-from thinsection.results.outcome import SlideResult
 from thinsection.results.records import RECORDS
-from thinsection.results.tables import known_slides
-from thinsection.run.own_tables import (
-    failing_rules,
-    qc_rows,
-    qc_table_name,
-)
 from thinsection.run.process import OnEvent
 from thinsection.run.run import run
+from thinsection.slide.cohort_table import SlidesConfig
 from thinsection.stages.config import (
     OutputConfig,
     QcConfig,
     RunConfig,
     SegmentConfig,
-    SlidesConfig,
 )
-from thinsection.stages.graph import qc_stage
 from thinsection.stages.labels import short_hash
-from thinsection.stages.spec import Slides, resolve
+from thinsection.stages.own_tables import (
+    failing_rules,
+    qc_rows,
+    qc_table_name,
+)
+from thinsection.stages.spec import Slides, qc_stage, resolve
+from thinsection.store.outcome import SlideResult, known_slides
 
 
 def _same(section_type: type, name: str) -> Any:

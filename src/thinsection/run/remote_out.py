@@ -15,7 +15,6 @@ from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import TMP_MARK
 from thinsection.files.lock import LOCK_NAME, scratch_folder
 from thinsection.files.sources import RemoteFolder
-from thinsection.results.outcome import SlideResult, record_failure
 from thinsection.results.records import RECORD_NAME, RECORDS
 from thinsection.run.process import OnEvent, RunEvent
 from thinsection.slide.cohort import SlideEntry
@@ -29,6 +28,7 @@ from thinsection.store.ledger import (
     Elsewhere,
     load_ledger,
 )
+from thinsection.store.outcome import SlideResult, record_failure
 
 # files of a slide from which the tables of a run are made
 _KEPT = (LEDGER_NAME, FAILURE_NAME)
@@ -46,9 +46,14 @@ def uploads_to(out: str, spec: RunConfig, executor: object) -> Iterator["Uploads
         Some kB per slide of the target. Disk (TMPDIR): the files of the slides in progress.
 
     Raises:
-        ConfigError: an executor other than inline, or quality control.
+        ConfigError: an executor other than inline, quality control, or embeddings of patients.
         StoreError: the target is not writable.
     """
+    if spec.encoding.patients != "none":
+        raise ConfigError(
+            "aggregate.patients must be 'none' with results at a URL, got "
+            f"{spec.encoding.patients!r}; run `thinsection aggregate` on a local copy"
+        )
     if executor is not None or not spec.executor.in_process:
         raise ConfigError(
             f"out must be a local folder for --executor {spec.executor.executor}, got {out!r}; "

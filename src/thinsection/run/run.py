@@ -26,7 +26,6 @@ from thinsection.jobs.execute import execute, skipped_line
 from thinsection.jobs.executor import chosen_executor
 from thinsection.jobs.task import Report, merge_reports
 from thinsection.results import records
-from thinsection.results.outcome import SlideResult, describe, slides_done
 from thinsection.results.records import RECORDS, Record, log
 from thinsection.run.ending import RunSummary, end_early, finish_run
 from thinsection.run.models import (
@@ -41,11 +40,18 @@ from thinsection.run.process import OnEvent, RunEvent
 from thinsection.run.task import OwnEncoderTask, RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import PoolingConfig, RunConfig
-from thinsection.stages.graph import grid_names, stages_of
-from thinsection.stages.spec import Slides, check_run, cohort_of, resolve
+from thinsection.stages.spec import (
+    Slides,
+    check_run,
+    cohort_of,
+    grid_names,
+    resolve,
+    stages_of,
+)
 from thinsection.stages.stage import AnyStage
 from thinsection.store.claims import claim_ids
 from thinsection.store.ledger import SLIDES, SlideLedger
+from thinsection.store.outcome import SlideResult, describe, slides_done
 from thinsection.types import MIB, PlainValues, counted, format_bytes
 from thinsection.usage.monitor import resource_monitor
 
@@ -65,6 +71,8 @@ class Listeners:
 
     on_event: OnEvent  # called from any thread
     on_message: OnMessage
+    # called with the slides of the run, once they have their ids
+    on_claimed: Callable[[Sequence[SlideEntry]], None] = lambda entries: None
     # last change to a slide's result, such as failed if its files were not uploaded
     settle: Callable[[SlideResult], SlideResult] = lambda result: result
 
@@ -145,33 +153,23 @@ def run(
         on_event=on_event or ignore_event, on_message=on_message or ignore_message
     )
     entries = cohort_of(slides, spec.slides, spec.regions, listeners.on_message)
-    check_run(spec)
-    if spec.output.measures_reference is not None:
-        # imports pages that other runs do not need
-        from thinsection.run.own_tables import check_reference
-
-        check_reference(spec.output.measures_reference, spec)
+    stages = check_run(spec)
     if is_url(str(out)):
-        if spec.encoding.patients != "none":
-            raise ConfigError(
-                "aggregate.patients must be 'none' with results at a URL, got "
-                f"{spec.encoding.patients!r}; run `thinsection aggregate` on a local copy"
-            )
         return _run_at_url(
             entries,
             hide_secret(str(out)),
             spec,
+            stages,
             listeners,
             executor=executor,
             own_encoder=own_encoder,
         )
     with output_errors(str(out)):
-        folder = check_folder(Path(out))
-        entries = claim_ids(folder, entries, listeners.on_message)
         return _run_in_folder(
             entries,
-            folder,
+            check_folder(Path(out)),
             spec,
+            stages,
             listeners,
             executor=executor,
             own_encoder=own_encoder,
@@ -193,6 +191,7 @@ def _run_at_url(
     entries: Sequence[SlideEntry],
     out: str,
     spec: RunConfig,
+    stages: tuple[AnyStage, ...],
     listeners: Listeners,
     *,
     executor: object,
@@ -202,16 +201,20 @@ def _run_at_url(
     from thinsection.run.remote_out import uploads_to
 
     with uploads_to(out, spec, executor) as uploads:
-        entries = claim_ids(uploads.folder, entries, listeners.on_message)
-        uploads.expect(entries)
         uploading = replace(
             listeners,
             on_event=uploads.watch(listeners.on_event),
+            on_claimed=uploads.expect,
             settle=uploads.settle,
         )
         try:
             summary = _run_in_folder(
-                entries, uploads.folder, spec, uploading, own_encoder=own_encoder
+                entries,
+                uploads.folder,
+                spec,
+                stages,
+                uploading,
+                own_encoder=own_encoder,
             )
         except BaseException:
             # upload the tables if the target is writable
@@ -226,16 +229,17 @@ def _run_in_folder(
     entries: Sequence[SlideEntry],
     out: Path,
     spec: RunConfig,
+    stages: tuple[AnyStage, ...],
     listeners: Listeners,
     *,
     executor: object = None,
     own_encoder: TileEncoder | None = None,
 ) -> RunSummary:
-    """Runs with checked settings in an existing folder."""
+    """Runs with checked settings in an existing folder; `stages` are those without models."""
+    entries = claim_ids(out, entries, listeners.on_message)
+    listeners.on_claimed(entries)
     if own_encoder is not None and spec.encoding.encoders:
         check_own_encoder(out, own_encoder)
-    # without models, to name the grids and to write tables
-    stages = stages_of(spec)
     task = make_task(out, spec, own_encoder)
     record = Record.read(task.record)
     records.end_record(record, {"grids": list(grid_names(stages))})

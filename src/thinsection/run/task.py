@@ -17,7 +17,6 @@ from thinsection.files.atomic import TMP_MARK, output_errors, parse_json, write_
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task
 from thinsection.machine import cpu_count
-from thinsection.results.outcome import LOST_STAGE, SlideResult, record_failure
 from thinsection.run.models import (
     file_stamps,
     load_models,
@@ -28,8 +27,9 @@ from thinsection.run.prepare import finished_work
 from thinsection.run.process import RunEvent, SlideProcessor
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import GPU_BATCH, RunConfig
-from thinsection.stages.graph import Models, stages_of
+from thinsection.stages.spec import Models, stages_of
 from thinsection.store.ledger import SlideLedger, load_ledger
+from thinsection.store.outcome import LOST_STAGE, SlideResult, record_failure
 from thinsection.tiles import StageClock
 from thinsection.tiles.budget import CHANNELS, MAX_SCRATCH, MIN_SLOTS
 from thinsection.types import PlainValues, parse_bytes

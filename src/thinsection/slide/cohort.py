@@ -15,6 +15,7 @@ from thinsection.files.urls import hide_secret, is_url, public_url, without_secr
 from thinsection.slide.base import Slide
 from thinsection.slide.cohort_table import (
     CohortRow,
+    SlidesConfig,
     parse_mpp,
     path_columns,
     read_cohort_rows,
@@ -91,12 +92,7 @@ def ignore_message(text: str) -> None:
 
 def load_cohort(
     slides: Sequence[str | Path],
-    *,
-    slide_mpp: Mpp | None = None,
-    look: Look | None = None,
-    image: str | None = None,
-    name_pattern: str | None = None,
-    allow_local_urls: bool = False,
+    settings: SlidesConfig | None = None,
     on_message: Callable[[str], None] = ignore_message,
 ) -> tuple[SlideEntry, ...]:
     """Returns the slides that files, folders, URLs and cohort tables name, in a stable order.
@@ -110,34 +106,34 @@ def load_cohort(
 
     Args:
         slides: each a slide file, a folder, a URL or a table with a column `slide_path`.
-        slide_mpp: (x, y) for every slide that the table gives none for.
-        look: how the pixels of every slide become RGB.
-        image: the picture of every file for which the table names none.
-        name_pattern: see `path_columns`; a cell of a table wins.
-        allow_local_urls: True where a table may name URLs of this machine; see files/trust.py.
+        settings: resolution, picture and further columns of slides for which the table gives
+            none, how their pixels become RGB, and whether a table may name URLs of this machine.
         on_message: takes a line for each slide whose name was changed or that was left out.
 
     Raises:
         CohortError: nothing found, a path is missing, an id is doubled or no usable name.
     """
+    settings = settings or SlidesConfig()
+    slide_mpp = settings.mpp
+    look = settings.look
     all_entries: list[SlideEntry] = []
     tables: list[str] = []
     for item in map(str, slides):
         if _is_table(item):
             tables.append(item)
             all_entries += _entries_of_table(
-                Path(item), on_message, allow_local_urls=allow_local_urls
+                Path(item), on_message, allow_local_urls=settings.allow_local_urls
             )
         else:
             for path in slides_at(item, on_message):
                 all_entries.append(SlideEntry(slide_id=stem_of(path), slide_path=path))
-    if image is not None:
+    if settings.image is not None:
         for number, entry in enumerate(all_entries):
             if entry.image is None:
-                slide_id = entry.slide_id
+                named = replace(entry, image=settings.image)
                 if not entry.id_given:
-                    slide_id = stem_of(entry.slide_path, image)
-                all_entries[number] = replace(entry, image=image, slide_id=slide_id)
+                    named = replace(named, slide_id=named.stem)
+                all_entries[number] = named
     with naming_file(*tables):
         entries = _unique(all_entries, on_message)
     if not entries:
@@ -146,9 +142,10 @@ def load_cohort(
             f"slides must name at least one slide, got {items}; "
             f"known suffixes: {' '.join(slide_suffixes())}"
         )
-    if name_pattern:
+    if settings.name_pattern:
         entries = [
-            _with_path_columns(entry, name_pattern, on_message) for entry in entries
+            _with_path_columns(entry, settings.name_pattern, on_message)
+            for entry in entries
         ]
     return tuple(
         replace(entry, slide_mpp=entry.slide_mpp or slide_mpp, look=look)

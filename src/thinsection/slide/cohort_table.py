@@ -1,15 +1,18 @@
-"""Text of a cohort: the columns of its table, a resolution, and what the name of a file says."""
+"""Text of a cohort: its settings, the columns of its table, a resolution, and names of files."""
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from thinsection.errors import CohortError
+from thinsection.config import option
+from thinsection.errors import CohortError, ConfigError
 from thinsection.files.tables import Table, open_table
 from thinsection.files.urls import is_url
 from thinsection.slide.geometry import positive_number
-from thinsection.slide.readers import slide_suffixes
+from thinsection.slide.look import Look
+from thinsection.slide.readers import AUTO, reader_choices, slide_suffixes
 from thinsection.types import Mpp
 
 # µm/px: from an electron microscope to a photograph of the glass
@@ -38,6 +41,89 @@ _USED_COLUMNS = (
     .difference({"case_id"})
 )
 _RESERVED_GROUPS = _RESULT_COLUMNS | {"slide_id", "slide_path", "slide_mpp", "image"}
+
+# how a changed file of a slide is noticed; see `store/identity.py`
+FingerprintMode = Literal["times", "full", "samples"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidesConfig:
+    """Settings of opening slides."""
+
+    reader: str = option(
+        AUTO,
+        "Library that reads the slides. auto uses the fastest one whose pixels agree with "
+        "those of OpenSlide.",
+        choices=reader_choices,
+    )
+    fingerprint: FingerprintMode = option(
+        "times",
+        "How a later run notices that a slide file has changed. times: size, samples of"
+        " the content and time stamps; full: every byte; samples: size and samples.",
+    )
+    slide_mpp: str | None = option(
+        None,
+        "µm/px of level 0, such as 0.25 or 0.25x0.26. It replaces the value in the slide "
+        "files; a column slide_mpp of the cohort table replaces both.",
+        daily=True,
+    )
+    image: str | None = option(
+        None,
+        "Picture of each file to use as the slide: its name, or its number in the list of "
+        "`thinsection info`. By default the largest that is no macro, label or thumbnail. A "
+        "column image of the cohort table replaces both.",
+    )
+    channels: str | None = option(
+        None,
+        "One to three channels to show as RGB, for slides with other channels or 16 "
+        "bits: 'DAPI,CD3' or '0,2'.",
+    )
+    channel_range: str = option(
+        ",".join(f"{share:g}" for share in Look().percentiles),
+        "Percentiles of a channel's values that become 0 and 255.",
+    )
+    icc: bool = option(
+        False, "Convert the colours to sRGB with the slide's ICC profile."
+    )
+    name_pattern: str | None = option(
+        None,
+        "Regular expression for slide paths. Its named groups become columns of every "
+        r"table: '(?P<cohort>[^/]+)/(?P<case_id>TCGA-\w\w-\w{4})'.",
+    )
+
+    allow_local_urls: bool = option(
+        False,
+        "Allow URLs in a cohort table that point to this machine or to a link-local network. Use "
+        "it only for tables that you trust.",
+    )
+
+    def __post_init__(self) -> None:
+        _ = self.look  # refuses impossible channels and percentiles
+        if self.name_pattern is not None:
+            path_columns(self.name_pattern, "")
+
+    @property
+    def mpp(self) -> Mpp | None:
+        """(x, y) µm/px of slides whose table gives none. Raises CohortError: no resolution."""
+        if not self.slide_mpp:
+            return None
+        return parse_mpp(self.slide_mpp, where="slides.slide_mpp")
+
+    @property
+    def look(self) -> Look | None:
+        """Channels and profile that turn pixels into RGB; None leaves the pixels as they are."""
+        if self.channels is None and not self.icc:
+            return None
+        parts = [part.strip() for part in (self.channels or "").split(",")]
+        names = tuple(part for part in parts if part)
+        try:
+            low, high = map(float, self.channel_range.split(","))
+        except ValueError:
+            raise ConfigError(
+                "slides.channel_range must be two percentiles such as '1,99', "
+                f"got {self.channel_range!r}"
+            ) from None
+        return Look(channels=names, percentiles=(low, high), icc=self.icc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

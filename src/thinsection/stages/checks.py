@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from thinsection.report.picture import PICTURE_NAME, slide_picture
 from thinsection.report.qc_files import load_qc, write_qc
 from thinsection.report.qc_pictures import write_qc_pictures
 from thinsection.report.stored import QC_FILE, open_picture
+from thinsection.report.verdict import load_rules
 from thinsection.slide import Slide
 from thinsection.slide.geometry import mean_mpp
 from thinsection.slide.readers import AUTO
@@ -29,6 +31,7 @@ from thinsection.stages.stage import (
     Stage,
 )
 from thinsection.store.ledger import SLIDES
+from thinsection.store.outcome import KnownSlide
 from thinsection.tiles import TileTable
 from thinsection.tiles.table import Columns
 from thinsection.types import PlainValues
@@ -50,6 +53,8 @@ class QcStage(Stage[CheckedTissue]):
     strict: bool = False
     # a slide is left out if one of them applies; they do not change the result
     rules: tuple[str, ...] = ()
+    # TOML file with the rules for the verdicts; None takes the built-in ones
+    verdict_rules: Path | None = None
     reader: str = AUTO  # requested reader
     device: str = "cpu"  # device that computes the checks
     # classes that the pipeline takes; None if it takes none
@@ -136,6 +141,26 @@ class QcStage(Stage[CheckedTissue]):
             work.stage_title = self.title
             column = parse_rule(rule).column
             raise QcExclusion(f"excluded by {rule!r}: {column} is {row[column]}")
+
+    def check_run(self) -> None:
+        """Reads the rules, and trains the pixel models that the checks need."""
+        for rule in self.rules:
+            parse_rule(rule)
+        load_rules(self.verdict_rules)
+        qc.prepare_models(self.pipeline)
+
+    def write_tables(self, out: Path, slides: Sequence[KnownSlide]) -> dict[str, str]:
+        """Writes `qc_NAME.csv` and `qc_NAME.html`; returns the unusable slides, and why."""
+        # imports the page, which processes that check slides do not need
+        from thinsection.stages.own_tables import write_qc_tables
+
+        return write_qc_tables(
+            out,
+            slides,
+            self,
+            fail_rules=self.rules,
+            verdict_rules=self.verdict_rules,
+        )
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
         """Share of each tile that each check removed."""

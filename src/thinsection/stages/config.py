@@ -12,11 +12,8 @@ from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import TissueConfig
 from thinsection.slide.annotations import RegionsConfig
-from thinsection.slide.cohort_table import path_columns
-from thinsection.slide.look import Look
-from thinsection.slide.readers import AUTO, reader_choices
+from thinsection.slide.cohort_table import SlidesConfig
 from thinsection.stages.formats import FORMATS
-from thinsection.store.identity import FingerprintMode
 from thinsection.tiles.budget import MAX_SCRATCH, StreamBudget, StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
@@ -30,79 +27,6 @@ TILED = ("tiles", "embeddings", "slide-embeddings")  # with a tile grid
 ENCODED = ("embeddings", "slide-embeddings")  # with encoders
 CPU_BATCH = 32  # tiles
 GPU_BATCH = 256  # tiles
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlidesConfig:
-    """Settings of opening slides."""
-
-    reader: str = option(
-        AUTO,
-        "Library that reads the slides. auto uses the fastest one whose pixels agree with "
-        "those of OpenSlide.",
-        choices=reader_choices,
-    )
-    fingerprint: FingerprintMode = option(
-        "times",
-        "How a later run notices that a slide file has changed. times: size, samples of"
-        " the content and time stamps; full: every byte; samples: size and samples.",
-    )
-    slide_mpp: str | None = option(
-        None,
-        "µm/px of level 0, such as 0.25 or 0.25x0.26. It replaces the value in the slide "
-        "files; a column slide_mpp of the cohort table replaces both.",
-        daily=True,
-    )
-    image: str | None = option(
-        None,
-        "Picture of each file to use as the slide: its name, or its number in the list of "
-        "`thinsection info`. By default the largest that is no macro, label or thumbnail. A "
-        "column image of the cohort table replaces both.",
-    )
-    channels: str | None = option(
-        None,
-        "One to three channels to show as RGB, for slides with other channels or 16 "
-        "bits: 'DAPI,CD3' or '0,2'.",
-    )
-    channel_range: str = option(
-        ",".join(f"{share:g}" for share in Look().percentiles),
-        "Percentiles of a channel's values that become 0 and 255.",
-    )
-    icc: bool = option(
-        False, "Convert the colours to sRGB with the slide's ICC profile."
-    )
-    name_pattern: str | None = option(
-        None,
-        "Regular expression for slide paths. Its named groups become columns of every "
-        r"table: '(?P<cohort>[^/]+)/(?P<case_id>TCGA-\w\w-\w{4})'.",
-    )
-
-    allow_local_urls: bool = option(
-        False,
-        "Allow URLs in a cohort table that point to this machine or to a link-local network. Use "
-        "it only for tables that you trust.",
-    )
-
-    def __post_init__(self) -> None:
-        _ = self.look  # refuses impossible channels and percentiles
-        if self.name_pattern is not None:
-            path_columns(self.name_pattern, "")
-
-    @property
-    def look(self) -> Look | None:
-        """Channels and profile that turn pixels into RGB; None leaves the pixels as they are."""
-        if self.channels is None and not self.icc:
-            return None
-        parts = [part.strip() for part in (self.channels or "").split(",")]
-        names = tuple(part for part in parts if part)
-        try:
-            low, high = map(float, self.channel_range.split(","))
-        except ValueError:
-            raise ConfigError(
-                "slides.channel_range must be two percentiles such as '1,99', "
-                f"got {self.channel_range!r}"
-            ) from None
-        return Look(channels=names, percentiles=(low, high), icc=self.icc)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,8 @@ from thinsection.errors import StaleResultError, StoreError
 from thinsection.files.atomic import TMP_MARK, link_or_copy
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
-from thinsection.stages.facts import Source, cohort_facts, ledger_facts, slide_facts
 from thinsection.store.identity import (
+    Source,
     WholeSum,
     file_sum,
     file_times,
@@ -40,6 +40,12 @@ from thinsection.store.identity import (
     fingerprint_reads,
 )
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, stage_key
+from thinsection.store.outcome import (
+    KnownSlide,
+    cohort_facts,
+    ledger_facts,
+    slide_facts,
+)
 from thinsection.store.tile_tables import RowMerger
 from thinsection.tiles import TileTable
 from thinsection.tiles.stream import EmbeddedBatch, SlideTiles
@@ -150,6 +156,17 @@ class Stage(ABC, Generic[T_co]):
 
         Raises QcExclusion: the slide must be left out.
         """
+
+    def check_run(self) -> None:
+        """Refuses settings that would fail for every slide, before any is opened."""
+
+    def write_tables(self, out: Path, slides: Sequence[KnownSlide]) -> dict[str, str]:
+        """Writes the stage's own tables for all slides of a folder, when a run ends.
+
+        Returns:
+            Slides that this stage finds unusable, and why.
+        """
+        return {}
 
     def load(self, work: "SlideWork") -> T_co:
         """Reads the value of the result from its files; only for stages that others need."""

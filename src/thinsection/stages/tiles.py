@@ -1,5 +1,6 @@
 """The tile grid of a slide, measures of its tiles, and the stains estimated from them."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from thinsection.stages.stage import (
     TileWriter,
 )
 from thinsection.store import tiles_h5
+from thinsection.store.outcome import KnownSlide
 from thinsection.store.tile_tables import MEASURED
 from thinsection.store.tiles_h5 import TilesWriter, read_tiles, tile_attributes
 from thinsection.tiles import TileTable, load_filters, tile_grid
@@ -38,7 +40,7 @@ from thinsection.tiles.filters import (
 from thinsection.tiles.grid import TilesConfig, region_means
 from thinsection.tiles.stream import EmbeddedBatch
 from thinsection.tiles.table import Column, Columns
-from thinsection.tiles.transforms import StainVectors
+from thinsection.tiles.transforms import STAIN_COLUMNS, StainVectors
 from thinsection.types import CoordsL0, PlainValues, TileArray, format_bytes
 
 # name of the column with the share of a tile that the annotations of `roi` cover
@@ -212,16 +214,6 @@ def write_columns(
 
 _SAMPLED_TILES = 256  # tiles spread evenly over the table, to estimate stain vectors
 _SAMPLE_PX = 32  # rows and columns per tile, at least, spread evenly
-STAIN_COLUMNS = (
-    "macenko_hematoxylin_red",
-    "macenko_hematoxylin_green",
-    "macenko_hematoxylin_blue",
-    "macenko_eosin_red",
-    "macenko_eosin_green",
-    "macenko_eosin_blue",
-    "macenko_hematoxylin_strength",
-    "macenko_eosin_strength",
-)
 
 
 class TileMeasures(TileWriter):
@@ -303,6 +295,8 @@ class MeasuresStage(Stage[Columns]):
     reads: ClassVar[Reads] = "tiles"
 
     tiles: TilesStage
+    # results folder whose slides define the usual values; None takes those of the run's folder
+    reference: Path | None = None
 
     @cached_property
     def address(self) -> str:
@@ -319,6 +313,21 @@ class MeasuresStage(Stage[Columns]):
         """The stored columns, in the order of `MEASURES`."""
         stored = tiles_h5.read_tiles(work.path(self.file(work.entry.slide_id))).columns
         return {name: stored[name] for name in MEASURES}
+
+    def check_run(self) -> None:
+        """Raises ConfigError, StoreError: the reference has no measures of this grid."""
+        if self.reference is not None:
+            # imports pages that other runs do not need
+            from thinsection.stages.own_tables import check_reference
+
+            check_reference(self.reference, self.address)
+
+    def write_tables(self, out: Path, slides: Sequence[KnownSlide]) -> dict[str, str]:
+        """Writes `measures_GRID.csv`: each slide's distance from the usual values."""
+        from thinsection.stages.own_tables import write_measures
+
+        write_measures(out, slides, self.address, self.reference)
+        return {}
 
 
 def _stain_facts(pixels: npt.NDArray[np.uint8], slide_id: str) -> dict[str, object]:

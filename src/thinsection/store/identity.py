@@ -10,18 +10,20 @@ import hashlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from thinsection.errors import StoreError
 from thinsection.files.sources import FileSource, FsspecSource, RemoteFolder
 from thinsection.files.urls import is_url, without_secrets
+from thinsection.slide.annotations import ROLES, RegionsConfig
+from thinsection.slide.cohort import SlideEntry
+from thinsection.slide.cohort_table import FingerprintMode
 from thinsection.slide.dicom_series import files_of_slide, is_dicom_path
 from thinsection.slide.readers import is_folder_slide
-from thinsection.types import MIB
+from thinsection.store.ledger import stage_key
+from thinsection.types import MIB, Document
 
-FingerprintMode = Literal["times", "full", "samples"]
 _SAMPLE_BYTES = 16 * 1024
 _SAMPLES = 8
 _READ_BYTES = 8 * MIB
@@ -254,3 +256,39 @@ def _companions(slide: Path | str) -> list[Path]:
     if is_dicom_path(path):
         return [file.path for file in files_of_slide(path) if file.path != path]
     return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Identity of a slide's pixels, and hashes of its annotation files."""
+
+    key: str
+    # hash of the annotation of each setting: 'tissue', 'roi'
+    annotation_hashes: Mapping[str, str] = field(default_factory=dict)
+
+
+def source_key(
+    content: str, entry: SlideEntry, regions: RegionsConfig | None = None
+) -> Source:
+    """Identity of a slide's pixels: its file, and the image, resolution and channels set for it.
+
+    Args:
+        content: identity of its file.
+        entry: row of the cohort.
+        regions: settings that name annotation files.
+
+    Raises InvalidInputError: the slide has no annotation file.
+    """
+    regions = regions or RegionsConfig()
+    annotation_hashes = {
+        role: file_sum(regions.files(role, entry)[0])
+        for role in ROLES
+        if getattr(regions, role)
+    }
+    chosen: Document = {}
+    if entry.look is not None:
+        chosen["look"] = asdict(entry.look)
+    if entry.image is not None:
+        chosen["image"] = entry.image
+    key = stage_key(slide=content, mpp=entry.slide_mpp, **chosen)
+    return Source(key=key, annotation_hashes=annotation_hashes)

@@ -29,6 +29,8 @@ LEDGER_NAME = "slide.json"
 FAILURE_NAME = "failure.json"  # beside the ledger of a slide that failed
 ELSEWHERE_NAME = ".elsewhere.json"  # beside that of a slide whose files are at a URL
 FORMAT = 2
+# columns of a cohort that every ledger copies
+OF_COHORTS = ("patient_id", "label", "split")
 
 Kinds = Mapping[str, type]
 
@@ -194,7 +196,9 @@ class SlideLedger:
 
     def with_stage(self, address: str, record: StageRecord) -> "SlideLedger":
         """Returns the ledger with a stage."""
-        return replace(self, stages=_sorted_stages({**self.stages, address: record}))
+        stages = {**self.stages, address: record}
+        # by address, whatever order they were done in
+        return replace(self, stages=dict(sorted(stages.items())))
 
     def save(self, *, keep_time: bool = False) -> None:
         """Writes slide.json atomically.
@@ -226,7 +230,7 @@ def load_ledger(out: Path, slide_id: str) -> SlideLedger:
             empty,
             slide=document.slide,
             source=document.source,
-            stages=_sorted_stages(document.stages),
+            stages=dict(sorted(document.stages.items())),
             elsewhere=Elsewhere.load(empty.path.parent),
         )
     except FileNotFoundError:
@@ -234,11 +238,6 @@ def load_ledger(out: Path, slide_id: str) -> SlideLedger:
     except (OSError, ValueError) as error:
         damage = f"{LEDGER_NAME} is damaged: {error}"
         return replace(empty, damage=damage)
-
-
-def _sorted_stages(stages: Mapping[str, StageRecord]) -> dict[str, StageRecord]:
-    """Stages in the order of their addresses, whatever order they were done in."""
-    return dict(sorted(stages.items()))
 
 
 @dataclass(frozen=True, kw_only=True)

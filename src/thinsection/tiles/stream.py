@@ -335,15 +335,13 @@ class TileStream(Generic[Entry, S]):
                     self._give_back(item.buffer)
             else:
                 yield from self._packer.flush()
-                yield self._close_slide(item)
+                self._opened.remove(item)
+                item.close()
+                if item.error is None:
+                    yield SlideFinished(source=item)
+                else:
+                    yield SlideFailed(source=item, stage="decode", error=item.error)
         self._raise_failure()
-
-    def _close_slide(self, source: S) -> SlideFinished[S] | SlideFailed[S]:
-        self._opened.remove(source)
-        source.close()
-        if source.error is None:
-            return SlideFinished(source=source)
-        return SlideFailed(source=source, stage="decode", error=source.error)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -161,6 +161,19 @@ def _log(xp: Array, values: Array, offset: float, mix: Array | None) -> Array:
     return xp.log(values, out=values)
 
 
+# values of a slide's `StainVectors` in its facts and in tables
+STAIN_COLUMNS = (
+    "macenko_hematoxylin_red",
+    "macenko_hematoxylin_green",
+    "macenko_hematoxylin_blue",
+    "macenko_eosin_red",
+    "macenko_eosin_green",
+    "macenko_eosin_blue",
+    "macenko_hematoxylin_strength",
+    "macenko_eosin_strength",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class StainVectors:
     """Two stains, as optical density of R, G, B per unit, and their strengths."""

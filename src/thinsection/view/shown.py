@@ -28,9 +28,9 @@ from thinsection.report.stored import thumbnail_file
 from thinsection.results.folder import Results, open_results
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
+from thinsection.slide.cohort_table import SlidesConfig
 from thinsection.slide.formats.segments import CACHE_BYTES
 from thinsection.slide.look import Look
-from thinsection.stages.config import SlidesConfig
 from thinsection.stages.spec import cohort_of
 from thinsection.store.claims import RELINK, slide_place
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, load_ledger

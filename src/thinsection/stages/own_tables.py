@@ -1,4 +1,4 @@
-"""Tables that a run writes for its folder beside the summary: of measures and of quality control.
+"""Tables that stages write for a folder beside the summary: of measures and of quality control.
 
 measures_GRID.csv has each slide's distance from the usual values; qc_NAME.csv and qc_NAME.html
 have its verdict.
@@ -24,14 +24,12 @@ from thinsection.report.qc_sheet import (
 )
 from thinsection.report.stored import QC_FILE, has_qc, read_qc
 from thinsection.report.verdict import load_rules
-from thinsection.results.tables import KnownSlide
-from thinsection.stages.checks import QcStage
-from thinsection.stages.config import QcConfig, RunConfig
-from thinsection.stages.graph import stages_of
-from thinsection.stages.tiles import STAIN_COLUMNS, MeasuresStage
+from thinsection.stages.stage import AnyStage
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
+from thinsection.store.outcome import KnownSlide
 from thinsection.store.tile_tables import MEASURED, TILES
 from thinsection.tiles.filters import MEASURES
+from thinsection.tiles.transforms import STAIN_COLUMNS
 from thinsection.types import Document
 
 MEASURED_COLUMNS = (*STAIN_COLUMNS, *MEASURES)
@@ -52,7 +50,7 @@ def measures_table(out: Path, grid: str) -> Path:
 def write_measures(
     out: Path,
     slides: Sequence[KnownSlide],
-    stage: MeasuresStage,
+    address: str,
     reference: Path | None,
 ) -> None:
     """Writes `measures_GRID.csv` with one row per slide of the folder that has a tile.
@@ -60,13 +58,15 @@ def write_measures(
     Args:
         out: the results folder.
         slides: all slides of the folder.
-        stage: stage of the measures for the run's grid.
+        address: address of the measures of a grid.
         reference: results folder whose slides define the usual values; None takes those of `out`.
 
     Memory: some kB per slide of the folder and of the reference.
     """
-    stored = measures_of([slide.ledger for slide in slides], stage)
-    usual_rows = stored if reference is None else measured_slides(reference, stage)
+    stored = measures_of([slide.ledger for slide in slides], address)
+    usual_rows = stored
+    if reference is not None:
+        usual_rows = measures_of(load_ledgers(reference), address)
     measured = [slide for slide in slides if slide.slide_id in stored]
     rows = [stored[slide.slide_id] for slide in measured]
     distances_of_rows = distances(rows, list(usual_rows.values()))
@@ -80,44 +80,33 @@ def write_measures(
     for slide in measured:
         more |= dict.fromkeys(slide.more)
     columns = ("slide_id", *DISTANCES, *MEASURED_COLUMNS, *more)
-    write_table(measures_table(out, stage.tiles.grid), lines, columns)
+    write_table(measures_table(out, address.partition("/")[0]), lines, columns)
 
 
-def check_reference(folder: Path, spec: RunConfig) -> None:
-    """Raises an error if a folder for comparison has no measures for this run's grid.
+def check_reference(folder: Path, address: str) -> None:
+    """Raises an error if a folder for comparison has no measures of this address.
 
     Raises:
-        ConfigError: it has none, or the run computes no measures.
+        ConfigError: it has none.
         StoreError: it is not a results folder.
     """
-    if not spec.output.measures:
-        raise ConfigError(
-            "measures_reference must be combined with measures, got it alone; pass --measures"
-        )
     if not (folder / SLIDES).is_dir():
         raise StoreError(
             f"measures_reference must be a results folder that contains {SLIDES}/, got "
             f"{str(folder)!r}"
         )
-    for stage in stages_of(spec):
-        if not isinstance(stage, MeasuresStage) or measured_slides(folder, stage):
-            continue
+    if not measures_of(load_ledgers(folder), address):
         raise ConfigError(
-            f"measures_reference must contain {stage.address}, got none in {str(folder)!r}; run "
+            f"measures_reference must contain {address}, got none in {str(folder)!r}; run "
             "it with --measures and the same tile settings"
         )
 
 
-def measured_slides(folder: Path, stage: MeasuresStage) -> dict[str, Row]:
-    """Measures of each slide of a folder; slides without measures or tiles are left out."""
-    return measures_of(load_ledgers(folder), stage)
-
-
-def measures_of(ledgers: Iterable[SlideLedger], stage: MeasuresStage) -> dict[str, Row]:
+def measures_of(ledgers: Iterable[SlideLedger], address: str) -> dict[str, Row]:
     """Measures from each ledger; slides without measures or tiles are left out."""
     rows: dict[str, Row] = {}
     for ledger in ledgers:
-        record = ledger.stages.get(stage.address)
+        record = ledger.stages.get(address)
         facts = record.facts if record else {}
         row = {name: facts[name] for name in MEASURED_COLUMNS if name in facts}
         if row:
@@ -165,30 +154,42 @@ def _distance(
 QcRow = dict[str, Score]
 
 
-def qc_table_name(stage: QcStage) -> str:
+def qc_table_name(stage: AnyStage) -> str:
     """Name of the table and the page of a stage, without suffix: 'qc_auto'."""
     return stage.address.removeprefix(f"{SLIDES}/")
 
 
 def write_qc_tables(
-    out: Path, slides: Sequence[KnownSlide], stage: QcStage, config: QcConfig
+    out: Path,
+    slides: Sequence[KnownSlide],
+    stage: AnyStage,
+    *,
+    fail_rules: Sequence[str],
+    verdict_rules: Path | None,
 ) -> dict[str, str]:
     """Writes qc_NAME.csv and qc_NAME.html for all slides that quality control has checked.
 
     If the folder has measures of tiles that passed the same checks, these become further columns.
+
+    Args:
+        out: the results folder.
+        slides: all slides of the folder.
+        stage: stage of quality control.
+        fail_rules: rules of `--qc-fail`.
+        verdict_rules: TOML file with the rules for the verdicts; None takes the built-in ones.
 
     Returns:
         The slides with the verdict `exclude` that no rule of `--qc-fail` excludes, and why.
     """
     rows = qc_rows(slides, stage)
     measured = _measured_columns(out, slides, stage.address)
-    failing = failing_rules(rows, config.qc_fail)
+    failing = failing_rules(rows, fail_rules)
     for row in rows:
         slide_id = str(row["slide_id"])
         row.update(measured.get(slide_id, {}))
         fails = [str(rule) for failing_id, rule in failing if failing_id == slide_id]
         row["fails"] = "|".join(fails)
-    rules = load_rules(config.qc_rules)
+    rules = load_rules(verdict_rules)
     name = qc_table_name(stage)
     rows = judge_rows(rows, rules)
     write_qc_csv(out / f"{name}.csv", rows)
@@ -206,7 +207,7 @@ def write_qc_tables(
     }
 
 
-def _overviews(slides: Sequence[KnownSlide], stage: QcStage) -> dict[str, str]:
+def _overviews(slides: Sequence[KnownSlide], stage: AnyStage) -> dict[str, str]:
     """Path of the first overview of each slide that shows the marks of these checks."""
     paths: dict[str, str] = {}
     for slide in slides:
@@ -217,7 +218,7 @@ def _overviews(slides: Sequence[KnownSlide], stage: QcStage) -> dict[str, str]:
     return paths
 
 
-def qc_rows(slides: Sequence[KnownSlide], stage: QcStage) -> list[QcRow]:
+def qc_rows(slides: Sequence[KnownSlide], stage: AnyStage) -> list[QcRow]:
     """Row of each slide of a folder: its stored values, or why there are none."""
     rows: list[QcRow] = []
     for slide in slides:
