@@ -13,12 +13,12 @@ import pytest
 
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import StaleResultError, StoreError
+from thinsection.run.pooling import RecordedStage
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.look import Look
 from thinsection.stages.stage import (
     Output,
     Reads,
-    RecordedStage,
     SlideWork,
     Stage,
 )

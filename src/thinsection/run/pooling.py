@@ -34,7 +34,7 @@ from thinsection.stages.leaves import (
     pool_tiles,
     tile_layout,
 )
-from thinsection.stages.stage import RecordedStage, SlideWork
+from thinsection.stages.stage import Reads, SlideWork, Stage
 from thinsection.store.identity import Source
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.outcome import LOST_STAGE, SlideResult, known_slides
@@ -255,6 +255,29 @@ def _recorded_features(
             "run `thinsection run` first"
         )
     return files
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedStage(Stage[None]):
+    """Stands for a finished stage whose settings are unknown; only its ledger entry is.
+
+    It lets a new stage need the result of an earlier run.
+    """
+
+    title: ClassVar[str] = "recorded"
+
+    reads: ClassVar[Reads] = "store"
+
+    recorded_address: str
+    recorded_key: str
+
+    @property
+    def address(self) -> str:
+        return self.recorded_address
+
+    def key_from(self, input_keys: Sequence[str], source: Source) -> str:
+        """The key that the ledger has."""
+        return self.recorded_key
 
 
 def _pool_recorded(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -280,7 +280,9 @@ def _run_in_folder(
                 )
             if own_encoder is not None:
                 check_weights_kept(own_encoder)
-            patients = _write_patients(task, listeners.on_message)
+            patients: tuple[SlideResult, ...] = ()
+            if spec.encoding.patients != "none":
+                patients = _write_patients(task, listeners.on_message)
             report = merge_reports(reports)
             ended = {r.slide_id: listeners.settle(r) for r in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)
@@ -308,11 +310,12 @@ def _execute(
     facts: PlainValues,
 ) -> None:
     """Works on the entries, adds the reports to `reports`, and records the resource use."""
-
-    def stage_seconds() -> Mapping[str, float]:
-        return merge_reports(reports).stage_seconds
-
-    with resource_monitor(task.record, facts=facts, stage_seconds=stage_seconds):
+    monitor = resource_monitor(
+        task.record,
+        facts=facts,
+        stage_seconds=lambda: merge_reports(reports).stage_seconds,
+    )
+    with monitor:
         execute(
             entries,
             task,
@@ -328,10 +331,8 @@ def _execute(
 
 
 def _write_patients(task: RunTask, on_message: OnMessage) -> tuple[SlideResult, ...]:
-    """Results of the embeddings of patients, if the run asks for them."""
+    """Makes the embeddings of patients; returns their results."""
     encoding = task.spec.encoding
-    if encoding.patients == "none":
-        return ()
     # imports torch, which other runs may not need
     from thinsection.run.patients import write_patients
 

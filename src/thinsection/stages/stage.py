@@ -261,29 +261,6 @@ class GridTiles(SlideTiles):
     is_last: bool = True  # nothing of the slide follows
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedStage(Stage[None]):
-    """Stands for a finished stage whose settings are unknown; only its ledger entry is.
-
-    It lets a new stage need the result of an earlier run.
-    """
-
-    title: ClassVar[str] = "recorded"
-
-    reads: ClassVar[Reads] = "store"
-
-    recorded_address: str
-    recorded_key: str
-
-    @property
-    def address(self) -> str:
-        return self.recorded_address
-
-    def key_from(self, input_keys: Sequence[str], source: Source) -> str:
-        """The key that the ledger has."""
-        return self.recorded_key
-
-
 # a stage, whatever its value is
 AnyStage = Stage[object]
 
