@@ -54,6 +54,10 @@ _UNITS = {
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
 
 
+def ignore_message(text: str) -> None:
+    """Ignores a message; for a caller who passes no listener."""
+
+
 class Closing(ABC):
     """Mixin: an object with `close` is closed at the end of its `with`."""
 

@@ -167,7 +167,9 @@ class Buffers:
         heads, tokens, dim = item.q.shape
         dtype = item.math_dtype
         block_size = plan.queries * plan.keys
-        self._multiplies_bf16 = item.q.dtype == torch.bfloat16 and _has_bf16(item.q)
+        # a CPU that does not multiply bfloat16 itself takes 20 times as long
+        has_bf16 = item.q.device.type != "cpu" or cpu_has_bf16()
+        self._multiplies_bf16 = item.q.dtype == torch.bfloat16 and has_bf16
         low_precision_size = block_size if self._multiplies_bf16 else 0
         rows_shape = (2, heads, min(plan.queries, tokens), dim)
         self._distances = item.q.new_empty(block_size, dtype=dtype)
@@ -197,10 +199,13 @@ class Buffers:
         m = queries.stop - queries.start
         n = keys.stop - keys.start
         prefix = item.num_prefix_tokens
+        low_precision = self._low_precision
+        if low_precision.numel():
+            low_precision = low_precision[: m * n].view(m, n)
         block = ScoreBlock(
             distances=self._distances[: m * n].view(m, n),
             scores=self._scores[: m * n].view(m, n),
-            low_precision=_leading_matrix(self._low_precision, m, n),
+            low_precision=low_precision,
             is_flat=queries.start < prefix or keys.start < prefix,
         )
         if not block.is_flat:
@@ -208,16 +213,6 @@ class Buffers:
             key_cells = item.cells[:, keys.start - prefix : keys.stop - prefix]
             _write_distances(block, query_cells, key_cells)
         return block
-
-
-def _has_bf16(x: Tensor) -> bool:
-    """Tell whether the tensor's device multiplies bfloat16 itself; a CPU without takes 20 times."""
-    return x.device.type != "cpu" or cpu_has_bf16()
-
-
-def _leading_matrix(buffer: Tensor, m: int, n: int) -> Tensor:
-    """The first m n elements as a matrix; an empty buffer as it is."""
-    return buffer[: m * n].view(m, n) if buffer.numel() else buffer
 
 
 def _write_distances(block: ScoreBlock, query_cells: Tensor, key_cells: Tensor) -> None:

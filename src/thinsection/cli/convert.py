@@ -1,7 +1,6 @@
 """Commands that write new files: `convert` and `deid` for slides, `frames` for tables."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -148,7 +147,7 @@ def deid(
         raise InvalidInputError(
             "out must be a folder, got none; pass --out DIR, or --check"
         )
-    from thinsection.deid import deidentify, deidentify_dicom, examine
+    from thinsection.deid import deidentify, deidentify_dicom, examine, split_by_kind
 
     target = None if check else out
     sheet_folder = None
@@ -182,27 +181,11 @@ def deid(
         lines = [f"\n{slide}:{described(one)}" for slide, one in reports.items()]
         return "".join(lines)
 
-    others, dicom = _split_by_kind(slides)
+    others, dicom = split_by_kind(slides)
     jobs: list[Job] = [(str(slide), partial(deid_one, slide)) for slide in others]
     if dicom:
         jobs.append((f"{len(dicom)} DICOM files", deid_study))
     _run_each(jobs, identifying=removed if check else ())
-
-
-def _split_by_kind(slides: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Slides that are single files, and DICOM files; damaged files are in the first list."""
-    from thinsection.deid.dicom import is_dicom, read_instance
-
-    others: list[Path] = []
-    dicom: list[Path] = []
-    for slide in slides:
-        kind = others
-        with suppress(ThinsectionError, OSError):
-            if is_dicom(slide):
-                read_instance(slide)
-                kind = dicom
-        kind.append(slide)
-    return others, dicom
 
 
 def _run_each(jobs: Sequence[Job], identifying: Sequence[str] = ()) -> None:

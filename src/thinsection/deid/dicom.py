@@ -5,7 +5,8 @@ file one by one, each looked into.
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from thinsection.deid.dicom_elements import (
 )
 from thinsection.deid.likeness import Segment, StoredImage
 from thinsection.deid.report import Report
-from thinsection.errors import InvalidInputError
+from thinsection.errors import InvalidInputError, ThinsectionError
 from thinsection.slide.clean_streams import (
     Cleaned,
     StreamError,
@@ -148,6 +149,20 @@ def read_instance(path: str | Path) -> DicomInstance:
             f"{instance.syntax!r} in {name!r}; thinsection cannot inspect other frames"
         )
     return instance
+
+
+def split_by_kind(slides: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Slides that are single files, and DICOM files; damaged files are in the first list."""
+    others: list[Path] = []
+    dicom: list[Path] = []
+    for slide in slides:
+        kind = others
+        with suppress(ThinsectionError, OSError):
+            if is_dicom(slide):
+                read_instance(slide)
+                kind = dicom
+        kind.append(slide)
+    return others, dicom
 
 
 # pixels

@@ -128,7 +128,13 @@ class BatchEncoder(Generic[S, Marker]):
                 for place, request in enumerate(requests)
             ]
         self.release(leave=1 if sent else 0)
-        self._under_way.append(_Pending(batch, answers, self._notes()))
+        notes = tuple(
+            f"{encoder.label}: the GPU ran out of memory; continuing with {halving.at_once} "
+            "tiles at once"
+            for encoder, halving in zip(self._encoders, self._halving, strict=True)
+            if halving is not None and halving.at_once
+        )
+        self._under_way.append(_Pending(batch, answers, notes))
         yield from self._drain(self._most_under_way)
 
     def queue_in_order(self, marker: Marker) -> Iterator[EmbeddedBatch[S] | Marker]:
@@ -170,15 +176,6 @@ class BatchEncoder(Generic[S, Marker]):
             return tuple(x.float().cpu().numpy() for x in encode(host))
         in_parts = partial(halving.encode, encode)
         return self._queues[encoder.device].answer(sent[encoder.device], in_parts)
-
-    def _notes(self) -> tuple[str, ...]:
-        """Note on each encoder whose batches were halved."""
-        return tuple(
-            f"{encoder.label}: the GPU ran out of memory; continuing with {halving.at_once} "
-            "tiles at once"
-            for encoder, halving in zip(self._encoders, self._halving, strict=True)
-            if halving is not None and halving.at_once
-        )
 
     def _drain(self, leave: int) -> Iterator[EmbeddedBatch[S] | Marker]:
         """Yield from the front of the queue until only `leave` batches remain."""

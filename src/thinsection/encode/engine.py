@@ -154,9 +154,7 @@ def converted_network(
     compilation, twice the weights.
     Raises InvalidInputError: a precision or a network that OpenVINO does not support.
     """
-    _require_openvino(precision)
-    folder = _graph_folder(cache_dir or user_cache_dir(), weights_hash, shape)
-    check_path = _check_path(folder, precision)
+    folder, check_path = _graph_files(cache_dir, weights_hash, shape, precision)
     if not _is_whole(folder):
         with hold(folder.with_suffix(".lock")):
             # another process may have made it while this one waited for the lock
@@ -184,9 +182,7 @@ def stored_network(
     Raises InvalidInputError: an unsupported precision, no such graph, or one that gives other
     embeddings than PyTorch.
     """
-    _require_openvino(precision)
-    folder = _graph_folder(cache_dir or user_cache_dir(), weights_hash, shape)
-    check_path = _check_path(folder, precision)
+    folder, check_path = _graph_files(cache_dir, weights_hash, shape, precision)
     if not (_is_whole(folder) and check_path.exists()):
         raise InvalidInputError(
             "network must have weights, got none, and no graph that was checked on this CPU"
@@ -197,32 +193,29 @@ def stored_network(
     return OpenVinoNetwork(folder / _MODEL, shape, precision), check
 
 
-def _require_openvino(precision: str) -> None:
-    """Raises InvalidInputError: a precision in which OpenVINO does not compute here."""
+def _graph_files(
+    cache_dir: Path | None, weights_hash: str, shape: Shape, precision: str
+) -> tuple[Path, Path]:
+    """Folder of the graph of these weights, this shape and these versions; file of its comparison.
+
+    Graphs are compared with PyTorch for each precision and kind of CPU.
+
+    Raises InvalidInputError: a precision in which OpenVINO does not compute here.
+    """
     if precision not in PRECISIONS:
         raise InvalidInputError(
             f"precision must be fp32 or bf16 with OpenVINO, got {precision!r}"
         )
     _openvino()
-
-
-def _check_path(folder: Path, precision: str) -> Path:
-    """File with the comparison of a graph with PyTorch on this CPU."""
-    return folder / f"{precision}-{_short_hash(cpu_model(), 16)}.json"
+    key = f"{weights_hash}|{shape}|{version('openvino')}|{torch.__version__}"
+    graph_hash = sha256(key.encode()).hexdigest()[:32]
+    cpu_hash = sha256(cpu_model().encode()).hexdigest()[:16]
+    folder = (cache_dir or user_cache_dir()) / "openvino" / graph_hash
+    return folder, folder / f"{precision}-{cpu_hash}.json"
 
 
 def _read_check(path: Path) -> SelfCheck:
     return SelfCheck(**json.loads(path.read_text(encoding="utf-8")))
-
-
-def _graph_folder(cache_dir: Path, weights_hash: str, shape: Shape) -> Path:
-    """Folder in the cache for the graph of these weights, this shape and these versions."""
-    key = f"{weights_hash}|{shape}|{version('openvino')}|{torch.__version__}"
-    return cache_dir / "openvino" / _short_hash(key, 32)
-
-
-def _short_hash(text: str, digits: int) -> str:
-    return sha256(text.encode()).hexdigest()[:digits]
 
 
 def _is_whole(folder: Path) -> bool:

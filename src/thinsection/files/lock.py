@@ -11,7 +11,6 @@ every `_HEARTBEAT_S`. Another process may take over a stale lock. A lock is stal
 """
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -31,6 +30,7 @@ import psutil
 
 from thinsection.errors import StoreError, rewording
 from thinsection.files.atomic import TMP_MARK, output_errors, read_json
+from thinsection.machine import file_text
 
 # name of the lock file in the folder of a slide or a job
 LOCK_NAME = ".lock"
@@ -40,6 +40,8 @@ _POLL_S = 0.5
 # seconds of waiting before a message says who holds the lock
 _TELL_AFTER_S = 5.0
 # first part of the names of scratch folders
+# id of the host's current start; some systems have none
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PREFIX = "thinsection"
 
 
@@ -112,7 +114,7 @@ class FileLock:
             pid=process.pid,
             started=process.create_time(),
             token=token,
-            boot=_boot_id(),
+            boot=file_text(_BOOT_ID),
             namespace=_pid_namespace(),
         )
         folder = self.path.parent
@@ -230,16 +232,7 @@ def _is_visible(owner: LockOwner) -> bool:
     """
     if owner.host != socket.gethostname():
         return False
-    return owner.namespace == _pid_namespace() and owner.boot == _boot_id()
-
-
-@functools.cache
-def _boot_id() -> str:
-    """Id of the host's current start; '' if the system has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return owner.namespace == _pid_namespace() and owner.boot == file_text(_BOOT_ID)
 
 
 def _pid_namespace() -> str:

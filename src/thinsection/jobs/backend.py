@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from thinsection.errors import ClusterError, ConfigError, named_error_words, rewording
 from thinsection.jobs.executor import EXECUTORS, ExecutorConfig, Resource, Rung
 from thinsection.jobs.task import AnyReport, AnyTask, OnEvent, Report
+from thinsection.types import ignore_message
 from thinsection.usage.analysis import Request
 
 Item = TypeVar("Item")
@@ -53,10 +54,6 @@ class Submitted(Exception):
 
 def ignore_event(event: object) -> None:
     """Ignores an event."""
-
-
-def ignore_message(text: str) -> None:
-    """Ignores a message."""
 
 
 @dataclass(frozen=True, kw_only=True)

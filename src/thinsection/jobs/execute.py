@@ -34,11 +34,11 @@ from thinsection.jobs.backend import (
     BackendContext,
     OnMessage,
     ignore_event,
-    ignore_message,
     load_backend,
 )
 from thinsection.jobs.executor import ExecutorConfig, Resource, Rung, chosen_executor
 from thinsection.jobs.task import AnyReport, Entry, OnEvent, Report, Result, Task
+from thinsection.types import ignore_message
 
 
 def execute(

@@ -21,7 +21,6 @@ from thinsection.jobs.backend import (
     OnMessage,
     Submitted,
     chunked,
-    ignore_message,
 )
 from thinsection.jobs.execute import close_attempt, merge_attempts
 from thinsection.jobs.executor import ExecutorConfig, Resource
@@ -35,7 +34,7 @@ from thinsection.jobs.slurm_array import (
 )
 from thinsection.jobs.task import AnyTask
 from thinsection.registry import Registry
-from thinsection.types import Document, format_bytes, parse_bytes
+from thinsection.types import Document, format_bytes, ignore_message, parse_bytes
 from thinsection.usage.analysis import Request, format_walltime
 
 GROWABLE_RESOURCES: tuple[Resource, ...] = ("memory", "gpu")

@@ -33,7 +33,7 @@ class MeanSlideEncoder(SlideEncoder):
         """Mean (D,) float32. Memory: one float64 block of BLOCK_ROWS x D."""
         tiles, _, _ = checked_slide(tile_embeddings, coords_l0, tile_px_l0)
         total = torch.zeros(tiles.shape[1], dtype=torch.float64, device=tiles.device)
-        for block in tiles.split(BLOCK_ROWS):
+        for block in torch.split(tiles, BLOCK_ROWS):
             total += block.double().sum(0)
         return as_numpy(total / len(tiles))
 
@@ -103,7 +103,7 @@ def _checked_embeddings(values: object, tile_dim: int | None) -> Tensor:
             f"tile_embeddings must be of shape (N, {tile_dim}), got {shape}; check which tile "
             "encoder made them"
         )
-    for number, block in enumerate(tiles.split(CHECK_ROWS)):
+    for number, block in enumerate(torch.split(tiles, CHECK_ROWS)):
         bad_rows = (~block.isfinite().all(1)).nonzero()
         if len(bad_rows):
             row = number * CHECK_ROWS + int(bad_rows[0, 0])

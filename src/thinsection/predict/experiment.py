@@ -33,7 +33,6 @@ from thinsection.evaluation.leaks import Contents, check_copies, read_labelled, 
 from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.files.atomic import read_json, write_json, write_table, write_text
 from thinsection.files.tables import split_sheet
-from thinsection.jobs.backend import ignore_message
 from thinsection.jobs.execute import execute
 from thinsection.jobs.task import Report
 from thinsection.predict import tested
@@ -77,7 +76,7 @@ from thinsection.predict.validation_review import described
 from thinsection.report.index import index_address, refresh_index
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
-from thinsection.types import Document, counted, rounded
+from thinsection.types import Document, counted, ignore_message, rounded
 
 SEARCHABLE = (
     "lr",

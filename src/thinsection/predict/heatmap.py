@@ -34,7 +34,6 @@ from thinsection.files.lock import (
     hold,
     unfinished_files_of,
 )
-from thinsection.jobs.backend import ignore_message
 from thinsection.predict.answering import score_column
 from thinsection.predict.model_file import SUFFIX, check_model_exists, read_card
 from thinsection.predict.predicting import PredictRunConfig, predict
@@ -64,7 +63,7 @@ from thinsection.store.geojson import write_tiles_geojson
 from thinsection.store.identity import file_sum
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.store.tiles_h5 import read_tiles as read_tiles_file
-from thinsection.types import Document
+from thinsection.types import Document, ignore_message
 from thinsection.weights.origin import slug
 
 TILE_PX = 192  # edge of a tile on the sheet in pixels

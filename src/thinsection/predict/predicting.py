@@ -33,7 +33,7 @@ from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import Cohort, join_labels, known_patients
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import output_errors, read_json, read_table, write_table
-from thinsection.jobs.backend import ignore_event, ignore_message
+from thinsection.jobs.backend import ignore_event
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report
@@ -66,7 +66,7 @@ from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.store.outcome import known_slides
 from thinsection.tiles.budget import StreamConfig
-from thinsection.types import Document
+from thinsection.types import Document, ignore_message
 from thinsection.weights.origin import slug
 
 

@@ -13,14 +13,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from thinsection.errors import NothingRescuedError, RescueError
+from thinsection.types import ignore_message
 from thinsection.weights.placement import optional_package
 
 _METHOD = "from_pretrained"
 _TOLERANCE_LOW_PRECISION = 0.03
-
-
-def _tell_nobody(line: str) -> None:
-    """Drops a line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +31,7 @@ class Conduct:
     """
 
     strict: bool = True
-    tell: Callable[[str], None] = _tell_nobody
+    tell: Callable[[str], None] = ignore_message
 
     def refuse(self, error: RescueError) -> None:
         """Raises the error, or tells that the model keeps its own attention."""

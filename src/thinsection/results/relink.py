@@ -14,7 +14,7 @@ from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.urls import is_url
 from thinsection.results.folder import Listener, check_results_folder
 from thinsection.results.tables import write_tables
-from thinsection.slide.cohort import ignore_message, slides_at
+from thinsection.slide.cohort import slides_at
 from thinsection.slide.ids import file_of, folded, path_of, stem_of
 from thinsection.store.claims import (
     Claims,
@@ -24,6 +24,7 @@ from thinsection.store.claims import (
 )
 from thinsection.store.identity import fingerprint
 from thinsection.store.outcome import KnownSlide, known_slides
+from thinsection.types import ignore_message
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,6 @@ from thinsection.encode.registry import is_brought
 from thinsection.encode.specs import find_spec
 from thinsection.errors import BudgetError, ThinsectionError
 from thinsection.files.pages import bars_html, notebook_html
-from thinsection.jobs.backend import ignore_message
 from thinsection.jobs.executor import Rung
 from thinsection.machine import cpu_count
 from thinsection.qc import Pipeline, load_pipeline
@@ -43,7 +42,13 @@ from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import Slides, cohort_of, resolve
 from thinsection.tiles import iter_tiles, tile_grid
 from thinsection.tiles.budget import CHANNELS, read_bytes
-from thinsection.types import TileArray, counted, format_bytes, parse_bytes
+from thinsection.types import (
+    TileArray,
+    counted,
+    format_bytes,
+    ignore_message,
+    parse_bytes,
+)
 from thinsection.weights.placement import cpu_has_bf16, place
 
 # bf16 is proposed if it encodes at least this many times as many tiles per CPU-second

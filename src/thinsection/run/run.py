@@ -21,7 +21,7 @@ from thinsection.errors import (
 from thinsection.files.atomic import atomic_path, output_errors
 from thinsection.files.lock import sweep_old
 from thinsection.files.urls import hide_secret, is_url
-from thinsection.jobs.backend import Submitted, ignore_event, ignore_message
+from thinsection.jobs.backend import Submitted, ignore_event
 from thinsection.jobs.execute import execute, skipped_line
 from thinsection.jobs.executor import chosen_executor
 from thinsection.jobs.task import Report, merge_reports
@@ -52,7 +52,7 @@ from thinsection.stages.stage import AnyStage
 from thinsection.store.claims import claim_ids
 from thinsection.store.ledger import SLIDES, SlideLedger
 from thinsection.store.outcome import SlideResult, describe, slides_done
-from thinsection.types import MIB, PlainValues, counted, format_bytes
+from thinsection.types import MIB, PlainValues, counted, format_bytes, ignore_message
 from thinsection.usage.monitor import resource_monitor
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from thinsection.slide.ids import (
 from thinsection.slide.look import Look
 from thinsection.slide.open import open_slide
 from thinsection.slide.readers import is_folder_slide, slide_suffixes
-from thinsection.types import Mpp, counted
+from thinsection.types import Mpp, counted, ignore_message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +84,6 @@ class SlideEntry:
     def stem(self) -> str:
         """Name by which it gets its id."""
         return stem_of(self.slide_path, self.image)
-
-
-def ignore_message(text: str) -> None:
-    """Does nothing with a message; the default of `on_message`."""
 
 
 def load_cohort(

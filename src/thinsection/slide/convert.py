@@ -26,7 +26,6 @@ from thinsection.machine import cpu_count
 from thinsection.slide.base import Slide
 from thinsection.slide.clean_profile import clean_profile
 from thinsection.slide.clean_streams import clean_jpeg, clean_page_segment
-from thinsection.slide.cohort import ignore_message
 from thinsection.slide.formats.tiff_inventory import page_size
 from thinsection.slide.formats.tiff_layout import read_layout
 from thinsection.slide.formats.tiff_pages import (
@@ -42,7 +41,7 @@ from thinsection.slide.open import open_slide
 from thinsection.slide.orientation import ORIENTATION_TAG, UPRIGHT
 from thinsection.slide.pictures import picture_notes
 from thinsection.slide.readers import AUTO, load_slide
-from thinsection.types import Level, Mpp, RgbArray, Size
+from thinsection.types import Level, Mpp, RgbArray, Size, ignore_message
 
 COARSEST_PX = 1024  # longer edge of the smallest level, at most
 FORMATS = {"ome-tiff": ".ome.tif"}
