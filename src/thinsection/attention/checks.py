@@ -44,7 +44,10 @@ def checked_items(
     num_cells = tokens - num_prefix_tokens
     counted_cells = _checked_cells(cells, (batch, num_cells, 2))
     grid = counted_cells.to(q.device, math_dtype(q))
-    slope_values = _checked_slopes(slopes, heads)
+    check_slopes_form(slopes, heads)
+    slope_values: list[float] = slopes.double().tolist()
+    if not all(math.isfinite(value) and value >= 0 for value in slope_values):
+        raise InvalidInputError(f"slopes must be finite and >= 0, got {slope_values}")
     if key_mask is not None:
         _check_key_mask(key_mask, batch, tokens, num_prefix_tokens)
     items = []
@@ -54,7 +57,7 @@ def checked_items(
             k=k[index],
             v=v[index],
             cells=grid[index].T.contiguous(),
-            slopes=slope_values,
+            slopes=tuple(slope_values),
             num_prefix_tokens=num_prefix_tokens,
             scale=dim**-0.5 if scale is None else scale,
         )
@@ -144,14 +147,6 @@ def check_slopes_form(slopes: Tensor, heads: int) -> None:
         raise InvalidInputError(
             f"slopes must be of shape ({heads},), got {tuple(slopes.shape)}"
         )
-
-
-def _checked_slopes(slopes: Tensor, heads: int) -> tuple[float, ...]:
-    check_slopes_form(slopes, heads)
-    values: list[float] = slopes.double().tolist()
-    if not all(math.isfinite(value) and value >= 0 for value in values):
-        raise InvalidInputError(f"slopes must be finite and >= 0, got {values}")
-    return tuple(values)
 
 
 def _check_key_mask(key_mask: Tensor, batch: int, tokens: int, prefix: int) -> None:

@@ -114,13 +114,9 @@ def transformers_backbone(network: Foreign, pooling: Pooling) -> Backbone:
         network,
         pooling,
         features=last_hidden_state,
-        head=_class_token,
+        head=lambda features: features[:, 0],  # the class token
         num_prefix_tokens=1 + num_registers,
     )
-
-
-def _class_token(features: Tensor) -> Tensor:
-    return features[:, 0]
 
 
 def _build_timm(spec: EncoderSpec) -> Backbone:

@@ -97,7 +97,11 @@ def frame_table(
         columns[f"residue_{letter}"] = pa.array(structure.token_residue[token])
         columns[f"insertion_{letter}"] = _named(insertion, structure.names)
         columns[f"index_{letter}"] = pa.array(index)
-    is_alone = _tokens_alone(structure, token_of_atom)
+    # tokens of one atom in a chain that has too few observed atoms for a frame
+    chain_of_atom = structure.token_chain[token_of_atom]
+    observed_in_chain = np.bincount(chain_of_atom, weights=structure.observed)
+    few_in_chain = observed_in_chain[structure.token_chain] < 3
+    is_alone: TokenFlags = (structure.token_kind == ATOM) & few_in_chain
     no_angle = is_alone | ~structure.observed[indices].all(axis=0)
     angle = np.degrees(np.arccos(np.clip(frames.cos_angle.numpy(), -1, 1)))
     columns["valid"] = pa.array(is_valid)
@@ -111,17 +115,6 @@ def _named(codes: npt.NDArray[np.integer], names: Sequence[str]) -> "pyarrow.Arr
 
     indices = pa.array(np.ascontiguousarray(codes))
     return pa.DictionaryArray.from_arrays(indices, list(names))
-
-
-def _tokens_alone(
-    structure: Structure, token_of_atom: npt.NDArray[np.int32]
-) -> TokenFlags:
-    """Tokens of one atom in a chain that has too few observed atoms for a frame."""
-    chain_of_atom = structure.token_chain[token_of_atom]
-    observed_in_chain = np.bincount(chain_of_atom, weights=structure.observed)
-    few_in_chain = observed_in_chain[structure.token_chain] < 3
-    is_alone: TokenFlags = (structure.token_kind == ATOM) & few_in_chain
-    return is_alone
 
 
 def _summary(

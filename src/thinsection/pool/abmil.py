@@ -216,16 +216,14 @@ class AbmilSlideEncoder(SlideEncoder):
             tile_embeddings, coords_l0, tile_px_l0, tile_dim=dim
         )
         with torch.inference_mode(), fast_products():
-            sums = [self._attention_sums(member, tiles) for member in self._members]
-        return as_numpy(torch.cat(sums))
-
-    def _attention_sums(self, member: _Member, tiles: Tensor) -> Tensor:
-        """Weighted sums of all attentions of a member, one after another."""
-        sums = SoftmaxSums()
-        for rows in blocks_of(len(tiles), BLOCK_ROWS):
-            projected = member.embed(tiles[rows].to(self._device).float())
-            sums.add(member.attention(projected), projected)
-        return sums.result().flatten()
+            parts = []
+            for member in self._members:
+                sums = SoftmaxSums()
+                for rows in blocks_of(len(tiles), BLOCK_ROWS):
+                    projected = member.embed(tiles[rows].to(self._device).float())
+                    sums.add(member.attention(projected), projected)
+                parts.append(sums.result().flatten())
+        return as_numpy(torch.cat(parts))
 
 
 def _attention_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -106,28 +106,18 @@ def patient_embedding(
         raise InvalidInputError("slides must contain at least one slide, got none")
     if fusion not in get_args(Fusion):
         raise InvalidInputError(f"fusion must be 'early' or 'late', got {fusion!r}")
-    layouts = _layouts(len(slides), tile_px_l0, stride_l0)
-    encoder = _loaded(slide_encoder, options)
+    edges = _per_slide("tile_px_l0", tile_px_l0, len(slides))
+    strides: Sequence[int | None] = [None] * len(slides)
+    if stride_l0 is not None:
+        strides = _per_slide("stride_l0", stride_l0, len(slides))
     tiled_slides = [
-        (tiles, coords, layout)
-        for (tiles, coords), layout in zip(slides, layouts, strict=True)
+        (tiles, coords, TileLayout.square(edge, stride))
+        for (tiles, coords), edge, stride in zip(slides, edges, strides, strict=True)
     ]
+    encoder = _loaded(slide_encoder, options)
     if fusion == "early":
         return encode_side_by_side(encoder, tiled_slides)
     return encoder.encode_case(tiled_slides)
-
-
-def _layouts(
-    count: int,
-    tile_px_l0: int | Sequence[int],
-    stride_l0: int | Sequence[int] | None,
-) -> list[TileLayout]:
-    """Layout of each slide of a patient."""
-    edges = _per_slide("tile_px_l0", tile_px_l0, count)
-    strides: Sequence[int | None] = [None] * count
-    if stride_l0 is not None:
-        strides = _per_slide("stride_l0", stride_l0, count)
-    return list(map(TileLayout.square, edges, strides))
 
 
 def _per_slide(name: str, lengths: int | Sequence[int], count: int) -> list[int]:
