@@ -86,7 +86,13 @@ def copied_slides(
     distance[owners[:, None] == owners] = np.inf
     level = chance_level(similar, owners)
     found = []
-    for i, j in _candidates(distance)[:MOST_PAIRS]:
+    # pairs of a slide and one of its nearest, those first that are nearest to each other
+    near: dict[tuple[int, int], float] = {}
+    for i, row in enumerate(distance):
+        for j in np.argsort(row, kind="stable")[:NEIGHBOURS].tolist():
+            if np.isfinite(row[j]):
+                near[min(i, j), max(i, j)] = float(row[j])
+    for i, j in sorted(near, key=lambda pair: near[pair])[:MOST_PAIRS]:
         share = _tile_share(i, j, kept, owners, read)
         mutual = distance[i].argmin() == j and distance[j].argmin() == i
         if share >= TILE_SHARE:
@@ -98,16 +104,6 @@ def copied_slides(
             if len(thirds) and distance[i, j] < MEAN_RATIO * thirds.min():
                 found.append(CopyPair(i, j, share, "means"))
     return sorted(found, key=lambda pair: (pair.first, pair.second))
-
-
-def _candidates(distance: Floats) -> list[tuple[int, int]]:
-    """Pairs of a slide and one of its nearest, those first that are nearest to each other."""
-    pairs: dict[tuple[int, int], float] = {}
-    for i, row in enumerate(distance):
-        for j in np.argsort(row, kind="stable")[:NEIGHBOURS].tolist():
-            if np.isfinite(row[j]):
-                pairs[min(i, j), max(i, j)] = float(row[j])
-    return sorted(pairs, key=lambda pair: pairs[pair])
 
 
 def _scale(x: Floats) -> tuple[FloatVector, FloatVector]:

@@ -11,7 +11,6 @@ from thinsection.evaluation.embeddings import feature_files
 from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.label_values import (
     MANY_CLASSES,
-    LabelCell,
     LabelsConfig,
     LabelValues,
     read_values,
@@ -116,7 +115,10 @@ def write_clean_table(report: LabelReport, out: Path) -> Path:
     lines = []
     for i, cells in zip(report.values.rows, report.values.cells, strict=True):
         row: dict[str, object] = {name: table.rows[i][name] for name in ids}
-        row |= dict(zip(report.clean_columns, map(_clean_cell, cells), strict=True))
+        for column, cell in zip(report.clean_columns, cells, strict=True):
+            row[column] = cell
+            if isinstance(cell, float) and cell.is_integer():
+                row[column] = int(cell)
         lines.append(row)
     write_table(out, lines, [*ids, *report.clean_columns])
     log = out.with_name(f"{out.stem}_log{out.suffix}")
@@ -124,10 +126,6 @@ def write_clean_table(report: LabelReport, out: Path) -> Path:
         log, _log_lines(report), ["line", "id", "column", "value", "reading", "becomes"]
     )
     return log
-
-
-def _clean_cell(cell: LabelCell) -> object:
-    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 
 def _log_lines(report: LabelReport) -> list[dict[str, object]]:

@@ -164,7 +164,15 @@ def read_usable(
     for slide, path in files.items():
         tiles = None
         with slide_boundary(slide, leave_out):
-            tiles = _finite_tiles(path)
+            tiles = open_embeddings(path)[:]
+            if len(tiles) == 0:
+                raise DatasetError(
+                    f"a slide must have tiles, got none in {str(path)!r}"
+                )
+            if not np.isfinite(tiles.mean(axis=0, dtype=np.float64)).all():
+                check_finite(
+                    tiles, [f"row {i} of {path.name}" for i in range(len(tiles))]
+                )
         if tiles is None:
             continue
         first_path = first_path or path
@@ -196,16 +204,6 @@ def read_usable(
         directions=np.stack(mean_directions) if means else empty,
         kept=tuple(kept),
     )
-
-
-def _finite_tiles(path: Path) -> Reals:
-    """Embeddings (N, D) of a file, of one tile at least."""
-    tiles = open_embeddings(path)[:]
-    if len(tiles) == 0:
-        raise DatasetError(f"a slide must have tiles, got none in {str(path)!r}")
-    if not np.isfinite(tiles.mean(axis=0, dtype=np.float64)).all():
-        check_finite(tiles, [f"row {i} of {path.name}" for i in range(len(tiles))])
-    return tiles
 
 
 def content_digest(tiles: Reals) -> str:

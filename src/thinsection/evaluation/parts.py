@@ -386,7 +386,11 @@ def read_splits(path: Path) -> Iterator[list[SplitEntry]]:
                 f"{str(path)!r}"
             )
         for clam_file in files:
-            yield _clam_entries(clam_file)
+            # a table with a column of ids for each side
+            rows = read_rows(clam_file, (TRAIN, TEST))
+            yield [
+                ((row[side],), side) for row in rows for side in SIDES if row.get(side)
+            ]
     elif path.suffix == ".json":
         rule = "splits must be JSON"
         with rewording(rule, path, OSError, ValueError, error=DatasetError):
@@ -399,14 +403,6 @@ def read_splits(path: Path) -> Iterator[list[SplitEntry]]:
             yield entries
     else:
         yield from _table_splits(file)
-
-
-def _clam_entries(file: Path) -> list[SplitEntry]:
-    """Entries of a table of CLAM, which has a column of ids for each side."""
-    entries: list[SplitEntry] = []
-    for row in read_rows(file, (TRAIN, TEST)):
-        entries += [((row[side],), side) for side in SIDES if row.get(side)]
-    return entries
 
 
 def _table_splits(file: Path) -> Iterator[list[SplitEntry]]:

@@ -75,7 +75,7 @@ def draw_picture(
 
 def draw_confusion(axes: "Axes", rows: Predictions) -> Words:
     """Rows are the truth; the shade is the share of the row, the number the count."""
-    names = [_short(name) for name in rows.class_names]
+    names = [name if len(name) <= 22 else name[:21] + "…" for name in rows.class_names]
     counts = rows.counts
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = 2.6 + 0.55 * len(names)
@@ -98,10 +98,6 @@ def draw_confusion(axes: "Axes", rows: Predictions) -> Words:
     elif len(set(rows.ids)) < len(rows.ids):
         caption += " A case counts once per seed."
     return "Confusion matrix", caption
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 22 else name[:21] + "…"
 
 
 class Column(NamedTuple):
@@ -129,7 +125,14 @@ class Columns(NamedTuple):
             sampling = self.sampling
             if sampling is not None:
                 if column.rows is not None:
-                    sampling = _of_rows(sampling, column.rows)
+                    codes = sampling.codes[column.rows]
+                    fold = sampling.fold
+                    sampling = replace(
+                        sampling,
+                        codes=np.unique(codes, return_inverse=True)[1],
+                        fold=None if fold is None else fold[column.rows],
+                        classes=None,
+                    )
                 sampling = replace(sampling, classes=column.truth.astype(np.int64))
             drawable.append((column, sampling, color_of(i)))
         return drawable
@@ -146,13 +149,6 @@ class RiskGroup(TypedDict):
     low: list[float]
     high: list[float]
     at_risk: list[int]  # at the ticks of the axis
-
-
-def _of_rows(sampling: Sampling, rows: IndexArray) -> Sampling:
-    """Sampling of some of the rows, without their classes."""
-    codes = np.unique(sampling.codes[rows], return_inverse=True)[1]
-    fold = None if sampling.fold is None else sampling.fold[rows]
-    return replace(sampling, codes=codes, fold=fold, classes=None)
 
 
 def color_of(index: int) -> str:

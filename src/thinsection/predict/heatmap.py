@@ -337,10 +337,15 @@ def _draw_folder(
     """
     record = _read_record(drawing.home)
     done: set[str] = set()
-    earlier = {
+    recorded = {
         slide_id: columns
         for slide_id, columns in record.get("pictures", {}).items()
-        if slide_id in drawing.results.ledgers and slide_id not in columns_by_slide
+        if slide_id in drawing.results.ledgers
+    }
+    earlier = {
+        slide_id: columns
+        for slide_id, columns in recorded.items()
+        if slide_id not in columns_by_slide
     }
     is_new_scale = record.get("scale") != drawing.config.scale
     # on their own scales, earlier slides stay as they are
@@ -382,9 +387,9 @@ def _draw_folder(
                 # the sheet of top tiles needs the slide, which may have moved
                 written += _write_tables(drawing, slide_id, table)
     if written:
-        drawn = dict(record.get("pictures", {}))
-        drawn = {name: drawn[name] for name in drawn if name in drawing.results.ledgers}
-        drawn |= {name: columns_by_slide[name] for name in done & set(columns_by_slide)}
+        drawn = recorded | {
+            name: columns for name, columns in columns_by_slide.items() if name in done
+        }
         record = {
             "scale": drawing.config.scale,
             "limits": {

@@ -100,22 +100,18 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
             "results must contain a task of at least two models, got "
             f"{sorted(by_task) or 'no result'}"
         )
-    _correct([*chain.from_iterable(task["pairs"] for task in tasks)])
-    for task in tasks:
-        _rank(task)
-    page = _write(tasks, _overall(tasks), out)
-    refresh_index(out)
-    return page
-
-
-def _correct(pairs: list[Document]) -> None:
-    """Adds to each pair its p values that are corrected for all pairs."""
+    pairs = [*chain.from_iterable(task["pairs"] for task in tasks)]
     p_values = [pair["p_value"] for pair in pairs]
     rates = stats.false_discovery_control(p_values)  # Benjamini and Hochberg's
     for pair, holm, rate in zip(pairs, comparison.holm(p_values), rates, strict=True):
         pair["p_holm"] = float(holm)
         pair["p_bh"] = float(rate)
         pair["different"] = bool(holm < 1 - LEVEL)
+    for task in tasks:
+        _rank(task)
+    page = _write(tasks, _overall(tasks), out)
+    refresh_index(out)
+    return page
 
 
 def _compare_task(name: str, models: list[Scored], metric: str | None) -> Document:

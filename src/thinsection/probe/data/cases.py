@@ -235,12 +235,12 @@ def _grouped(
         [row["slide_id"] for row in by_slide], cases, groups, name
     )
     case_list = []
-    for cells in cells_by_case.values():
-        row = dict(zip(names, cells, strict=True))
+    for case_cells in cells_by_case.values():
+        case_row = dict(zip(names, case_cells, strict=True))
         for column in fold_columns:
-            is_train = split_name(row[column], repr(name)) == TRAIN
-            row[column] = TRAIN if is_train else VAL
-        case_list.append(row)
+            is_train = split_name(case_row[column], repr(name)) == TRAIN
+            case_row[column] = TRAIN if is_train else VAL
+        case_list.append(case_row)
     table = CaseTable(
         name=name,
         ids=tuple(cells_by_case),
