@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 from thinsection.config import as_mapping, from_mapping
-from thinsection.errors import BudgetError, ConfigError, UnknownEncoderError
+from thinsection.errors import (
+    BudgetError,
+    ConfigError,
+    ThinsectionError,
+    UnknownEncoderError,
+)
 from thinsection.slide.annotations import RegionsConfig
 from thinsection.stages.config import EncodeConfig, QcConfig, RunConfig
-from thinsection.stages.spec import resolve
+from thinsection.stages.spec import check_run, resolve
 from thinsection.tiles.budget import StreamConfig
 from thinsection.types import GIB, MIB
 
@@ -60,6 +65,21 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded() -> None:
     resolve(
         RunConfig(), {"until": "tiles", "encoders": ["efficientnet"]}
     )  # nobody asks for it
+
+
+def test_a_wrong_value_is_refused_also_where_the_run_does_not_come_to_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rules.toml").write_text("[[rule]]\nmisspelt = 1\n")
+    wrong = [
+        ({"graph": "knn:none"}, "knn:none"),
+        ({"segmenters": ("no-such-network",)}, "no-such-network"),
+        ({"qc_rules": tmp_path / "rules.toml"}, "rules.toml"),
+    ]
+    for overrides, named in wrong:
+        spec = resolve(RunConfig(), {"until": "tissue", **overrides})
+        with pytest.raises(ThinsectionError, match=named):
+            check_run(spec)
 
 
 def test_tissue_has_one_origin() -> None:

@@ -228,10 +228,6 @@ class GraphStage(Stage[None]):
     def settings(self) -> PlainValues:
         return {"graph": self.spec}
 
-    def check_run(self) -> None:
-        """Raises ConfigError: the rule is none."""
-        parse_graph_spec(self.spec)
-
     def make(self, work: SlideWork) -> Output[None]:
         """Builds the graph. Memory: as `tile_graph`."""
         from thinsection.tiles.graph import tile_graph

@@ -37,6 +37,7 @@ from thinsection.stages.leaves import (
     GraphStage,
     OverviewStage,
     PoolingStage,
+    parse_graph_spec,
 )
 from thinsection.stages.masks import MaskStage, TissueStage
 from thinsection.stages.stage import AnyStage
@@ -189,6 +190,14 @@ def check_run(spec: RunConfig) -> tuple[AnyStage, ...]:
         raise ConfigError(
             "measures_reference must be combined with measures, got it alone; pass --measures"
         )
+    # also what this run does not come to, so that a misspelt setting is not silent
+    if spec.output.graph:
+        parse_graph_spec(spec.output.graph)
+    if spec.qc.qc_rules is not None:
+        from thinsection.report.verdict import load_rules
+
+        load_rules(spec.qc.qc_rules)
+    segment_stages(spec, None)
     stages = stages_of(spec)
     for stage in stages:
         stage.check_run()
