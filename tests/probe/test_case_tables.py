@@ -204,3 +204,25 @@ def test_an_event_that_is_no_flag_is_refused(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("slide_id,event,time\na,maybe,3\n")
     with pytest.raises(DatasetError, match="event must be 0 or 1, got 'maybe' in 'l'"):
         load_survival(tmp_path / "l.csv", ProbeConfig())
+
+
+def test_a_case_of_two_patients_is_refused_and_one_of_several_slides_is_not(
+    tmp_path: Path,
+) -> None:
+    root = task(tmp_path / "t", folds=1)
+    config = root / "config.yaml"
+    config.write_text(config.read_text().replace("case_id", "specimen"))
+    data = ProbeConfig().data
+    lines = ["specimen slide_id patient_id er fold_0"]
+    lines += ["a s0 p 0 train", "a s1 p 0 train", "b s2 q 1 test"]
+
+    def slides(lines: list[str]) -> tuple[tuple[str, ...], ...]:
+        text = "\n".join("\t".join(line.split()) for line in lines)
+        (root / "k=all.tsv").write_text(text)
+        return load_case_table(root, PATHOBENCH, data, survival=False).slides
+
+    assert slides(lines) == (("s0", "s1"), ("s2",))
+    without = [" ".join(np.delete(line.split(), 2)) for line in lines]
+    assert slides(without) == (("s0", "s1"), ("s2",))
+    with pytest.raises(DatasetError, match="one patient, got 'p' and 'q' for 'a'"):
+        slides([line.replace("s1 p", "s1 q") for line in lines])

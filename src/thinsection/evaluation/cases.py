@@ -269,6 +269,8 @@ def slides_and_patients(
 ) -> tuple[dict[str, list[str]], tuple[str, ...]]:
     """Case -> the slides of its rows, and the patient of each case.
 
+    Where only slides are known, a case counts as the patient of its first slide.
+
     Raises DatasetError: a case of two patients.
     """
     slides_by_case = defaultdict[str, list[str]](list)
@@ -276,7 +278,7 @@ def slides_and_patients(
     for slide, case, patient in zip(slides, cases, groups.of_row, strict=True):
         slides_by_case[case].append(slide)
         first = patient_by_case.setdefault(case, patient)
-        if first != patient:
+        if first != patient and groups.unit == "patients":
             raise DatasetError(
                 f"a case must belong to one patient, got {first!r} and {patient!r} for {case!r} "
                 f"in {where!r}"
