@@ -10,7 +10,7 @@ from thinsection.encode.memory import batch_bytes, dry_pass
 from thinsection.errors import InvalidInputError
 from thinsection.slide import open_slide
 from thinsection.testing.synthetic import write_he_slide
-from thinsection.tiles import StageClock, TileBatch, iter_tiles, tile_grid
+from thinsection.tiles import StepTimer, TileBatch, iter_tiles, tile_grid
 from thinsection.tiles.stream import EmbeddedBatch
 from thinsection.weights.placement import cpu_has_bf16
 
@@ -47,7 +47,7 @@ def batches(count: int = 3, released: list[int] | None = None) -> list[TileBatch
 
 def test_two_encoders_over_one_batch_give_the_bytes_of_single_runs(encoders) -> None:
     released: list[int] = []
-    together = BatchEncoder(encoders, clock=StageClock())
+    together = BatchEncoder(encoders, clock=StepTimer())
     found = [item for batch in batches(3, released) for item in together.submit(batch)]
     found += together.flush()
     assert [item.source for item in found] == released == [0, 1, 2]

@@ -10,7 +10,7 @@ from tests.support.timed_card import TimedCard
 
 from thinsection.encode import TileEncoder, encoder_spec
 from thinsection.encode.embed import BatchEncoder
-from thinsection.encode.queues import Card
+from thinsection.encode.queues import CudaDevice
 from thinsection.tiles import TileBatch
 from thinsection.tiles.stream import EmbeddedBatch
 
@@ -105,7 +105,7 @@ def run(
     card: TimedCard, *encoders: OnCard, count: int = 8, wanted=None
 ) -> list[EmbeddedBatch]:
     source = Source(card, count)
-    loop = BatchEncoder(encoders, card=lambda device: card)
+    loop = BatchEncoder(encoders, make_device=lambda device: card)
     found = [made for batch in source for made in loop.submit(batch, wanted)]
     found += loop.flush()
     assert [made.source for made in found] == list(range(count))
@@ -141,7 +141,7 @@ def test_the_host_never_waits_for_what_was_queued_last() -> None:
     """Whenever it waits, until the last batch is queued, the card has further work."""
     card = TimedCard()
     encoder = OnCard(card)
-    loop = BatchEncoder([encoder], card=lambda device: card)
+    loop = BatchEncoder([encoder], make_device=lambda device: card)
     for batch in Source(card, 8):
         list(loop.submit(batch))
         compute = card.streams[1]
@@ -193,7 +193,7 @@ def test_a_batch_that_the_card_cannot_hold_is_halved_and_said_so() -> None:
 
 def test_a_tile_that_the_card_cannot_hold_is_an_error() -> None:
     card = TimedCard()
-    loop = BatchEncoder([OnCard(card, most=0)], card=lambda device: card)
+    loop = BatchEncoder([OnCard(card, most=0)], make_device=lambda device: card)
     with pytest.raises(torch.OutOfMemoryError):
         list(loop.submit(next(iter(Source(card, 1)))))
 
@@ -240,7 +240,7 @@ def test_the_host_sleeps_at_the_events_that_it_waits_for(
             self.stream = stream
 
     monkeypatch.setattr(torch.cuda, "Event", Recorded)
-    card = Card(torch.device("cuda", 1))
+    card = CudaDevice(torch.device("cuda", 1))
     card.record("in", for_host=True)
     card.record("compute", for_host=False)
     assert [(e.stream, e.blocking) for e in made] == [("in", True), ("compute", False)]

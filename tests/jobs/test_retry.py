@@ -7,7 +7,7 @@ from typing import Any, Self
 import pytest
 
 from thinsection.jobs.backend import NO_REPORT, Attempt, End
-from thinsection.jobs.execute import close_attempt, merge_attempts
+from thinsection.jobs.execute import close_job, merge_attempts
 from thinsection.jobs.executor import ExecutorConfig, Resource, Rung
 from thinsection.jobs.task import AnyReport, OnEvent, Report, Task
 from thinsection.types import GIB
@@ -88,7 +88,7 @@ def close(
 ) -> tuple[Outcome, list[str]]:
     """The outcome of a job and the messages about it."""
     messages: list[str] = []
-    closed, num_from_worker, next_attempts = close_attempt(
+    closed, num_from_worker, next_attempts = close_job(
         replace(end, task=Plan(**task), number=number, rung=rung),
         config,
         growable_resources,
@@ -170,7 +170,7 @@ def test_an_entry_that_dies_alone_for_no_want_is_lost_at_the_second_time() -> No
     )
 
 
-@pytest.mark.parametrize("kind", ["failed", "over"])
+@pytest.mark.parametrize("kind", ["failed", "fatal"])
 def test_what_another_time_would_not_mend_is_lost_at_once(kind: End) -> None:
     outcome, messages = close(ended(kind, reported=[Row("a")], lacking="memory"))
     assert outcome.entries == ("a", "b", "c")
@@ -233,7 +233,7 @@ def test_an_entry_of_a_newer_job_is_neither_retried_nor_lost() -> None:
     task = Plan()
     outcome, _ = close(ended("died"), superseded="b", recorded=task.recorded)
     assert [retry.entries for retry in outcome.next_attempts] == [("a", "c")]
-    outcome, _ = close(ended("over"), superseded="b", recorded=task.recorded)
+    outcome, _ = close(ended("fatal"), superseded="b", recorded=task.recorded)
     assert outcome.entries == ("a", "c")
     assert task.recorded == ["a", "c"]
     starved = Row("b", "out of memory: no room")
@@ -244,7 +244,7 @@ def test_an_entry_of_a_newer_job_is_neither_retried_nor_lost() -> None:
 
 
 def test_a_job_without_any_report_has_an_empty_one() -> None:
-    outcome, _ = close(replace(ended("over", entries="a"), report=NO_REPORT))
+    outcome, _ = close(replace(ended("fatal", entries="a"), report=NO_REPORT))
     assert outcome.report.results == (Row("a", f"lost: {DIED}"),)
     assert outcome.report.stage_seconds == {}
 

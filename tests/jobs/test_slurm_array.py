@@ -371,7 +371,7 @@ def test_an_entry_that_ran_out_of_time_alone_is_not_tried_again(
     array = written(tmp_path)
     array.submit()
     slurm.states[0] = {1: PENDING, 2: TaskState(state="TIMEOUT")}
-    assert array.ended()[2].end == "over"
+    assert array.ended()[2].end == "fatal"
 
 
 def test_an_array_that_squeue_has_forgotten_is_looked_up_in_the_accounting(
@@ -384,7 +384,7 @@ def test_an_array_that_squeue_has_forgotten_is_looked_up_in_the_accounting(
     slurm.accounted = {1: CANCELLED, 2: TaskState(state="OUT_OF_MEMORY")}
     ended = array.ended()
     assert (ended[1].end, ended[2].end, ended[2].lacking) == (
-        "over",
+        "fatal",
         "died",
         "memory",
     )

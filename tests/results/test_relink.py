@@ -18,7 +18,7 @@ from thinsection.files.atomic import read_json, read_table, write_json
 from thinsection.results.folder import open_results
 from thinsection.results.relink import Relinked, relink
 from thinsection.slide.cohort import SlideEntry, load_cohort
-from thinsection.store.claims import claim_ids
+from thinsection.store.claims import assign_stored_ids
 from thinsection.store.identity import fingerprint
 from thinsection.store.ledger import SlideLedger, StageRecord
 from thinsection.testing.synthetic import write_he_slide
@@ -118,7 +118,7 @@ def test_two_pictures_of_a_file_keep_their_ids(tmp_path: Path) -> None:
     file = str(tmp_path / "new" / "s.svs")
     assert told.found == {"s-a": file, "s-b": file}
     entries = [SlideEntry(slide_id="", slide_path=file, image=image) for image in "ab"]
-    named = claim_ids(out, entries)
+    named = assign_stored_ids(out, entries)
     assert [(entry.slide_id, entry.image) for entry in named] == [
         ("s-a", "a"),
         ("s-b", "b"),

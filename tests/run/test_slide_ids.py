@@ -29,7 +29,7 @@ from thinsection.run.run import check_folder, make_task, run
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve
-from thinsection.store.claims import CLAIMS_NAME, claim_ids
+from thinsection.store.claims import CLAIMS_NAME, assign_stored_ids
 from thinsection.store.ledger import SLIDES
 from thinsection.usage.analysis import Request
 
@@ -81,7 +81,7 @@ def tissue(slides: Sequence[str | Path], out: Path, **settings: object) -> RunSu
 
 def ids(slides: Sequence[str | Path], out: Path) -> dict[str, str]:
     """Slide id by the name of the slide's folder, as a run into `out` would have them."""
-    entries = claim_ids(out, load_cohort(slides))
+    entries = assign_stored_ids(out, load_cohort(slides))
     return {
         Path(entry.slide_path).resolve().parent.name: entry.slide_id
         for entry in entries
@@ -264,8 +264,8 @@ def test_processes_that_name_one_cohort_at_once_agree(
     code = (
         "import sys; from pathlib import Path;"
         "from thinsection.slide.cohort import load_cohort;"
-        "from thinsection.store.claims import claim_ids;"
-        "found = claim_ids(Path(sys.argv[1]), load_cohort(sys.argv[2:]));"
+        "from thinsection.store.claims import assign_stored_ids;"
+        "found = assign_stored_ids(Path(sys.argv[1]), load_cohort(sys.argv[2:]));"
         "print(*(f'{e.slide_path}={e.slide_id}' for e in found), sep='\\n')"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -303,7 +303,7 @@ def test_a_damaged_list_of_ids_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         StoreError, match=r"list of slide ids must be readable.*remove it"
     ):
-        claim_ids(tmp_path, [entry])
+        assign_stored_ids(tmp_path, [entry])
 
 
 def test_slides_of_equal_content_are_named(tmp_path: Path) -> None:
@@ -364,7 +364,7 @@ def test_an_output_folder_that_is_deleted_while_slides_are_read_is_named(
 def test_the_tasks_of_an_array_have_the_ids_of_the_whole_cohort(
     cohort: Path, tmp_path: Path
 ) -> None:
-    whole = claim_ids(tmp_path / "out", load_cohort([cohort]))
+    whole = assign_stored_ids(tmp_path / "out", load_cohort([cohort]))
     task = make_task(
         check_folder(tmp_path / "out"), resolve(RunConfig(), {"until": "tissue"})
     )
@@ -382,7 +382,7 @@ def test_the_tasks_of_an_array_have_the_ids_of_the_whole_cohort(
     assert tuple(entry for chunk in chunks for entry in chunk) == whole
     # tasks of a script of one's own name their part of the cohort themselves
     for chunk in chunks:
-        own = claim_ids(
+        own = assign_stored_ids(
             tmp_path / "out", load_cohort([entry.slide_path for entry in chunk])
         )
         assert [one.slide_id for one in own] == [one.slide_id for one in chunk]
@@ -427,7 +427,7 @@ def test_a_slide_whose_ledger_is_damaged_keeps_its_id_at_another_place(
         shutil.rmtree(tmp_path / "a")
         shutil.rmtree(tmp_path / "b" / "P04")
     lines: list[str] = []
-    entries = claim_ids(out, load_cohort([tmp_path / "b"]), lines.append)
+    entries = assign_stored_ids(out, load_cohort([tmp_path / "b"]), lines.append)
     after = {Path(entry.slide_path).parent.name: entry.slide_id for entry in entries}
     assert {name: after[name] for name in before} == before
     assert after.get("P04", "new") not in before.values()

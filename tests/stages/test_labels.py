@@ -28,7 +28,7 @@ from thinsection.stages.stage import Stage
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.identity import Source
 from thinsection.tiles.grid import TilesConfig
-from thinsection.tiles.transforms import StainConfig, StainLook, stain_target
+from thinsection.tiles.transforms import StainConfig, StainStatistics, stain_target
 from thinsection.weights.origin import Origin
 
 # few values, hostile ones among them: two random settings are often almost the same
@@ -209,7 +209,7 @@ def test_what_does_not_normalise_stains_has_one_name() -> None:
 
 def test_every_kind_of_stage_has_an_address_of_its_own() -> None:
     grid, one = tiles(TilesConfig()), features()
-    target: StainLook = stain_target(StainConfig(stain_norm="macenko"))
+    target: StainStatistics = stain_target(StainConfig(stain_norm="macenko"))
     stages: list[Stage] = [
         *(grid.mask, grid, one, features(dtype="float16"), features(encoder="uni")),
         features(stain=StainConfig(stain_norm="macenko"), target=target),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from thinsection.store.identity import Identity, WholeSum, fingerprint, whole_sum
+from thinsection.store.identity import Identity, WholeFileHash, fingerprint, whole_sum
 
 DATA = bytes(range(256)) * 8000  # 2 MB: the samples are 290 kB apart
 
@@ -28,7 +28,7 @@ def known(tmp_path: Path) -> dict[str, str]:
     path = slide(tmp_path / "a.svs")
     first = asdict(Identity.read(path, {}, "times"))
     assert first["whole"] == ""  # nothing but samples was read
-    return first | {"whole": WholeSum(str(path)).result()}
+    return first | {"whole": WholeFileHash(str(path)).result()}
 
 
 def test_the_change_lies_between_the_samples(

@@ -47,7 +47,7 @@ class Event:
 
 
 class TimedCard:
-    """See `Card`; in seconds: a copy in, a copy out, and what a caller says of its operations."""
+    """Simulated `CudaDevice`: a copy in, a copy out and each operation take given seconds."""
 
     def __init__(self, *, copy_in_s: float = 0.5, copy_out_s: float = 0.25) -> None:
         self.copy_in_s, self.copy_out_s = copy_in_s, copy_out_s

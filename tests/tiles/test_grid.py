@@ -12,7 +12,7 @@ from thinsection.errors import (
 from thinsection.qc.tissue import TissueMask
 from thinsection.testing.synthetic import ArraySlide
 from thinsection.tiles import TilesConfig, TileTable, tile_grid
-from thinsection.tiles.grid import grid_coords, magnification, mask_and_frame
+from thinsection.tiles.grid import grid_coords, mask_and_frame, mpp_of_magnification
 from thinsection.types import Level, MaskFrame
 
 SIZE = (1000, 700)
@@ -217,7 +217,7 @@ def test_a_mask_of_another_type_is_refused() -> None:
 
 @pytest.mark.parametrize("text", ["20", "20x", "20X"])
 def test_a_magnification_is_taken_as_its_usual_resolution(text: str) -> None:
-    mpp, notice = magnification(text)
+    mpp, notice = mpp_of_magnification(text)
     assert mpp == "0.5"
     assert notice.startswith(f"--mag {text} sets --tile-mpp 0.5 (µm/px)")
 
@@ -225,7 +225,7 @@ def test_a_magnification_is_taken_as_its_usual_resolution(text: str) -> None:
 @pytest.mark.parametrize("text", ["fine", "0", "-20x"])
 def test_what_is_no_magnification_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=f"mag must be .* got '{text}'"):
-        magnification(text)
+        mpp_of_magnification(text)
 
 
 def test_a_missing_resolution_names_the_slide_and_what_its_objective_means() -> None:

@@ -17,7 +17,7 @@ from thinsection.tiles.transforms import (
     STANDARDS,
     ColourMoments,
     StainConfig,
-    StainLook,
+    StainStatistics,
     StainVectors,
     sample_px,
     stain_target,
@@ -117,7 +117,7 @@ def test_maps_far_beyond_the_brightest_px_end_at_white_without_a_warning(
     method: str,
 ) -> None:
     config, tiles = StainConfig(stain_norm=method), every_colour()
-    look: StainLook = StainVectors(
+    look: StainStatistics = StainVectors(
         hematoxylin=(0.5626, 0.7201, 0.4062),
         eosin=(0.5600, 0.7220, 0.4070),
         strengths=(1e-3, 1e-3),

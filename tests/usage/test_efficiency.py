@@ -13,8 +13,8 @@ from thinsection.errors import StoreError
 from thinsection.results.records import (
     begin_record,
     efficiency,
-    end_record,
     read_records,
+    update_record,
     write_efficiency,
 )
 from thinsection.types import GIB
@@ -195,7 +195,7 @@ def test_nothing_recorded_is_refused(tmp_path: Path) -> None:
         StoreError, match="out must contain records of a run that did work, got none"
     ):
         efficiency(tmp_path)
-    record = end_record(begin_record(tmp_path, "run", {}), {"counts": {"done": 1}})
+    record = update_record(begin_record(tmp_path, "run", {}), {"counts": {"done": 1}})
     with pytest.raises(
         StoreError, match=r"record must contain usage/\*\.jsonl of a run, got none"
     ):
@@ -273,7 +273,7 @@ def work(out: Path, counts: dict[str, int]) -> Path:
     record = begin_record(out, "run", {"until": "embeddings"})
     with resource_monitor(record.folder, stage_seconds=lambda: FED):
         sum(range(10**5))
-    end_record(record, {"counts": counts})
+    update_record(record, {"counts": counts})
     return record.folder
 
 

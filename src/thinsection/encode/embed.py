@@ -17,7 +17,7 @@ from thinsection.encode.encoder import TileEncoder
 from thinsection.errors import InvalidInputError
 from thinsection.slide import Slide
 from thinsection.tiles import (
-    StageClock,
+    StepTimer,
     StreamConfig,
     TileBatch,
     TileFilter,
@@ -28,14 +28,14 @@ from thinsection.tiles.stream import EmbeddedBatch, S, SlideTiles
 from thinsection.types import RgbArray
 
 if TYPE_CHECKING:
-    # a process without a GPU needs no queues
+    # CUDA streams; a process without a GPU needs none
     from thinsection.encode.queues import (
-        Answer,
         Arrays,
-        Card,
+        CudaDevice,
+        DeviceStreams,
         Encode,
         Halving,
-        Queues,
+        PendingResult,
         Sent,
     )
 
@@ -44,7 +44,7 @@ _IN_FLIGHT = 3
 
 # request to an encoder for a batch: nothing, embeddings, or embeddings and tokens
 EncoderRequest = Literal["", "embeddings", "tokens"]
-Marker = TypeVar("Marker")  # type of the caller's markers between batches
+Item = TypeVar("Item")  # type of the caller's items that pass between batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,34 +52,40 @@ class _Pending(Generic[S]):
     """Batch in computation, with one result per encoder."""
 
     batch: TileBatch[S]
-    answers: list[Answer | Arrays | None]
+    results: list[PendingResult | Arrays | None]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class _Marker(Generic[Marker]):
-    """Marker of the caller in the queue of batches."""
+class _PassThrough(Generic[Item]):
+    """Item of the caller that passes through the queue between batches."""
 
-    value: Marker
+    value: Item
 
 
-class BatchEncoder(Generic[S, Marker]):
+class BatchEncoder(Generic[S, Item]):
     """Gives each batch to every encoder from one buffer and returns embeddings in order.
 
     On CUDA, batch k+1 is copied to the device, batch k is encoded and batch k-1 is copied back at
-    the same time (`Queues`); elsewhere a batch is processed at once. The presence of other
-    encoders does not change the batch of an encoder. A batch that exceeds the device's memory is
-    halved, and `notes` report that.
+    the same time (`DeviceStreams`); elsewhere a batch is processed at once. Each encoder gets the
+    same batches as if it ran alone. A batch that exceeds the device's memory is halved, and `notes`
+    report that.
 
-    Memory: `_IN_FLIGHT` batches of tiles and results, and the memory of the largest encoder.
+    Args:
+        encoders: encoders on any devices, with different labels.
+        clock: adds up the time of transfers and of encoding.
+        make_device: makes the operations of a CUDA device; tests pass a simulated device.
+
+    Memory: `_IN_FLIGHT` batches of tiles and results, and the activations of the largest encoder,
+    as encoders run one after the other. The weights of all encoders come on top.
     """
 
     def __init__(
         self,
         encoders: Sequence[TileEncoder],
         *,
-        clock: StageClock | None = None,
-        card: Callable[[torch.device], Card] | None = None,
+        clock: StepTimer | None = None,
+        make_device: Callable[[torch.device], CudaDevice] | None = None,
     ) -> None:
         if not encoders:
             raise InvalidInputError("encoders must name at least one encoder, got none")
@@ -89,8 +95,8 @@ class BatchEncoder(Generic[S, Marker]):
             raise InvalidInputError(
                 f"encoders must have different labels, got {', '.join(self._labels)}"
             )
-        self._clock = clock or StageClock()
-        self._queues: dict[torch.device, Queues] = {}
+        self._clock = clock or StepTimer()
+        self._streams: dict[torch.device, DeviceStreams] = {}
         self._halving: list[Halving | None] = []
         for encoder in self._encoders:
             if encoder.device.type != "cuda":
@@ -98,19 +104,21 @@ class BatchEncoder(Generic[S, Marker]):
                 continue
             from thinsection.encode import queues
 
-            if encoder.device not in self._queues:
-                made = (card or queues.Card)(encoder.device)
-                self._queues[encoder.device] = queues.Queues(made)
-            free_unused = self._queues[encoder.device].card.free_unused
+            if encoder.device not in self._streams:
+                device = (make_device or queues.CudaDevice)(encoder.device)
+                self._streams[encoder.device] = queues.DeviceStreams(device)
+            free_unused = self._streams[encoder.device].device.free_unused
             self._halving.append(queues.Halving(free_unused))
-        self._most_under_way = _IN_FLIGHT - 1 if self._queues else 0
-        self._under_way: deque[_Pending[S] | _Marker[Marker]] = deque()
+        self._max_pending = _IN_FLIGHT - 1 if self._streams else 0
+        self._pending: deque[_Pending[S] | _PassThrough[Item]] = deque()
         self._copying: deque[tuple[TileBatch[S], list[Sent]]] = deque()
 
     def submit(
         self, batch: TileBatch[S], requests: Sequence[EncoderRequest] | None = None
-    ) -> Iterator[EmbeddedBatch[S] | Marker]:
-        """Encode a batch as requested of each encoder (None: embeddings); yields finished batches.
+    ) -> Iterator[EmbeddedBatch[S] | Item]:
+        """Encode a batch, with one request per encoder; yields finished batches.
+
+        Without `requests` every encoder gives embeddings.
 
         The batch's buffer is released when all encoders have read it, at most one batch later.
         """
@@ -119,13 +127,13 @@ class BatchEncoder(Generic[S, Marker]):
         with self._clock.timed("transfer_busy"):
             host = torch.from_numpy(batch.tiles)
             sent = {
-                device: queues.send(host) for device, queues in self._queues.items()
+                device: streams.send(host) for device, streams in self._streams.items()
             }
         self._copying.append((batch, list(sent.values())))
         with self._clock.timed("encode_busy"):
-            answers = [
-                self._answer(place, sent, host, request) if request else None
-                for place, request in enumerate(requests)
+            results = [
+                self._encode_with(number, sent, host, request) if request else None
+                for number, request in enumerate(requests)
             ]
         self.release(leave=1 if sent else 0)
         notes = tuple(
@@ -134,15 +142,15 @@ class BatchEncoder(Generic[S, Marker]):
             for encoder, halving in zip(self._encoders, self._halving, strict=True)
             if halving is not None and halving.at_once
         )
-        self._under_way.append(_Pending(batch, answers, notes))
-        yield from self._drain(self._most_under_way)
+        self._pending.append(_Pending(batch, results, notes))
+        yield from self._drain(self._max_pending)
 
-    def queue_in_order(self, marker: Marker) -> Iterator[EmbeddedBatch[S] | Marker]:
-        """Pass a marker through the queue: it comes out after every batch submitted before it."""
-        self._under_way.append(_Marker(marker))
-        yield from self._drain(self._most_under_way)
+    def queue_in_order(self, item: Item) -> Iterator[EmbeddedBatch[S] | Item]:
+        """Pass an item through the queue: it comes out after every batch submitted before it."""
+        self._pending.append(_PassThrough(item))
+        yield from self._drain(self._max_pending)
 
-    def flush(self) -> Iterator[EmbeddedBatch[S] | Marker]:
+    def flush(self) -> Iterator[EmbeddedBatch[S] | Item]:
         """Yield all batches that are not finished yet."""
         self.release()
         yield from self._drain(0)
@@ -159,36 +167,36 @@ class BatchEncoder(Generic[S, Marker]):
             batch.release()
             self._copying.popleft()
 
-    def _answer(
+    def _encode_with(
         self,
-        place: int,
+        number: int,
         sent: dict[torch.device, Sent],
         host: Tensor,
         request: EncoderRequest,
-    ) -> Answer | Arrays:
-        """Result of one encoder: in transfer from a GPU, else the arrays."""
-        encoder = self._encoders[place]
+    ) -> PendingResult | Arrays:
+        """Runs one encoder; returns a copy that is in progress on a GPU, else the arrays."""
+        encoder = self._encoders[number]
         encode: Encode = encoder.encode_with_tokens
         if request == "embeddings":
-            encode = partial(_encode_alone, encoder)
-        halving = self._halving[place]
+            encode = partial(_encode_without_tokens, encoder)
+        halving = self._halving[number]
         if halving is None:
             return tuple(x.float().cpu().numpy() for x in encode(host))
         in_parts = partial(halving.encode, encode)
-        return self._queues[encoder.device].answer(sent[encoder.device], in_parts)
+        return self._streams[encoder.device].encode(sent[encoder.device], in_parts)
 
-    def _drain(self, leave: int) -> Iterator[EmbeddedBatch[S] | Marker]:
+    def _drain(self, leave: int) -> Iterator[EmbeddedBatch[S] | Item]:
         """Yield from the front of the queue until only `leave` batches remain."""
-        while self._under_way:
-            first = self._under_way[0]
-            if isinstance(first, _Marker):
-                self._under_way.popleft()
+        while self._pending:
+            first = self._pending[0]
+            if isinstance(first, _PassThrough):
+                self._pending.popleft()
                 yield first.value
                 continue
-            num_batches = sum(isinstance(item, _Pending) for item in self._under_way)
+            num_batches = sum(isinstance(item, _Pending) for item in self._pending)
             if num_batches <= leave:
                 return
-            self._under_way.popleft()
+            self._pending.popleft()
             yield self._fetch(first)
 
     def _fetch(self, pending: _Pending[S]) -> EmbeddedBatch[S]:
@@ -196,13 +204,13 @@ class BatchEncoder(Generic[S, Marker]):
         embeddings: dict[str, npt.NDArray[np.float32]] = {}
         tokens: dict[str, npt.NDArray[np.float32]] = {}
         with self._clock.timed("encode_busy"):
-            for encoder, label, answer in zip(
-                self._encoders, self._labels, pending.answers, strict=True
+            for encoder, label, result in zip(
+                self._encoders, self._labels, pending.results, strict=True
             ):
-                if answer is None or isinstance(answer, tuple):
-                    arrays = answer or ()
+                if result is None or isinstance(result, tuple):
+                    arrays = result or ()
                 else:
-                    arrays = self._queues[encoder.device].fetch(answer)
+                    arrays = self._streams[encoder.device].fetch(result)
                 if arrays:
                     embeddings[label] = arrays[0]
                 if len(arrays) > 1:
@@ -217,7 +225,8 @@ class BatchEncoder(Generic[S, Marker]):
         )
 
 
-def _encode_alone(encoder: TileEncoder, tiles: Tensor) -> tuple[Tensor]:
+def _encode_without_tokens(encoder: TileEncoder, tiles: Tensor) -> tuple[Tensor]:
+    """Embeddings in the form of `encode_with_tokens`."""
     return (encoder.encode(tiles),)
 
 

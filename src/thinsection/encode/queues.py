@@ -1,8 +1,9 @@
-"""Three queues of a GPU: copy in, encode and copy back run at the same time.
+"""Three CUDA streams of a GPU: copy in, encode and copy back run at the same time.
 
-Events put the queues in order; only the host waits, at the end:
+Here a CUDA stream is called a queue, because the package calls its flow of decoded tiles the
+stream. Events put the queues in order; only the host waits, at the end:
 
-    host buffer --[in]--> tiles --[compute]--> answers --[out]--> page-locked ring --> arrays
+    host buffer --[in]--> tiles --[compute]--> results --[out]--> page-locked ring --> arrays
                    k+1              k                     k-1
 
 Tensors that a queue uses stay referenced until the host has seen the last event of their batch.
@@ -37,7 +38,7 @@ class Event(Protocol):
         """Wait until the queue has passed it."""
 
 
-class Card:
+class CudaDevice:
     """Operations of a CUDA device; tests use a substitute with simulated times."""
 
     def __init__(self, device: torch.device) -> None:
@@ -72,9 +73,9 @@ class Card:
         """Copy on the device, in the current queue; the host waits unless `host` is page-locked."""
         return host.to(self.device, non_blocking=True)
 
-    def to_host(self, answer: Tensor, pinned: Tensor) -> None:
+    def to_host(self, result: Tensor, pinned: Tensor) -> None:
         """Copy a result into a page-locked buffer, in the current queue."""
-        pinned.copy_(answer, non_blocking=True)
+        pinned.copy_(result, non_blocking=True)
 
     def pinned(self, numbers: int) -> Tensor:
         """Page-locked float32 buffer."""
@@ -94,7 +95,7 @@ class Sent:
 
 
 @dataclass(eq=False)
-class Answer:
+class PendingResult:
     """Result of an encoder for a batch, in transfer: a buffer and a shape for each tensor."""
 
     buffers: list[Tensor]
@@ -104,53 +105,53 @@ class Answer:
     held: list[object] = field(repr=False)
 
 
-class Queues:
+class DeviceStreams:
     """Three queues of one device and the page-locked ring buffer for its results.
 
     Memory: on the host, the results of batches in progress; on the device, also their tiles.
     """
 
-    def __init__(self, card: Card) -> None:
-        self.card = card
-        self._into = card.stream()
-        self._compute = card.stream()
-        self._out = card.stream()
+    def __init__(self, device: CudaDevice) -> None:
+        self.device = device
+        self._into = device.stream()
+        self._compute = device.stream()
+        self._out = device.stream()
         self._free: list[Tensor] = []
 
     def send(self, host: Tensor) -> Sent:
         """Queue the copy of a host buffer, which may be reused after `copied`."""
-        with self.card.on(self._into):
-            tiles = self.card.to_device(host)
-        return Sent(tiles, self.card.record(self._into, for_host=True))
+        with self.device.on(self._into):
+            tiles = self.device.to_device(host)
+        return Sent(tiles, self.device.record(self._into, for_host=True))
 
-    def answer(self, sent: Sent, encode: EncodeInParts) -> Answer:
+    def encode(self, sent: Sent, encode_in_parts: EncodeInParts) -> PendingResult:
         """Queue the computation after the copy, and the copy back after the computation."""
-        card = self.card
-        card.wait(self._compute, sent.copied)
-        with card.on(self._compute):
-            parts = encode(sent.tiles)
-        card.wait(self._out, card.record(self._compute, for_host=False))
+        device = self.device
+        device.wait(self._compute, sent.copied)
+        with device.on(self._compute):
+            parts = encode_in_parts(sent.tiles)
+        device.wait(self._out, device.record(self._compute, for_host=False))
         shapes = [torch.Size((len(sent.tiles), *x.shape[1:])) for x in parts[0]]
         buffers = [self._take_buffer(shape.numel()) for shape in shapes]
-        with card.on(self._out):
+        with device.on(self._out):
             for number, shape in enumerate(shapes):
                 whole = buffers[number][: shape.numel()].view(shape)
                 start = 0
                 for part in parts:
                     rows = part[number]
-                    card.to_host(rows, whole[start : start + len(rows)])
+                    device.to_host(rows, whole[start : start + len(rows)])
                     start += len(rows)
-        fetched = card.record(self._out, for_host=True)
-        return Answer(buffers, shapes, fetched, held=[sent, parts])
+        fetched = device.record(self._out, for_host=True)
+        return PendingResult(buffers, shapes, fetched, held=[sent, parts])
 
-    def fetch(self, answer: Answer) -> Arrays:
+    def fetch(self, pending: PendingResult) -> Arrays:
         """Wait for the copy back; returns the result, and its buffers become free."""
-        answer.fetched.synchronize()
-        answer.held.clear()
-        self._free += answer.buffers
+        pending.fetched.synchronize()
+        pending.held.clear()
+        self._free += pending.buffers
         return tuple(
             buffer[: shape.numel()].view(shape).numpy().copy()
-            for buffer, shape in zip(answer.buffers, answer.shapes, strict=True)
+            for buffer, shape in zip(pending.buffers, pending.shapes, strict=True)
         )
 
     def _take_buffer(self, numbers: int) -> Tensor:
@@ -162,7 +163,7 @@ class Queues:
         # locking pages is slow, so it is done only for the first batches
         if self._free:
             self._free.pop()
-        return self.card.pinned(numbers)
+        return self.device.pinned(numbers)
 
 
 class Halving:

@@ -22,7 +22,7 @@ from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.files.tables import open_table
 from thinsection.report.index import write_index
 from thinsection.results.folder import Listener, leaving_out
-from thinsection.results.records import begin_record, end_record
+from thinsection.results.records import begin_record, update_record
 from thinsection.results.tables import write_tables
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.slide.cohort_table import named_columns, parse_mpp
@@ -104,7 +104,9 @@ def import_peer(
     if not imported:
         raise StoreError(f"{rule}, got no readable file in {str(folder)!r}")
     write_tables(out, known_slides(out))
-    end_record(record, {"counts": {"imported": len(imported)}, "grids": sorted(grids)})
+    update_record(
+        record, {"counts": {"imported": len(imported)}, "grids": sorted(grids)}
+    )
     write_index(out)
     return len(imported)
 

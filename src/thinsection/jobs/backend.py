@@ -24,7 +24,7 @@ from thinsection.types import ignore_message
 from thinsection.usage.analysis import Request
 
 Item = TypeVar("Item")
-End = Literal["reported", "died", "failed", "over"]
+End = Literal["reported", "died", "failed", "fatal"]
 OnMessage = Callable[[str], None]
 
 NO_REPORT: AnyReport = Report(results=())
@@ -72,7 +72,7 @@ class Attempt:
         failures: errors of the cluster so far.
         end: None: not ended. 'reported': all entries have a result. 'died': the process was killed
             from outside, or ran out of memory. 'failed': an error of the worker or the cluster,
-            which a retry may fix. 'over': an end that a retry would repeat.
+            which a retry may fix. 'fatal': an error that a retry would repeat.
         report: results of the first entries; of all if it ended well.
         reason: why the report is incomplete, as text for the user.
         error: error of this package (settings, weights), which ends the whole execution.

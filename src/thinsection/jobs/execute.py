@@ -1,11 +1,13 @@
 """The driver that runs entries of any kind on any executor and reports each exactly once.
 
-Entries are grouped into jobs, and a backend runs the jobs. A job ends in one of four ways:
+An attempt is a set of entries that a backend tries in the same way. Its entries are grouped into
+jobs. A job is the part of an attempt that one worker gets; both are values of type `Attempt`. A job
+ends in one of four ways:
 
     reported   it has a result for each entry: the results are reported
     failed     an error of the worker or the cluster: the same job is sent again, at most
                `retries` times
-    over       an error that a retry cannot fix: its entries without a result are lost
+    fatal      an error that a retry would repeat: its entries without a result are lost
     died       its process was killed or ran out of memory: each entry without a result is tried
                again alone, with smaller batches
 
@@ -75,7 +77,10 @@ def execute(
     """
 
     def report_results(report: AnyReport, num_sent: int = 0) -> None:
-        """Passes a report on, and sends an end event for all but its first results."""
+        """Passes a report on, and sends the end events of its results.
+
+        The worker has already sent the events of the first `num_sent` results.
+        """
         # the report of a job that died before its first result is empty
         if report.results or report.stage_seconds:
             on_report(report)
@@ -144,7 +149,7 @@ def _run_attempt(
                 context.on_message(f"a task failed ({job.reason}) and is sent again")
                 jobs.append(replace(job, failures=job.failures + 1))
                 continue
-            closed, num_reported, retries = close_attempt(
+            closed, num_reported, retries = close_job(
                 job,
                 context.config,
                 backend.growable_resources,
@@ -157,8 +162,8 @@ def _run_attempt(
     return merge_attempts(next_attempts)
 
 
-def close_attempt(
-    ended: Attempt,
+def close_job(
+    job: Attempt,
     config: ExecutorConfig,
     growable_resources: Collection[Resource],
     *,
@@ -167,11 +172,11 @@ def close_attempt(
 ) -> tuple[Attempt, int, list[Attempt]]:
     """Decides for each entry of a job that ended: its result is final, or it is tried again.
 
-    The files may have the result of an entry that the job did not report. Without one the entry is
-    tried again, or recorded as lost.
+    The files may have the result of an entry that the job did not report. If they have none, the
+    entry is tried again, or recorded as lost.
 
     Args:
-        ended: the job, with its end.
+        job: the job, with its end.
         config: settings with all rungs.
         growable_resources: resources of which the next attempt can get more.
         on_message: called with a line if entries are tried again alone.
@@ -186,15 +191,15 @@ def close_attempt(
         """Rung with more of what ran out; None if there is none, or if nothing ran out."""
         if lacking is None or lacking not in growable_resources:
             return None
-        return config.next_rung(ended.rung, lacking)
+        return config.next_rung(job.rung, lacking)
 
-    task = ended.task
-    report = ended.report
+    task = job.task
+    report = job.report
     entries: list[object] = []
     results: list[object] = []
     next_attempts: list[Attempt] = []
     # results are in the order of the entries, and stop early if the job did
-    for entry, result in zip(ended.entries, report.results):
+    for entry, result in zip(job.entries, report.results):
         rung = None
         if not is_superseded(entry):
             rung = larger_rung(task.lacking_resource(result))
@@ -202,11 +207,11 @@ def close_attempt(
             entries.append(entry)
             results.append(result)
         else:
-            next_attempts.append(ended.retry([entry], rung))
+            next_attempts.append(job.retry([entry], rung))
     num_reported = len(results)
 
     missing: list[object] = []
-    for entry in ended.entries[len(report.results) :]:
+    for entry in job.entries[len(report.results) :]:
         result = task.finished(entry)
         if result is not None:
             entries.append(entry)
@@ -215,12 +220,12 @@ def close_attempt(
             missing.append(entry)
 
     rung = None
-    if ended.end == "died":
-        rung = larger_rung(ended.lacking)
-        if rung is None and not ended.alone:
-            rung = ended.rung
+    if job.end == "died":
+        rung = larger_rung(job.lacking)
+        if rung is None and not job.alone:
+            rung = job.rung
     if missing and rung is not None:
-        next_attempts.append(ended.retry(missing, rung))
+        next_attempts.append(job.retry(missing, rung))
         if len(missing) == 1:
             on_message("a worker died with 1 entry, which is now retried alone")
         else:
@@ -228,16 +233,16 @@ def close_attempt(
                 f"a worker died with {len(missing)} entries, each of which is now retried alone"
             )
     elif missing:
-        reason = ended.reason
+        reason = job.reason
         # attempts are numbered from 1, and all but the first have each entry alone
-        if ended.number == 2:
+        if job.number == 2:
             reason += ", twice, the second time with this entry alone"
-        elif ended.alone:
-            reason += f", {ended.number} times, the last time with this entry alone"
+        elif job.alone:
+            reason += f", {job.number} times, the last time with this entry alone"
         entries += missing
         results += [task.lost(entry, reason) for entry in missing]
     closed = replace(
-        ended,
+        job,
         entries=tuple(entries),
         report=replace(report, results=tuple(results)),
     )

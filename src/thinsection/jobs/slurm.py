@@ -22,7 +22,7 @@ from thinsection.jobs.backend import (
     Submitted,
     chunked,
 )
-from thinsection.jobs.execute import close_attempt, merge_attempts
+from thinsection.jobs.execute import close_job, merge_attempts
 from thinsection.jobs.executor import ExecutorConfig, Resource
 from thinsection.jobs.request import fit_to_nodes, job_request
 from thinsection.jobs.slurm_array import (
@@ -264,8 +264,8 @@ class Collected:
         attempts: list[Attempt] = []
         for job in array.ended().values():
             is_final = job.end == "died" and not retry
-            closed, _, next_attempts = close_attempt(
-                replace(job, end="over") if is_final else job,
+            closed, _, next_attempts = close_job(
+                replace(job, end="fatal") if is_final else job,
                 array.config,
                 GROWABLE_RESOURCES if retry else (),
                 on_message=on_message,

@@ -379,7 +379,7 @@ class Array:
         if error_path.exists():
             reason += f": {error_path.read_text(encoding='utf-8').strip()}"
         return job.ended(
-            "died" if died else "over",
+            "died" if died else "fatal",
             report=merge_reports(self.reports(index)),
             reason=f"{reason}; see {log}",
             lacking=lacking,

@@ -29,7 +29,7 @@ class Report(Generic[Result_co]):
 
     # one per entry, in the same order
     results: tuple[Result_co, ...]
-    # seconds by stage, see `StageClock.seconds`
+    # seconds by stage, see `StepTimer.seconds`
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     # facts about the models that were used
     facts: PlainValues = field(default_factory=dict)

@@ -94,7 +94,7 @@ def begin_record(out: Path, command: str, config: PlainValues) -> Record:
         "started": now.isoformat(timespec="milliseconds"),
         "host": host,
     }
-    return end_record(Record(folder, document), {"config": dict(config)})
+    return update_record(Record(folder, document), {"config": dict(config)})
 
 
 def log(folder: Path, text: str) -> None:
@@ -109,11 +109,11 @@ def log(folder: Path, text: str) -> None:
         file.write("".join(lines))
 
 
-def end_record(record: Record, facts: PlainValues) -> Record:
-    """Adds the outcome to run.json: counts, seconds, models."""
-    ended = Record(record.folder, {**record.document, **facts})
-    write_json(record.folder / RECORD_NAME, ended.document)
-    return ended
+def update_record(record: Record, facts: PlainValues) -> Record:
+    """Adds facts to run.json, such as counts, seconds and models; returns the new record."""
+    updated = Record(record.folder, {**record.document, **facts})
+    write_json(record.folder / RECORD_NAME, updated.document)
+    return updated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +137,10 @@ def recording(out: Path, command: str, config: PlainValues) -> Iterator[Recordin
         # so that the caller sees the error of the work itself
         with contextlib.suppress(OSError):
             reason = str(error) or type(error).__name__
-            end_record(record, {"ended_by": reason})
+            update_record(record, {"ended_by": reason})
         raise
     seconds = round(time.monotonic() - began, 3)
-    end_record(record, {"seconds": seconds, "counts": under_way.counts})
+    update_record(record, {"seconds": seconds, "counts": under_way.counts})
 
 
 def read_records(out: Path) -> list[Record]:
@@ -194,5 +194,5 @@ def write_efficiency(folder: Path) -> Efficiency:
     document = asdict(analysis)
     if analysis.next_request is not None:
         document["next_request"]["sbatch"] = list(analysis.next_request.sbatch_lines())
-    end_record(Record.read(folder), {"efficiency": document})
+    update_record(Record.read(folder), {"efficiency": document})
     return analysis

@@ -218,7 +218,7 @@ class BufferReader(Closing):
         buffer.coords_l0[piece.places] = chosen.coords_l0
         for name in self._columns:
             buffer.columns[name][piece.places] = chosen.columns[name]
-        return replace(piece, slide=slide, table=chosen, owned=not is_kept)
+        return replace(piece, slide=slide, table=chosen, closes_slide=not is_kept)
 
     def _open(self, index: int) -> tuple[Slide, TileTable]:
         tiled = self._slides[index]

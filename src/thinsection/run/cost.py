@@ -125,7 +125,7 @@ class GridSize:
     num_tiles: int  # tiles with enough tissue
     read_px: int  # pixels of the level that are decoded for one tile
     # most bytes that a decoding thread holds: tiles of the level that it resamples in one call
-    # (`stream.budget.read_bytes`), a decoded segment, and the stored bytes of one read
+    # (`tiles.budget.resample_scratch_bytes`), a decoded segment, and the stored bytes of one read
     scratch_bytes: int
     # True if `--resample fast` would decode them at half their size or less
     fast: bool = False

@@ -12,7 +12,7 @@ from thinsection.files.atomic import output_errors
 from thinsection.files.urls import is_url
 from thinsection.jobs.task import Report
 from thinsection.report.index import write_index
-from thinsection.results.records import Record, end_record, log, write_efficiency
+from thinsection.results.records import Record, log, update_record, write_efficiency
 from thinsection.results.tables import write_tables
 from thinsection.run.task import ENDS, RunTask, ended_slides
 from thinsection.slide.cohort import SlideEntry
@@ -116,7 +116,7 @@ def finish_run(
         "models": dict(report.facts),
         "stage_seconds": stage_seconds,
     }
-    end_record(record, facts)
+    update_record(record, facts)
     if summary.counts["done"]:
         write_efficiency(task.record)
     log(task.record, f"ended: {summary!r}")
@@ -178,7 +178,7 @@ def end_early(
         with output_errors(task.out):
             waiting = _not_ended(entries, results)
             write_tables(task.out, known_slides(task.out), waiting)
-            end_record(Record.read(task.record), {"ended_by": reason})
+            update_record(Record.read(task.record), {"ended_by": reason})
             log(
                 task.record, f"ended early: {reason}; {counted(num_done, 'slide')} done"
             )

@@ -27,9 +27,9 @@ from thinsection.results.choice import recorded_grids
 from thinsection.results.records import (
     Record,
     begin_record,
-    end_record,
     log,
     read_records,
+    update_record,
 )
 from thinsection.results.tables import write_tables
 from thinsection.run.ending import write_run_tables
@@ -318,7 +318,7 @@ def _write_record(
         "grids": list(recorded_grids(group.newest) or ()),
         "merged_from": origins,
     }
-    end_record(Record.read(record.folder), facts)
+    update_record(Record.read(record.folder), facts)
 
 
 def _write_tables(out: Path, specs: Sequence[RunConfig], on_message: OnMessage) -> None:

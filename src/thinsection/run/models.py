@@ -31,7 +31,7 @@ from thinsection.pool.encoder import (
 from thinsection.stages.config import EncodingSpec
 from thinsection.stages.spec import Models
 from thinsection.store.ledger import load_ledgers
-from thinsection.tiles.transforms import StainLook, stain_target
+from thinsection.tiles.transforms import StainStatistics, stain_target
 from thinsection.types import Document, PlainValues
 from thinsection.weights.origin import Origin, installed_version, read_stamps
 
@@ -190,7 +190,7 @@ def file_stamps(files: Sequence[str]) -> Stamps | None:
     return None if stamps is None else tuple(stamp[:4] for stamp in stamps)
 
 
-def _stain_target(encoding: EncodingSpec) -> StainLook | None:
+def _stain_target(encoding: EncodingSpec) -> StainStatistics | None:
     """Colours that tiles are normalised to; None if normalisation is off."""
     if encoding.stain.stain_norm == "none":
         return None
@@ -212,7 +212,7 @@ def _surroundings(encoding: EncodingSpec) -> str:
     return sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def current_encoder(encoder: object) -> TileEncoder:
+def with_current_weights(encoder: object) -> TileEncoder:
     """The encoder as it is now: a network may have been trained since it got its name.
 
     Raises ConfigError: it is no tile encoder.

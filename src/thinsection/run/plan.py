@@ -41,7 +41,7 @@ from thinsection.slide.geometry import mean_mpp
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import Slides, cohort_of, resolve
 from thinsection.tiles import iter_tiles, tile_grid
-from thinsection.tiles.budget import CHANNELS, read_bytes
+from thinsection.tiles.budget import CHANNELS, resample_scratch_bytes
 from thinsection.types import (
     TileArray,
     counted,
@@ -385,7 +385,9 @@ def slide_size(entry: SlideEntry, spec: RunConfig) -> SlideSize:
                     num_tiles=len(table),
                     read_px=read_px,
                     scratch_bytes=(
-                        read_bytes(table.plan) + CHANNELS * segment_px + MAX_READ_BYTES
+                        resample_scratch_bytes(table.plan)
+                        + CHANNELS * segment_px
+                        + MAX_READ_BYTES
                     ),
                     fast=fast != table.plan.level,
                 )

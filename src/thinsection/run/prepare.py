@@ -1,4 +1,4 @@
-"""Prepares a slide before its tiles are read: claims it, opens it, and lays its tile grids."""
+"""Prepares a slide before its tiles are read: claims it, opens it, and makes its tile grids."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,14 +21,14 @@ from thinsection.slide.cohort_table import SlidesConfig
 from thinsection.stages.config import RunConfig
 from thinsection.stages.stage import AnyStage, GridTiles, SlideWork
 from thinsection.stages.tiles import TilesStage
-from thinsection.store.identity import Identity, WholeSum, source_key
+from thinsection.store.identity import Identity, WholeFileHash, source_key
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger
 from thinsection.store.outcome import read_failure
 from thinsection.store.tile_tables import RowMerger
 from thinsection.tiles import TileTable
 from thinsection.tiles.budget import MemoryAllowance
 from thinsection.tiles.stream import Prepared, SlideFailed
-from thinsection.tiles.transforms import StainConfig, StainLook, fit_stain
+from thinsection.tiles.transforms import StainConfig, StainStatistics, fit_stain
 from thinsection.types import format_bytes
 
 
@@ -42,11 +42,12 @@ def claim_slide(
 ) -> SlideWork:
     """Slide with its ledger, and the list of stages that are not done.
 
-    Raises StoreError: the slide's file cannot be read; InvalidInputError: it has no drawing.
+    Raises StoreError: the slide's file cannot be read; InvalidInputError: its annotation file is
+    missing.
     """
     ledger = load_ledger(out, entry.slide_id)
-    fingerprint = spec.slides.fingerprint
-    identity = Identity.read(entry.slide_path, ledger.source, fingerprint)
+    fingerprint_mode = spec.slides.fingerprint
+    identity = Identity.read(entry.slide_path, ledger.source, fingerprint_mode)
     source = source_key(identity.source, entry, spec.regions)
     work = SlideWork(
         entry=entry,
@@ -56,7 +57,7 @@ def claim_slide(
         stages=stages,
         overwrite=spec.output.overwrite,
         slide_encoders=slide_encoders,
-        times="" if fingerprint == "samples" else identity.times,
+        times="" if fingerprint_mode == "samples" else identity.times,
     )
     same_source = ledger.source == asdict(identity)
     same_cohort = ledger.slide == work.ledger.slide
@@ -86,7 +87,7 @@ def finished_work(
 
 
 def check_quality(work: SlideWork) -> None:
-    """Lets every stage look at its result; one of them may raise QcExclusion."""
+    """Lets every stage check its result; one of them may raise QcExclusion."""
     for stage in work.stages:
         stage.judge(work)
 
@@ -108,7 +109,7 @@ class SlidePreparer:
     # memory for images that are decoded whole; they wait until earlier ones are released
     memory_for_whole_images: MemoryAllowance
     # colours of stain normalisation; None if it is off
-    stain_target: StainLook | None
+    stain_target: StainStatistics | None
 
     def __call__(self, work: SlideWork) -> list[Prepared[GridTiles]]:
         """Prepares a slide: an item for each grid with tiles to read.
@@ -126,16 +127,17 @@ class SlidePreparer:
                 self._perform_ready(work)
             check_quality(work)
             if slide is not None:
-                parts = self._lay_grids(work, slide)
+                parts = self._make_grids(work, slide)
                 self._perform_ready(work)
-            return self._in_order(work, slide, parts)
+            return self._stream_items(work, slide, parts)
         except OutputError:  # not the fault of one slide, so it ends the run
             raise
         except Exception as error:  # noqa: BLE001 - the per-slide boundary; recorded
             parts = []
             return [_failed(work, work.stage_title, error)]
         finally:
-            if slide is not None and not parts:  # no stage needs its tiles
+            # parts keep the slide open; without any (no tiles to read, or a failure) close it here
+            if slide is not None and not parts:
                 slide.close()
 
     def _perform_ready(self, work: SlideWork) -> None:
@@ -144,14 +146,14 @@ class SlidePreparer:
             if stage not in self.grids:
                 work.perform(stage)
 
-    def _lay_grids(self, work: SlideWork, slide: Slide) -> list[GridTiles]:
+    def _make_grids(self, work: SlideWork, slide: Slide) -> list[GridTiles]:
         """Tiles to read of each grid; notes the first error of a grid."""
         parts = []
         for grid in self.grids:
             if not any(grid.holds(stage) for stage in work.missing):
                 continue
             try:
-                tiles = self._lay_grid(work, slide, grid)
+                tiles = self._make_grid(work, slide, grid)
                 if tiles.writers:
                     parts.append(tiles)
             except OutputError:
@@ -161,16 +163,17 @@ class SlidePreparer:
         self._normalise(work, slide, parts)
         return parts
 
-    def _lay_grid(self, work: SlideWork, slide: Slide, grid: TilesStage) -> GridTiles:
-        """Tiles of a grid that the stream reads, and the writers of what is made from them."""
+    def _make_grid(self, work: SlideWork, slide: Slide, grid: TilesStage) -> GridTiles:
+        """Tiles of a grid that the stream reads, and the writers of the results made from them."""
         work.stage_title = grid.title
         if grid in work.missing and grid.reads == "slide":
             work.perform(grid)
+        # a grid with pixel filters stays missing: the stream completes it from its candidates
         if grid in work.missing:
             table = grid.candidates(work, slide)
         else:
             table = work.value(grid)
-            # results of the same tiles that are stored under another grid's name
+            # take results of the same tiles that are stored under another grid's name
             for stage in list(work.missing):
                 if stage.reads == "tiles" and grid.holds(stage):
                     output = stage.reuse(work, table)
@@ -182,10 +185,11 @@ class SlidePreparer:
             if stage.reads == "tiles" and grid.holds(stage)
         ]
         attributes = grid.attributes(work, slide, table)
-        known = _known_rows(work, stages, table)
-        for rows in known.values():  # all of them lack the same tiles
-            table = table.select(rows.rows < 0)
-            break
+        stored_rows = _find_stored_rows(work, stages, table)
+        if stored_rows:
+            # the same tiles are stored for every stage, so any of the mergers tells which to read
+            merger = next(iter(stored_rows.values()))
+            table = table.select(merger.row_in_file < 0)
         tiles = GridTiles(
             slide=slide,
             table=table,
@@ -193,7 +197,7 @@ class SlidePreparer:
             attributes=attributes,
             dims=self.dims,
             stages=tuple(stages),
-            known=known,
+            stored_rows=stored_rows,
         )
         tiles.writers = tuple(stage.open(tiles) for stage in stages)
         tiles.measures = tuple(
@@ -215,24 +219,29 @@ class SlidePreparer:
             if transform.warning:
                 part.notes = (transform.warning,)
 
-    def _in_order(
+    def _stream_items(
         self, work: SlideWork, slide: Slide | None, parts: Sequence[GridTiles]
     ) -> list[Prepared[GridTiles]]:
-        """Parts of a slide, of which the last closes it; the failure, if no part is left."""
+        """Items for the stream, with the first and the last marked; the last closes the slide.
+
+        A slide without tiles to read gives one empty item. It gives a `SlideFailed` instead if a
+        grid has failed and no stage is left to do.
+        """
         items = list(parts)
         if not items:
             if work.failure is not None and not any(work.ready("store")):
                 return [_failed(work, *work.failure)]
             items.append(GridTiles(slide=None, table=None, work=work))
         work.num_tiles = sum(item.num_tiles for item in items)
-        for place, item in enumerate(items):
-            item.is_first = place == 0
-            item.is_last = item.owned = place == len(items) - 1
+        for number, item in enumerate(items):
+            item.is_first = number == 0
+            item.is_last = number == len(items) - 1
+            item.closes_slide = item.is_last
         if slide is not None and parts and slide.source is None:
             # a local file that was never hashed completely
             compares_times = self.slides.fingerprint == "times"
             if compares_times and not work.ledger.source["whole"]:
-                work.whole_sum = WholeSum(work.entry.slide_path)
+                work.file_hash_job = WholeFileHash(work.entry.slide_path)
         return [*items]
 
 
@@ -241,27 +250,30 @@ def _failed(work: SlideWork, stage: str, error: Exception) -> SlideFailed[GridTi
     return SlideFailed(source=source, stage=stage, error=error)
 
 
-def _known_rows(
+def _find_stored_rows(
     work: SlideWork, stages: Sequence[AnyStage], table: TileTable
 ) -> dict[str, RowMerger]:
-    """Stored rows that need not be made again, by address; empty unless every stage has some.
+    """Stored rows of embeddings by the address of their stage; empty unless every stage has some.
 
-    A tile that one stage lacks is made for all stages, since it is read once for all of them. Of
-    several files the one that shares most tiles with the table is taken.
+    If one stage lacks the row of a tile, the tile is encoded for all stages, since it is read once
+    for all of them. If a stage has several files, the one that shares most tiles with the table is
+    used.
 
     Memory: 200 bytes per tile of the table and of each file.
     """
     files = {stage.address: stage.row_files(work, table) for stage in stages}
     if not all(files.values()):
         return {}
-    known = {}
+    stored_rows = {}
     for address, paths in files.items():
-        candidates = [RowMerger(path, table.coords_l0) for path in paths]
-        known[address] = min(candidates, key=lambda rows: (rows.rows < 0).sum())
-    lacking = np.any([rows.rows < 0 for rows in known.values()], axis=0)
-    for rows in known.values():
-        rows.rows[lacking] = -1
-    return known
+        mergers = [RowMerger(path, table.coords_l0) for path in paths]
+        stored_rows[address] = min(mergers, key=lambda merger: merger.num_to_encode)
+    to_encode = np.any(
+        [merger.row_in_file < 0 for merger in stored_rows.values()], axis=0
+    )
+    for merger in stored_rows.values():
+        merger.row_in_file[to_encode] = -1
+    return stored_rows
 
 
 def _open(
@@ -276,7 +288,7 @@ def _open(
             available = int(memory_for_whole_images.total)
             raise BudgetError(
                 f"memory must leave {format_bytes(held)} for an image that is decoded as a "
-                f"whole, got {format_bytes(available)} beside the tiles in "
+                f"whole, got {format_bytes(available)} after the tile buffers in "
                 f"{Path(slide.slide_path).name!r}; raise --memory, lower --batch-size, or "
                 "convert the image to a tiled TIFF"
             )

@@ -29,7 +29,7 @@ from thinsection.store.outcome import (
     failure_path,
     record_failure,
 )
-from thinsection.tiles import StageClock, TileBatch, TileStream, load_filters
+from thinsection.tiles import StepTimer, TileBatch, TileStream, load_filters
 from thinsection.tiles.budget import MemoryAllowance
 from thinsection.tiles.stream import EmbeddedBatch, SlideStarted
 from thinsection.types import parse_bytes
@@ -76,13 +76,13 @@ class SlideProcessor:
     # all stages of the run; each comes after the stages that it needs
     stages: tuple[AnyStage, ...]
     # adds up the busy and the waiting time of each step
-    clock: StageClock = field(default_factory=StageClock)
+    clock: StepTimer = field(default_factory=StepTimer)
     # called with progress events, from any thread
     on_event: OnEvent = lambda event: None
     _results: dict[str, SlideResult] = field(default_factory=dict, init=False)
     _locks: dict[str, FileLock] = field(default_factory=dict, init=False)
-    # locks that other processes hold; kept between tries, because a lock is stale when the same
-    # object has seen for some time that its holder did not refresh it
+    # Locks that other processes hold. The objects are kept between tries: each measures how long
+    # its holder has sent no heartbeat, and takes the lock over after a timeout.
     _foreign_locks: dict[str, FileLock] = field(default_factory=dict, init=False)
     _announced_holders: dict[str, str] = field(default_factory=dict, init=False)
     # temporary files that killed processes left in folders shared by all slides, by slide;
@@ -126,7 +126,7 @@ class SlideProcessor:
         stream = self._open_stream(self._claim(entries, held_elsewhere))
         with sink, stream:
             try:
-                self._forward_events(stream, batch_encoder, sink)
+                self._route_events(stream, batch_encoder, sink)
             except BaseException:
                 # before the stream is closed, its prepare thread must stop claiming slides
                 self._stopping = True
@@ -167,7 +167,7 @@ class SlideProcessor:
             clock=self.clock,
         )
 
-    def _forward_events(
+    def _route_events(
         self,
         stream: TileStream[SlideWork, GridTiles],
         batch_encoder: "BatchEncoder[GridTiles, SinkItem] | None",
@@ -237,7 +237,7 @@ class SlideProcessor:
             if not work.missing:
                 self._skip(work)
                 continue
-            # what runs before tiles are read
+            # titles of the stages that run before tiles are read
             titles = [stage.title for stage in work.missing if stage.reads == "slide"]
             text = ", ".join(dict.fromkeys(titles)) or "stored results"
             self._emit("opening", work, 0, text)

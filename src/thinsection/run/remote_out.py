@@ -148,12 +148,12 @@ class Uploads:
 
         return receive
 
-    def settle(self, result: SlideResult) -> SlideResult:
+    def final_result(self, result: SlideResult) -> SlideResult:
         """Result of a slide, changed to failed if its files could not be uploaded."""
         return self._failed.get(result.slide_id, result)
 
-    def put_rest(self, record: str) -> None:
-        """Uploads the tables and records; run.json of the named record comes last.
+    def put_tables(self, *, last_record: str | None) -> None:
+        """Uploads the tables and records; run.json of `last_record` comes last.
 
         Raises:
             StoreError: the target is not writable.
@@ -165,7 +165,9 @@ class Uploads:
             if path.is_file() and not is_local and not name.startswith(f"{SLIDES}/"):
                 names.append(name)
         names += [f"{SLIDES}/{slide_id}/{FAILURE_NAME}" for slide_id in self._failed]
-        last = f"{RECORDS}/{record}/{RECORD_NAME}"
+        last = None
+        if last_record is not None:
+            last = f"{RECORDS}/{last_record}/{RECORD_NAME}"
         try:
             for name in sorted(names, key=lambda name: name == last):
                 self.target.put(self.folder / name, name)

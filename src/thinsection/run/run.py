@@ -31,9 +31,9 @@ from thinsection.run.ending import RunSummary, end_early, finish_run
 from thinsection.run.models import (
     check_own_encoder,
     check_weights_kept,
-    current_encoder,
     recorded_models,
     settings_name,
+    with_current_weights,
 )
 from thinsection.run.prepare import finished_work
 from thinsection.run.process import OnEvent, RunEvent
@@ -49,7 +49,7 @@ from thinsection.stages.spec import (
     stages_of,
 )
 from thinsection.stages.stage import AnyStage
-from thinsection.store.claims import claim_ids
+from thinsection.store.claims import assign_stored_ids
 from thinsection.store.ledger import SLIDES, SlideLedger
 from thinsection.store.outcome import SlideResult, describe, slides_done
 from thinsection.types import MIB, PlainValues, counted, format_bytes, ignore_message
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 MIN_FREE_BYTES = 256 * MIB
 _SHOWN_GROUPS = 5  # groups of slides with equal content that are listed in full
-# commands with a name of their own for a run with this last result
+# value of --until -> command that stands for it, for the record
 _COMMANDS = {"qc": "qc", "segments": "segment", "slide-embeddings": "run"}
 OnMessage = Callable[[str], None]
 
@@ -73,8 +73,8 @@ class Listeners:
     on_message: OnMessage
     # called with the slides of the run, once they have their ids
     on_claimed: Callable[[Sequence[SlideEntry]], None] = lambda entries: None
-    # last change to a slide's result, such as failed if its files were not uploaded
-    settle: Callable[[SlideResult], SlideResult] = lambda result: result
+    # returns the slide's result, or a failed one if its files could not be uploaded
+    final_result: Callable[[SlideResult], SlideResult] = lambda result: result
 
     def logged(self, record: Path) -> Listeners:
         """The same listeners, which also write to the log of a record."""
@@ -118,7 +118,7 @@ def run(
         out: results folder, made if absent; or a URL (s3://, ...), for one run at a time.
         config: all settings.
         encoder: name of a tile encoder, or one from `make_encoder` or `load_encoder`, in place of
-            those of the settings. The second works in this process alone.
+            those of the settings. An encoder object works only with executor='inline'.
         executor: a word of `--executor` ('pool', 'dask', ...), or a Dask client or cluster.
         on_event: receives progress, from any thread.
         on_message: receives messages of the executor: the dashboard's address, a worker's death.
@@ -140,7 +140,8 @@ def run(
     if isinstance(encoder, str):
         settings = {**settings, "encoders": (encoder,)}
     elif encoder is not None:
-        own_encoder = current_encoder(encoder)
+        # the weights may have changed since `make_encoder`
+        own_encoder = with_current_weights(encoder)
     own_name = None if own_encoder is None else settings_name(own_encoder)
     spec = resolve(config, settings, own_encoder=own_name)
     if own_encoder is not None and (executor or not spec.executor.in_process):
@@ -177,7 +178,10 @@ def run(
 
 
 def _check_tissue_form(tissue: object) -> None:
-    """Raises ConfigError: the tissue is what `tile_grid` takes; a run needs a file per slide."""
+    """Refuses a mask or a geometry, which only `tile_grid` takes; a run needs one file per slide.
+
+    Raises ConfigError: `tissue` is neither a path nor a name of a column.
+    """
     if isinstance(tissue, str | Path | None):
         return
     raise ConfigError(
@@ -205,7 +209,7 @@ def _run_at_url(
             listeners,
             on_event=uploads.watch(listeners.on_event),
             on_claimed=uploads.expect,
-            settle=uploads.settle,
+            final_result=uploads.final_result,
         )
         try:
             summary = _run_in_folder(
@@ -219,9 +223,9 @@ def _run_at_url(
         except BaseException:
             # upload the tables if the target is writable
             with contextlib.suppress(StoreError):
-                uploads.put_rest("")
+                uploads.put_tables(last_record=None)
             raise
-        uploads.put_rest(summary.record.name)
+        uploads.put_tables(last_record=summary.record.name)
     return replace(summary, out=out)
 
 
@@ -235,14 +239,14 @@ def _run_in_folder(
     executor: object = None,
     own_encoder: TileEncoder | None = None,
 ) -> RunSummary:
-    """Runs with checked settings in an existing folder; `stages` are those without models."""
-    entries = claim_ids(out, entries, listeners.on_message)
+    """Runs with checked settings in an existing folder; `stages` are from `stages_of(spec)`."""
+    entries = assign_stored_ids(out, entries, listeners.on_message)
     listeners.on_claimed(entries)
     if own_encoder is not None and spec.encoding.encoders:
         check_own_encoder(out, own_encoder)
     task = make_task(out, spec, own_encoder)
     record = Record.read(task.record)
-    records.end_record(record, {"grids": list(grid_names(stages))})
+    records.update_record(record, {"grids": list(grid_names(stages))})
     listeners = listeners.logged(task.record)
     reports: list[Report[SlideResult]] = []
     begun = False
@@ -266,7 +270,7 @@ def _run_in_folder(
                     listeners.on_message(f"loading {names}")
                 facts = task.facts(task.models())
             if unfinished:
-                # what follows may take days, and needs the memory
+                # the work may take days and needs the memory of the ledgers
                 ledgers = {}
             begun = True
             reports.append(finished)
@@ -284,7 +288,7 @@ def _run_in_folder(
             if spec.encoding.patients != "none":
                 patients = _write_patients(task, listeners.on_message)
             report = merge_reports(reports)
-            ended = {r.slide_id: listeners.settle(r) for r in report.results}
+            ended = {r.slide_id: listeners.final_result(r) for r in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)
             report = replace(report, results=results)
             summary = finish_run(task, entries, report, stages, ledgers)
@@ -333,7 +337,7 @@ def _execute(
 def _write_patients(task: RunTask, on_message: OnMessage) -> tuple[SlideResult, ...]:
     """Makes the embeddings of patients; returns their results."""
     encoding = task.spec.encoding
-    # imports torch, which other runs may not need
+    # imported here: it loads torch, which other runs may not need
     from thinsection.run.patients import write_patients
 
     results: list[SlideResult] = []
@@ -363,8 +367,9 @@ def finished_report(
 ) -> tuple[Report[SlideResult], dict[str, SlideLedger]]:
     """Report of the slides that need no work, and their ledgers; empty if that cannot be known.
 
-    It makes the check of a worker, but without locks and encoders: whether each stage has its
-    result, by keys from recorded identities. `stages` are those that need no model.
+    It makes the same check as a worker: is the key of each stage in the ledger? But it takes no
+    lock and loads no encoder, so the keys come from the encoder identities in an earlier record.
+    `stages` are those of `stages_of` without models.
 
     Memory: some kB per slide.
     """
@@ -417,10 +422,11 @@ def make_task(
     log(
         record.folder, f"thinsection {thinsection.__version__}: {command} into {folder}"
     )
-    kept: tuple[Path, ...] = ()
+    # slides that these earlier invocations finished are not sent to Slurm again
+    earlier_records: tuple[Path, ...] = ()
     if chosen_executor(spec.executor) == "slurm":
-        earlier = records.same_settings(folder, record)
-        kept = tuple(record.folder for record in earlier)
+        same_settings = records.same_settings(folder, record)
+        earlier_records = tuple(earlier.folder for earlier in same_settings)
     if own_encoder is not None:
         return OwnEncoderTask(
             out=folder,
@@ -436,7 +442,7 @@ def make_task(
         spec=spec,
         threads=spec.executor.threads,
         started=filesystem_now(folder),
-        kept=kept,
+        kept=earlier_records,
     )
 
 

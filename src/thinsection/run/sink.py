@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from thinsection.errors import OutputError
 from thinsection.stages.stage import GridTiles, SlideWork
-from thinsection.tiles import StageClock
+from thinsection.tiles import StepTimer
 from thinsection.tiles.budget import Channel, ChannelClosed
 from thinsection.tiles.stream import EmbeddedBatch, SlideFailed, SlideFinished
 
@@ -29,7 +29,7 @@ class ResultSink:
     Memory: `_QUEUED` batches of embeddings; while a slide is pooled, its (N, D) embeddings.
     """
 
-    def __init__(self, *, on_end: OnEnd, clock: StageClock) -> None:
+    def __init__(self, *, on_end: OnEnd, clock: StepTimer) -> None:
         self._on_end = on_end
         self._clock = clock
         self._channel: Channel[SinkItem] = Channel(_QUEUED)
@@ -107,8 +107,8 @@ class ResultSink:
         with self._clock.timed("write_busy"):
             self._open = tiles
             work.stage_title = "write"
-            if tiles.is_last and work.whole_sum is not None:
-                work.note_file_hash(work.whole_sum.result())
+            if tiles.is_last and work.file_hash_job is not None:
+                work.note_file_hash(work.file_hash_job.result())
             if work.slide is not None:
                 work.check_unchanged()
             for stage, writer in zip(tiles.stages, tiles.writers):

@@ -30,7 +30,7 @@ from thinsection.stages.config import GPU_BATCH, RunConfig
 from thinsection.stages.spec import Models, stages_of
 from thinsection.store.ledger import SlideLedger, load_ledger
 from thinsection.store.outcome import LOST_STAGE, SlideResult, record_failure
-from thinsection.tiles import StageClock
+from thinsection.tiles import StepTimer
 from thinsection.tiles.budget import CHANNELS, MAX_SCRATCH, MIN_SLOTS
 from thinsection.types import PlainValues, parse_bytes
 from thinsection.usage.monitor import read_usage, resource_monitor
@@ -74,7 +74,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         encoding = self.spec.encoding
         set_threads(self.threads, torch_too=bool(encoding.encoders))
         models = self.models()
-        clock = StageClock()
+        clock = StepTimer()
         path = self.record / _ENDED / f"{socket.gethostname()}-{os.getpid()}.jsonl"
         with contextlib.ExitStack() as stack:
             stack.enter_context(output_errors(path.parent))

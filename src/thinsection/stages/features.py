@@ -16,7 +16,7 @@ from thinsection.slide.resize import resample_filter
 from thinsection.stages.labels import join_label, variant
 from thinsection.stages.stage import (
     AnyStage,
-    Encoding,
+    EncoderOutput,
     GridTiles,
     Output,
     Reads,
@@ -29,7 +29,7 @@ from thinsection.store.tile_tables import Block, EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
 from thinsection.tiles import TileTable
 from thinsection.tiles.stream import EmbeddedBatch
-from thinsection.tiles.transforms import StainConfig, StainLook
+from thinsection.tiles.transforms import StainConfig, StainStatistics
 from thinsection.types import PlainValues
 
 
@@ -60,7 +60,7 @@ class FeaturesStage(Stage[TilesFile]):
     dtype: str = "float32"  # type of the stored embeddings
     # normalisation before the encoder
     stain: StainConfig = field(default_factory=StainConfig)
-    target: StainLook | None = None  # colours that stain normalisation aims at
+    target: StainStatistics | None = None  # colours that stain normalisation aims at
 
     @property
     def label(self) -> str:
@@ -151,7 +151,7 @@ class FeaturesStage(Stage[TilesFile]):
         return paths
 
     @property
-    def encoding(self) -> Encoding:
+    def encoding(self) -> EncoderOutput:
         return self.encoder, "embeddings"
 
     def open(self, tiles: GridTiles) -> "EmbeddingsWriter":
@@ -197,7 +197,7 @@ class TokensStage(Stage[None]):
         return (self.features.tiles,)
 
     @property
-    def encoding(self) -> Encoding:
+    def encoding(self) -> EncoderOutput:
         return self.features.encoder, "tokens"
 
     def open(self, tiles: GridTiles) -> "EmbeddingsWriter":
@@ -225,7 +225,7 @@ class EmbeddingsWriter(TileWriter):
         self._features = features
         self._tiles = tiles
         self._notes = list(tiles.notes)
-        self._merger = tiles.known.get(stage.address)
+        self._merger = tiles.stored_rows.get(stage.address)
         self._name = stage.file(tiles.work.entry.slide_id)
         self._stack = ExitStack()
         self._writer: TilesWriter | None = None

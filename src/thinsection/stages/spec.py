@@ -43,7 +43,7 @@ from thinsection.stages.masks import MaskStage, TissueStage
 from thinsection.stages.stage import AnyStage
 from thinsection.stages.tiles import MeasuresStage, TilesStage
 from thinsection.tiles import load_filters
-from thinsection.tiles.transforms import StainLook
+from thinsection.tiles.transforms import StainStatistics
 from thinsection.types import PlainValues
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Models:
     encoders: tuple[EncoderIdentity, ...] = ()
     slide_encoders: tuple[SlideEncoderIdentity, ...] = ()
     # colours that tiles are normalised to; None if normalisation is off
-    stain_target: StainLook | None = None
+    stain_target: StainStatistics | None = None
     # the models themselves, in the same order, in a process that encodes
     loaded_encoders: tuple[TileEncoder, ...] = ()
     loaded_slide_encoders: tuple[SlideEncoder, ...] = ()

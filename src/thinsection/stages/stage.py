@@ -1,8 +1,8 @@
 """Stages: the steps of a run, each a value that says where its result lies and how it is made.
 
-A stage also lists the stages that it needs, and the settings that change its result. A run is the
-graph of the stages that its last result needs. The run asks a stage what it `reads`, and never for
-its class:
+A stage also lists the stages that it needs, and the settings that change its result. The stages of
+a run are those that the result named by --until needs; they form a graph. The run asks a stage what
+it `reads`, and never for its class:
 
     'slide'   the opened slide: tissue, quality control, segmentations, the tile grid
     'tiles'   decoded tiles, all such stages of a slide in one pass: embeddings, token grids
@@ -33,7 +33,7 @@ from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.identity import (
     Source,
-    WholeSum,
+    WholeFileHash,
     file_sum,
     file_times,
     fingerprint,
@@ -62,8 +62,8 @@ T_co = TypeVar("T_co", covariant=True)
 Reads = Literal["slide", "tiles", "store"]
 
 
-# label of a tile encoder, and what is taken from it; tokens come with the embeddings of the pass
-Encoding = tuple[str, Literal["embeddings", "tokens"]]
+# label of a tile encoder, and which of its outputs a stage needs; one forward pass gives both
+EncoderOutput = tuple[str, Literal["embeddings", "tokens"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +81,8 @@ class Stage(ABC, Generic[T_co]):
     """One step of the work on a slide; `load` reads its result back as a `T_co`.
 
     Subclasses are frozen dataclasses. Their fields are the settings of the step. Class attributes
-    hold for all stages of a subclass. What reads the slide may need the tile grid, but nothing of
-    the stream.
+    hold for all stages of a subclass. A stage that reads 'slide' may need the tile grid, but no
+    stage that reads 'tiles'.
     """
 
     # name of the step in messages: tissue, qc, tile, embed, ...
@@ -121,7 +121,7 @@ class Stage(ABC, Generic[T_co]):
 
     @property
     def label(self) -> str:
-        """Name of the result; part of the name of a tile grid that is laid in it."""
+        """Short name of the result; the folder of a tile grid made on it has it: 'qc-auto'."""
         return ""
 
     def make(self, work: "SlideWork") -> Output[T_co]:
@@ -135,8 +135,8 @@ class Stage(ABC, Generic[T_co]):
         )
 
     @property
-    def encoding(self) -> Encoding | None:
-        """What the stream must get from a tile encoder for this stage; None if nothing."""
+    def encoding(self) -> EncoderOutput | None:
+        """Encoder output that the stream must provide for this stage; None if it needs none."""
         return None
 
     def reuse(self, work: "SlideWork", table: TileTable) -> Output[T_co] | None:
@@ -144,15 +144,18 @@ class Stage(ABC, Generic[T_co]):
         return None
 
     def row_files(self, work: "SlideWork", table: TileTable) -> list[Path]:
-        """Files that may have rows of some of these tiles, which the stream then need not read."""
+        """Files that may hold stored embeddings of some of these tiles.
+
+        The stream skips the tiles that it finds there.
+        """
         return []
 
     def tile_columns(self, work: "SlideWork", table: TileTable) -> Columns:
-        """Columns of the tile table for a grid that needs this stage."""
+        """Columns that this stage adds to the tile table of a grid that needs it."""
         return {}
 
     def judge(self, work: "SlideWork") -> None:
-        """Looks at the finished result before any tile is read.
+        """Checks the finished result before any tile is read.
 
         Raises QcExclusion: the slide must be left out.
         """
@@ -222,8 +225,8 @@ class TileWriter(ABC):
     ) -> None:
         """Sees the pixels (b, tile_px, tile_px, 3) of tiles that the filters kept.
 
-        Decode threads call it, several at a time and in any order. `indices` (b,) are places in
-        the table of the tiles to read.
+        Decode threads call it, several at a time and in any order. `indices` (b,) are row numbers
+        in the table of the tiles to read.
         """
 
     @abstractmethod
@@ -235,15 +238,16 @@ class TileWriter(ABC):
         """Completes the result: every tile was appended."""
 
     def abandon(self) -> None:  # noqa: B027 - most writers put nothing on disk
-        """Removes what `append` put on disk."""
+        """Removes the files that `append` put on disk."""
 
 
 @dataclass(kw_only=True, eq=False)
 class GridTiles(SlideTiles):
-    """Tiles of one grid of a slide, and what the stream must make of them.
+    """Tiles of one grid of a slide, and the stages whose results the stream makes from them.
 
-    A slide with several grids to read is several of these, which follow each other and share the
-    opened slide. The prepare thread makes it; then the sink's thread has its `work` and writers.
+    A slide has one `GridTiles` for each grid to read. They follow each other in the stream and
+    share the opened slide. The prepare thread makes them; later the sink's thread uses their `work`
+    and writers.
     """
 
     work: "SlideWork"
@@ -254,11 +258,12 @@ class GridTiles(SlideTiles):
     # stages whose results are made from its tiles, and their writers
     stages: tuple["AnyStage", ...] = ()
     writers: tuple[TileWriter, ...] = ()
-    # stored rows of tiles that are not read, by the address of a stage
-    known: Mapping[str, RowMerger] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # on how its tiles were changed, for the slide's record
-    is_first: bool = True  # nothing of the slide comes before
-    is_last: bool = True  # nothing of the slide follows
+    # stored rows of embeddings by the address of their stage; their tiles are not read again
+    stored_rows: Mapping[str, RowMerger] = field(default_factory=dict)
+    # remarks on how its tiles were changed, for the slide's record
+    notes: tuple[str, ...] = ()
+    is_first: bool = True  # first `GridTiles` of its slide
+    is_last: bool = True  # last `GridTiles` of its slide
 
 
 # a stage, whatever its value is
@@ -304,9 +309,9 @@ class SlideWork:
         self.times = times
         # the slide, once it was opened; later stages may find it closed
         self.slide: Slide | None = None
-        # hash of the complete file, while it is computed; None if it is known
-        self.whole_sum: WholeSum | None = None
-        # tiles to read of all grids
+        # computes the hash of the complete file in a thread; None if nothing is to be computed
+        self.file_hash_job: WholeFileHash | None = None
+        # number of tiles to read, over all grids
         self.num_tiles = 0
         # True if the stored ledger lacks facts of the slide's file or of its cohort row
         self.has_new_facts = False
@@ -318,8 +323,9 @@ class SlideWork:
         self.missing: list[AnyStage] = []
         # title of the stage at work, for the record of a failure
         self.stage_title = "open"
-        # hidden files with embeddings from before an annotation was edited, which are no results
-        # any more, and the hash of all that a row depends on, except its tile
+        # Embeddings made before an annotation was edited. They are kept in hidden files, so that
+        # unchanged tiles need not be encoded again. By file: the hash of the settings that its
+        # rows depend on.
         self.embeddings_before_edit: dict[Path, str] = {}
         # `Stage.key` of each stage by its address
         self._keys: dict[str, str] = {}
@@ -378,7 +384,7 @@ class SlideWork:
         return cast(T, self._values[stage.address])
 
     def fetch(self, stage: AnyStage) -> None:
-        """Downloads the files of a finished stage if they exist only at the run's URL."""
+        """Downloads the files of a finished stage if `out` is a URL and they are not here yet."""
         record = self.ledger.stages.get(stage.address)
         if record is not None:
             self.ledger = self.ledger.with_local_files(record)
@@ -475,8 +481,8 @@ class SlideWork:
             for name in record.files:
                 path = self.path(name)
                 if was_edited and settings_hash:
-                    # a hidden name, for tiles that have not changed; by the mark in it the file is
-                    # removed later if this process is killed
+                    # Keep the file under a hidden name, to reuse the rows of unchanged tiles. The
+                    # name has TMP_MARK, so a later run deletes the file if this process is killed.
                     hidden_path = path.with_name(f".{path.name}{TMP_MARK}kept")
                     link_or_copy(path, hidden_path)
                     self.embeddings_before_edit[hidden_path] = settings_hash
@@ -508,7 +514,11 @@ class SlideWork:
             self._values[stage.address] = output.value
 
     def ready(self, reads: Reads) -> Iterator[AnyStage]:
-        """Yields the missing stages that read this, each when all that it needs is there."""
+        """Yields the missing stages with this `reads` whose needed stages are all done.
+
+        The caller performs each stage before it asks for the next. That may make later stages
+        ready.
+        """
         for stage in list(self.missing):
             lacking = {other.address for other in self.missing}
             is_ready = lacking.isdisjoint(need.address for need in stage.needs)
@@ -521,8 +531,8 @@ class SlideWork:
             stage = self.missing[0]
             raise TypeError(
                 f"stage {stage.address} must be made before the slide ends, got no call for it; "
-                "what reads the slide must not need what reads tiles, and what reads tiles must "
-                "have its address in the folder of a grid"
+                "a stage that reads 'slide' must not need one that reads 'tiles', and the address "
+                "of a stage that reads 'tiles' must lie in the folder of a grid"
             )
 
     def facts(self) -> Document:
@@ -533,7 +543,7 @@ class SlideWork:
         """Bytes and requests for a slide read from a URL; empty for a local file.
 
         The fingerprint counts twice, since it is taken before and after the slide is read. The
-        look that finds what an earlier run has done is not counted.
+        requests that check whether an earlier run is complete are not counted.
         """
         remote = None if self.slide is None else self.slide.source
         if remote is None:

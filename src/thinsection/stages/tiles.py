@@ -30,7 +30,7 @@ from thinsection.store.outcome import KnownSlide
 from thinsection.store.tile_tables import MEASURED
 from thinsection.store.tiles_h5 import TilesWriter, read_tiles, tile_attributes
 from thinsection.tiles import TileTable, load_filters, tile_grid
-from thinsection.tiles.budget import MAX_SCRATCH, read_bytes
+from thinsection.tiles.budget import MAX_SCRATCH, resample_scratch_bytes
 from thinsection.tiles.filters import (
     MASK_FILTER,
     MEASURES,
@@ -120,7 +120,7 @@ class TilesStage(Stage[TileTable]):
             shares = region_means(table.columns, table.columns[ROI_SHARE])
             table = table.select(shares >= least)
         table = table.select(kept_by_rules(table, self.config.tile_filter))
-        if read_bytes(table.plan) > MAX_SCRATCH:
+        if resample_scratch_bytes(table.plan) > MAX_SCRATCH:
             raise BudgetError(
                 f"one tile must be read from at most {format_bytes(MAX_SCRATCH)}, got "
                 f"{table.plan.size_lv} px; the slide has no pyramid level near this tile_mpp: "

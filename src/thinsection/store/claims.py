@@ -34,7 +34,7 @@ OnMessage = Callable[[str], None]
 Claims = Mapping[str, SlideFile]  # by slide id
 
 
-def claim_ids(
+def assign_stored_ids(
     out: Path, entries: Sequence[SlideEntry], on_message: OnMessage = lambda text: None
 ) -> tuple[SlideEntry, ...]:
     """Gives the slides of a run the ids that they have in this results folder.

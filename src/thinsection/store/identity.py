@@ -75,8 +75,8 @@ class Identity:
         return replace(new, source=f"{samples}-{whole[:24]}", whole=whole)
 
 
-class WholeSum:
-    """`whole_sum` of a local file, computed in a thread while its tiles are read."""
+class WholeFileHash:
+    """Computes `whole_sum` of a local file in a thread, while its tiles are read."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -294,7 +294,7 @@ class RowMerger:
         coords_l0: corners of all N tiles of the table.
 
     Attributes:
-        rows: int64 (N,), row of each tile in the file; -1 for a tile that goes to the encoder.
+        row_in_file: int64 (N,), row of each tile in the file; -1 for a tile to be encoded.
 
     Memory: 200 bytes per tile while the rows are found, 48 then; `_BLOCK` rows at a time.
 
@@ -309,27 +309,33 @@ class RowMerger:
         corners = self._stored.tiles.coords_l0.tolist()
         row_of = {tuple(corner): row for row, corner in enumerate(corners)}
         rows = [row_of.get(tuple(corner), -1) for corner in coords_l0.tolist()]
-        self.rows = np.array(rows, dtype=np.int64)
+        self.row_in_file = np.array(rows, dtype=np.int64)
         self._num_encoded = 0  # tiles from the encoder so far
         self._num_merged = 0  # tiles of the table so far
 
     def add(self, coords_l0: CoordsL0, values: Embeddings) -> Iterator[Block]:
         """Yields the encoder's next rows, with the stored rows before and between them."""
         stop = self._num_encoded + len(values)
-        places = np.flatnonzero(self.rows < 0)[self._num_encoded : stop]
+        table_rows = np.flatnonzero(self.row_in_file < 0)[self._num_encoded : stop]
         self._num_encoded = stop
-        starts = np.flatnonzero(np.diff(places) > 1) + 1
+        starts = np.flatnonzero(np.diff(table_rows) > 1) + 1
         for run in np.split(np.arange(len(values)), starts):
-            yield from self._stored_until(int(places[run[0]]))
+            yield from self._stored_until(int(table_rows[run[0]]))
             yield coords_l0[run], values[run]
-            self._num_merged = int(places[run[-1]]) + 1
+            self._num_merged = int(table_rows[run[-1]]) + 1
 
     def remaining(self) -> Iterator[Block]:
         """Yields the stored rows that follow the encoder's last row."""
-        yield from self._stored_until(len(self.rows))
+        yield from self._stored_until(len(self.row_in_file))
 
-    def _stored_until(self, place: int) -> Iterator[Block]:
-        for first in range(self._num_merged, place, _BLOCK):
-            part = slice(first, min(place, first + _BLOCK))
-            yield self._coords_l0[part], self._stored[self.rows[part]]
-        self._num_merged = max(self._num_merged, place)
+    def _stored_until(self, table_row: int) -> Iterator[Block]:
+        """Yields the stored rows before a row of the tile table."""
+        for first in range(self._num_merged, table_row, _BLOCK):
+            part = slice(first, min(table_row, first + _BLOCK))
+            yield self._coords_l0[part], self._stored[self.row_in_file[part]]
+        self._num_merged = max(self._num_merged, table_row)
+
+    @property
+    def num_to_encode(self) -> int:
+        """Number of tiles that have no stored row."""
+        return int((self.row_in_file < 0).sum())

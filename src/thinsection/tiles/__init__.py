@@ -1,6 +1,6 @@
 """Tiles: their grid and table, filters, measures, transforms, and the stream that decodes them."""
 
-from thinsection.tiles.budget import StageClock, StreamConfig
+from thinsection.tiles.budget import StepTimer, StreamConfig
 from thinsection.tiles.filters import TileFilter, load_filters
 from thinsection.tiles.grid import TilesConfig, tile_grid
 from thinsection.tiles.stream import TileBatch, TileStream, iter_tiles
@@ -8,7 +8,7 @@ from thinsection.tiles.table import TileTable, parent_rows
 from thinsection.tiles.transforms import fit_stain
 
 __all__ = [
-    "StageClock",
+    "StepTimer",
     "StreamConfig",
     "TileBatch",
     "TileFilter",

@@ -1,13 +1,13 @@
-"""What the stream's threads share: its memory, a queue, bytes to take turns with, a clock.
+"""Values that the stream's threads share: memory, a queue, an allowance of bytes, a timer.
 
 Peak = slots * batch + scratch, with
 
     batch   = batch_size * tile_px² * 3          bytes of decoded tiles
-    scratch = up to 2.5 MiB of tiles of the level that is read, or one that is larger, for as many
-              workers as the memory holds
+    scratch = up to 2.5 MiB of tiles of the level that is read, or one tile that is larger, for as
+              many workers as the memory holds
 
-A slot is a batch that is being decoded, waits, or is being transferred. The stream
-allocates by these and `thinsection plan` shows them; readers bound their own caches of
+A slot is a buffer for one batch, which is being decoded, waits, or is being transferred. The
+stream allocates these bytes, and `thinsection plan` shows them. Readers bound their own caches of
 decoded segments.
 """
 
@@ -98,7 +98,7 @@ class Channel(Generic[T]):
 
 
 class MemoryAllowance:
-    """Bytes that threads take in turns; a request for more than all of them waits alone."""
+    """Bytes that threads take and return; a request for more than `total` waits for all of them."""
 
     def __init__(self, num_bytes: int) -> None:
         self.total: float = num_bytes
@@ -120,10 +120,10 @@ class MemoryAllowance:
                 self._freed.notify_all()
 
 
-class StageClock:
-    """Sum of seconds by name over all threads.
+class StepTimer:
+    """Adds up the seconds of each step of the stream, over all threads.
 
-    Names: prepare_busy (open, tissue, grid), decode_busy, decode_wait (for a free batch),
+    Names of steps: prepare_busy (open, tissue, grid), decode_busy, decode_wait (for a free batch),
     encode_wait (for a decoded batch), transfer_busy, encode_busy, write_busy.
     """
 
@@ -153,7 +153,7 @@ class StageClock:
 
 CHANNELS = 3
 MIN_SLOTS = 3
-# More only moves decoded tiles out of the caches.
+# more slots would only move decoded tiles out of the CPU's caches
 MAX_SLOTS = 5
 # Bytes of decoded pixels that one tile may be made of.
 MAX_SCRATCH = 32 * MIB
@@ -169,7 +169,7 @@ class StreamBudget:
 
     slots: int
     batch_bytes: int  # of one slot
-    scratch_bytes: int  # of all workers; a worker that finds none left waits
+    scratch_bytes: int  # of all workers; a worker waits while none are left
     workers: int
 
     @property
@@ -213,17 +213,17 @@ class StreamConfig:
     def budget(self, batch_size: int, *, tile_px: int, tile_bytes: int) -> StreamBudget:
         """Divides the memory into batch buffers and scratch, and sets the threads.
 
-        By default no more threads decode than there are CPUs, nor than tasks in all
-        slots. Where the memory does not hold a tile for each, they take turns.
+        By default no more threads decode than there are CPUs, nor than tasks in all slots. If the
+        memory does not hold a tile for each thread, the threads take turns.
 
         Args:
             batch_size: tiles of a batch.
             tile_px: edge of a finished tile.
-            tile_bytes: most bytes that a worker resamples in one call (`read_bytes`).
+            tile_bytes: most bytes that a worker resamples in one call (`resample_scratch_bytes`).
 
         Raises:
-            BudgetError: not even `MIN_SLOTS` batches and one such tile fit; the message
-                names the least memory.
+            BudgetError: `MIN_SLOTS` batches and one tile do not fit into the memory; the message
+                says how much memory they need.
         """
         memory = parse_bytes(self.memory)
         batch_bytes = batch_size * tile_px * tile_px * CHANNELS
@@ -253,8 +253,8 @@ class StreamConfig:
         return max(1, room // (MIN_SLOTS * tile_px * tile_px * CHANNELS))
 
 
-def read_bytes(plan: ReadPlan) -> int:
-    """Bytes on the level of the tiles that are resampled in one call; 0 without resampling."""
+def resample_scratch_bytes(plan: ReadPlan) -> int:
+    """Scratch bytes for the tiles that one call resamples, on their level; 0 if none does."""
     if not plan.resamples:
         return 0
     width, height = plan.size_lv

@@ -30,7 +30,7 @@ REGION_COLUMN = "region_column"
 
 
 def region_plan(plan: ReadPlan, tiles_across: int) -> ReadPlan:
-    """Plan of the tiles with the size and the step of a region, to lay regions side by side."""
+    """The plan with the size and stride of a region in place of a tile, for a grid of regions."""
     width, height = plan.size_l0
     step_x, step_y = plan.stride_l0
     size_l0 = (
@@ -60,7 +60,7 @@ def tiles_of_regions(
 
 
 def region_columns(num_regions: int, tiles_across: int) -> dict[str, Column]:
-    """Columns of the table of regions: number of the region, row and column in it, int32 (N,)."""
+    """For each tile its region's number, and its row and column in the region, int32 (N,)."""
     tiles_of_each = tiles_across**2
     rows, columns = np.divmod(np.arange(tiles_of_each, dtype=np.int32), tiles_across)
     numbers = np.arange(num_regions, dtype=np.int32)
@@ -86,12 +86,12 @@ def region_means(columns: Mapping[str, Column], values: Column) -> Column:
 BLOCK_TILES = 8
 # A relative difference beyond this is another resolution.
 _MAX_TOLERANCE = 0.3
-# A least tissue fraction of 0 still asks for some tissue, more than the rounding of areas makes.
+# Lower bound at min_tissue_fraction=0: a tile must have some tissue, beyond floating-point error.
 _ANY_TISSUE = 1e-9
 
 
-def magnification(text: str) -> tuple[str, str]:
-    """Nominal magnification: 20, 40x."""
+def mpp_of_magnification(text: str) -> tuple[str, str]:
+    """The tile_mpp for a nominal magnification such as 20 or 40x, and a notice for the user."""
     power = positive_number(text.lower().removesuffix("x"))
     if power is None:
         raise ConfigError(f"mag must be a magnification such as 20, got {text!r}")
@@ -112,7 +112,7 @@ class TilesConfig:
         "Resolution in µm/px, or native for level 0; repeat the option for several "
         "grids. --mag 20 is 0.5 µm/px.",
         daily=True,
-        also={"--mag": magnification},
+        also={"--mag": mpp_of_magnification},
     )
     mpp_tolerance: float = option(
         0.05,
@@ -223,7 +223,7 @@ class TilesConfig:
             levels = (*levels, *slide.reduced)
         hints = list(slide.notes)
         if slide.objective_power:
-            # A guess from the objective is shown and left to the person.
+            # only a hint in the error message; the resolution is never guessed
             mpp = nominal_mpp(slide.objective_power)
             hints.append(f"at {slide.objective_power:g}x it is usually {mpp:g} µm/px")
         return plan_read(
@@ -269,22 +269,22 @@ def tile_grid(
     check_slide(slide)
     config = _with_settings(config or TilesConfig(), settings)
     plan = config.plan(slide)
-    own_tissue = None if tissue is None else as_tissue(slide, tissue)
-    # a region is laid and chosen like one large tile
-    laid = region_plan(plan, config.tiles_across)
-    corners = grid_coords(slide.size, laid, pad=config.edge == "pad")
-    shares = _tissue_fractions(own_tissue, corners, laid.size_l0)
-    if own_tissue is not None:
-        kept = shares >= max(config.min_tissue_fraction, _ANY_TISSUE)
-        corners = corners[kept]
-        shares = shares[kept]
+    mask = None if tissue is None else as_tissue(slide, tissue)
+    # selects whole regions, each like one large tile; without regions it is the plan of the tiles
+    unit_plan = region_plan(plan, config.tiles_across)
+    corners = grid_coords(slide.size, unit_plan, pad=config.edge == "pad")
+    fractions = _tissue_fractions(mask, corners, unit_plan.size_l0)
+    if mask is not None:
+        is_selected = fractions >= max(config.min_tissue_fraction, _ANY_TISSUE)
+        corners = corners[is_selected]
+        fractions = fractions[is_selected]
     if not config.region_px:
         return TileTable(
-            coords_l0=corners, plan=plan, columns={"tissue_fraction": shares}
+            coords_l0=corners, plan=plan, columns={"tissue_fraction": fractions}
         )
     coords_l0 = tiles_of_regions(corners, plan.stride_l0, config.tiles_across)
     columns = {
-        "tissue_fraction": _tissue_fractions(own_tissue, coords_l0, plan.size_l0),
+        "tissue_fraction": _tissue_fractions(mask, coords_l0, plan.size_l0),
         **region_columns(len(corners), config.tiles_across),
     }
     return TileTable(coords_l0=coords_l0, plan=plan, columns=columns)
@@ -315,7 +315,7 @@ def _tissue_fractions(
 
 
 def mask_and_frame(tissue: Tissue) -> tuple[MaskArray, MaskFrame]:
-    """The mask, bool (H, W), and its place on the slide.
+    """The mask, bool (H, W), and the frame that says where it lies on the slide.
 
     Raises:
         InvalidInputError: the mask is not bool or has another size than its frame.
@@ -325,7 +325,8 @@ def mask_and_frame(tissue: Tissue) -> tuple[MaskArray, MaskFrame]:
         frame = tissue.frame
     else:
         mask, frame = tissue
-    shape = frame.size_th[::-1]
+    width, height = frame.size_th
+    shape = (height, width)
     if mask.dtype != np.bool_ or mask.shape != shape:
         raise InvalidInputError(
             f"tissue_mask must be bool of shape {shape}, got {mask.dtype} {mask.shape}"

@@ -1,8 +1,10 @@
 """The stream: tiles of all slides of a run, decoded ahead into a fixed set of buffers.
 
-    entries -> [prepare thread] -> opened slides -> planned reads -> [decode threads]
-                                                         |                  |
-                                free buffers <- consumer <- full batches <- decoded ones, in order
+    entries
+      -> [prepare thread]  -> opened slides
+      -> [decode threads]  -> decoded batches, in planned order
+      -> [packer]          -> full batches
+      -> [consumer]        -> free buffers, for the next batches to decode
 
 The next slide is prepared while this one is decoded, and the decoders go on into it
 without a pause. Batches come in table order and never mix slides, so that the content of
@@ -29,10 +31,10 @@ from thinsection.tiles.budget import (
     Channel,
     ChannelClosed,
     MemoryAllowance,
-    StageClock,
+    StepTimer,
     StreamBudget,
     StreamConfig,
-    read_bytes,
+    resample_scratch_bytes,
     split_tasks,
 )
 from thinsection.tiles.filters import TileFilter
@@ -40,7 +42,7 @@ from thinsection.tiles.table import TileTable
 from thinsection.tiles.transforms import TileTransform
 from thinsection.types import CoordsL0, TileArray
 
-Indices = npt.NDArray[np.int64]  # (b,), places in a tile table
+Indices = npt.NDArray[np.int64]  # (b,), row numbers in a tile table
 TileMeasure = Callable[[Indices, TileArray], None]
 
 
@@ -52,15 +54,16 @@ class SlideTiles:
     subclass.
     """
 
-    slide: Slide | None  # None where no tile of it is to be read
-    table: TileTable | None  # may be empty; None with no slide
-    # changes kept tiles, in the decode threads
+    slide: Slide | None  # None if no tile of it is to be read
+    table: TileTable | None  # may be empty; None if `slide` is None
+    # changes the tiles that the filters kept, in the decode threads
     transform: TileTransform | None = None
-    # each gets kept tiles before `transform`, with their places, in the decode threads
+    # Functions that measure the tiles that the filters kept, before `transform`. The decode threads
+    # call them with the tiles and their row numbers in the table.
     measures: tuple[TileMeasure, ...] = ()
-    # the stream closes a slide that it owns
-    owned: bool = True
-    # raised by decoding; the rest of the slide is not read
+    # True if the stream closes the slide after these tiles
+    closes_slide: bool = True
+    # error of decoding; the rest of the slide is not read
     error: Exception | None = field(default=None, init=False)
 
     @property
@@ -69,8 +72,8 @@ class SlideTiles:
         return 0 if self.table is None else len(self.table)
 
     def close(self) -> None:
-        """Closes the slide where it is the stream's."""
-        if self.owned and self.slide is not None:
+        """Closes the slide if `closes_slide`."""
+        if self.closes_slide and self.slide is not None:
             self.slide.close()
 
 
@@ -89,7 +92,7 @@ class TileBatch(Generic[S]):
     """Decoded tiles of one slide, in table order."""
 
     source: S
-    indices: Indices  # int64 (b,), the tiles' places in the table
+    indices: Indices  # int64 (b,), row numbers of the tiles in the table
     coords_l0: CoordsL0  # int64 (b, 2)
     # (b, tile_px, tile_px, 3), a view of a buffer that `release` gives back
     tiles: TileArray
@@ -114,7 +117,7 @@ class EmbeddedBatch(Generic[S]):
     """
 
     source: S
-    indices: Indices  # (b,), the tiles' places in the table
+    indices: Indices  # (b,), row numbers of the tiles in the table
     coords_l0: CoordsL0  # (b, 2)
     # (b, D) and (b, T, C) float32 by the label of the encoder
     tile_embeddings: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
@@ -181,7 +184,8 @@ class BatchPacker(Generic[S]):
 
     def __init__(self, give_back: Callable[[TileArray], None]) -> None:
         self._give_back = give_back
-        # its indices are those of the first rows of its buffer
+        # Batch that is being filled: `buffer[k]` holds the tile of table row `indices[k]`, and the
+        # rest of the buffer is free.
         self._filling: DecodedBatch[S] | None = None
 
     def add(self, batch: DecodedBatch[S]) -> Iterator[TileBatch[S]]:
@@ -230,9 +234,9 @@ class BatchPacker(Generic[S]):
 
 def _move_rows(source: TileArray, rows: Indices, target: TileArray, start: int) -> None:
     """Copies rows to `target[start:]`; within one array rows only move to the front."""
-    for place, row in enumerate(rows.tolist(), start):
-        if source is not target or row != place:
-            target[place] = source[row]
+    for target_row, row in enumerate(rows.tolist(), start):
+        if source is not target or row != target_row:
+            target[target_row] = source[row]
 
 
 Entry = TypeVar("Entry")
@@ -250,9 +254,9 @@ class TileStream(Generic[Entry, S]):
 
     Args:
         entries: taken lazily.
-        prepare: turns an entry into its `SlideTiles`, one for each tile grid, or `SlideFailed`,
-            in a thread of its own, until `prefetch_slides` wait opened; must not raise. Of
-            several that read one opened slide, only the last owns it.
+        prepare: turns an entry into its `SlideTiles`, one for each tile grid, or `SlideFailed`.
+            It runs in its own thread, at most `prefetch_slides` slides ahead, and must not raise.
+            If several `SlideTiles` read one opened slide, only the last closes it.
         budget: from `StreamConfig.budget`.
         batch_size: tiles of a batch.
         filters: pixel filters; tiles that one of them refuses are left out.
@@ -261,8 +265,8 @@ class TileStream(Generic[Entry, S]):
         clock: adds up where time goes.
 
     Memory: slots * batch + scratch of the budget, the prepared slides and their tables.
-    A consumer may hold `slots - 2` batches, without filters one more, while it asks for
-    the next.
+    A consumer may keep at most `slots - 2` unreleased batches while it asks for the next
+    (`slots - 1` without filters). With more it would wait for ever.
     """
 
     def __init__(
@@ -275,7 +279,7 @@ class TileStream(Generic[Entry, S]):
         filters: Sequence[TileFilter] = (),
         prefetch_slides: int = 2,
         allocate: Allocate | None = None,
-        clock: StageClock | None = None,
+        clock: StepTimer | None = None,
     ) -> None:
         self._entries = entries
         self._prepare = prepare
@@ -283,15 +287,17 @@ class TileStream(Generic[Entry, S]):
         self._filters = tuple(filters)
         self._allocate = allocate or (lambda shape: np.empty(shape, dtype=np.uint8))
         self._workers = budget.workers
-        self.clock = clock or StageClock()
+        self.clock = clock or StepTimer()
         self._prepared: Channel[Sequence[Prepared[S]]] = Channel(prefetch_slides)
-        # None is a buffer that nobody needed yet. The newest comes first: it is still in
-        # the CPU's caches, and where the consumer keeps up some are never made.
+        # None: a buffer that is not allocated yet. The buffer that was returned last is reused
+        # first, because it is still in the CPU's caches. With a fast consumer some buffers are
+        # never allocated.
         self._free: Channel[TileArray | None] = Channel(newest_first=True)
         for _ in range(budget.slots):
             self._free.put(None)
         self._ordered: Channel[_Queued[S]] = Channel()
-        # no method of this object: a cycle of references would keep the buffers for a while
+        # A bound method would make a reference cycle, and the buffers would live until the garbage
+        # collector runs.
         self._give_back = partial(_give_back, self._free)
         self._packer: BatchPacker[S] = BatchPacker(self._give_back)
         self._scratch = MemoryAllowance(budget.scratch_bytes)
@@ -369,10 +375,10 @@ class TileStream(Generic[Entry, S]):
         self._prepared.finish()
 
     def _plan_tasks(self) -> Iterator[tuple[DecodedBatch[S], slice]]:
-        """Yields tasks in order; a worker that finds none left plans the next batch.
+        """Yields decode tasks in the order of the batches.
 
-        So a buffer is taken no sooner than a worker decodes into it, and in the batches'
-        order.
+        The workers advance it, each when it asks for a task. So a batch takes its buffer only when
+        a worker is free to decode into it.
         """
         for parts in self._prepared:
             self._opened += [part for part in parts if isinstance(part, SlideTiles)]
@@ -386,6 +392,7 @@ class TileStream(Generic[Entry, S]):
             return
         self._ordered.put(SlideStarted(source=part))
         if part.slide is not None and part.table is not None:
+            # the reader's cache keeps segments of the file until their last use by these tiles
             part.slide.expect(part.table.coords_l0, part.table.plan)
             for start in range(0, part.num_tiles, self._batch_size):
                 yield from self._plan_batch(part, part.table, start)
@@ -430,7 +437,7 @@ class TileStream(Generic[Entry, S]):
         tiles = batch.buffer[rows]
         keep = batch.keep[rows]
         indices = batch.indices[rows]
-        scratch_bytes = read_bytes(table.plan)
+        scratch_bytes = resample_scratch_bytes(table.plan)
         with self._scratch.taken(scratch_bytes), self.clock.timed("decode_busy"):
             read_tiles(slide, table.plan, table.coords_l0[indices], tiles)
             for tile_filter in self._filters:
@@ -451,7 +458,7 @@ def _close_all(parts: Sequence[Prepared[S]]) -> None:
 
 
 def _give_back(free: Channel[TileArray | None], buffer: TileArray) -> None:
-    # once the stream has ended its buffers go with it
+    # when the stream has ended, its buffers are not used any more
     with suppress(ChannelClosed):
         free.put(buffer)
 
@@ -493,7 +500,9 @@ def iter_tiles(
         )
     config = config or StreamConfig()
     budget = config.budget(
-        batch_size, tile_px=tiles.plan.tile_px, tile_bytes=read_bytes(tiles.plan)
+        batch_size,
+        tile_px=tiles.plan.tile_px,
+        tile_bytes=resample_scratch_bytes(tiles.plan),
     )
 
     def prepare(entry: Slide) -> list[SlideTiles]:
@@ -501,7 +510,7 @@ def iter_tiles(
             slide=entry,
             table=tiles,
             transform=transform,
-            owned=False,
+            closes_slide=False,
         )
         return [whole]
 

@@ -275,12 +275,12 @@ def _degenerate(slide: str, value: str, rule: str) -> InvalidInputError:
     )
 
 
-StainLook = StainVectors | ColourMoments
+StainStatistics = StainVectors | ColourMoments
 
 # Macenko: the reference of mitkovetta/staining-normalization, which its Python ports
 # share. Reinhard: TCGA-A2-A3XS-DX1 of Amgad et al. 2019, the standard of HistomicsTK's
 # tests.
-STANDARDS: dict[str, StainLook] = {
+STANDARDS: dict[str, StainStatistics] = {
     "macenko": StainVectors(
         hematoxylin=(0.5626, 0.7201, 0.4062),
         eosin=(0.2159, 0.8012, 0.5581),
@@ -298,7 +298,7 @@ def fit_stain(
     tissue: AnyTissue | None,
     config: StainConfig,
     *,
-    target: StainLook | None = None,
+    target: StainStatistics | None = None,
 ) -> StainTransform:
     """Fits the map from the slide's look to the target's, the same to the bit each time.
 
@@ -332,7 +332,7 @@ def fit_stain(
     assert_never(target)
 
 
-def stain_target(config: StainConfig) -> StainLook:
+def stain_target(config: StainConfig) -> StainStatistics:
     """The look that tiles are given: a published standard, or that of the reference.
 
     Raises:
