@@ -10,7 +10,12 @@ import pytest
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.evaluation.embeddings import FeatureFiles
 from thinsection.evaluation.label_values import LabelsConfig
-from thinsection.evaluation.labels import Cohort, encode_labels, join_labels, several
+from thinsection.evaluation.labels import (
+    Cohort,
+    encode_labels,
+    items_if_several,
+    join_labels,
+)
 from thinsection.evaluation.readings import class_name, is_missing, read_number
 from thinsection.evaluation.target import Target
 
@@ -131,9 +136,9 @@ def test_answers_stand_in_cells_by_their_names(
 
 
 def test_slides_of_a_case_are_listed_where_there_are_several() -> None:
-    assert several(("a", "b")) == ("a", "b")
-    assert several(("a",)) == ()
-    assert several(()) == ()
+    assert items_if_several(("a", "b")) == ("a", "b")
+    assert items_if_several(("a",)) == ()
+    assert items_if_several(()) == ()
 
 
 # cells of labels
@@ -319,7 +324,7 @@ def test_few_whole_numbers_and_words_are_classes_and_other_numbers_are_not(
     rows = [f"s{i}x,{value}" for i, value in enumerate(values.split())]
     cohort = joined(tmp_path, rows)
     assert cohort.target.kind == kind
-    assert f"{kind} (by its values)" in cohort.account[-1]
+    assert f"{kind} (inferred from its values)" in cohort.account[-1]
 
 
 @pytest.mark.parametrize(
@@ -359,7 +364,7 @@ def test_survival_is_summed_up_by_its_events_and_median_time(tmp_path: Path) -> 
     cohort = survival(tmp_path, ["a,1,10", "b,no,20", "c,yes,50"])
     assert cohort.values == ((1.0, 10.0), (0.0, 20.0), (1.0, 50.0))
     assert cohort.account[-1] == (
-        "dead, days: cox (by its values): 2 events, median time 20"
+        "dead, days: cox (inferred from its values): 2 events, median time 20"
     )
     assert cohort.target.names == ("risk",)
 
@@ -401,7 +406,7 @@ def test_labels_are_summed_up_by_their_counts(tmp_path: Path) -> None:
         target=("msi", "kras"),
     )
     assert cohort.account[-1] == (
-        "msi, kras: multilabel (by its values): msi 1 of 2 (1 blank), kras 2 of 3"
+        "msi, kras: multilabel (inferred from its values): msi 1 of 2 (1 blank), kras 2 of 3"
     )
 
 
@@ -417,7 +422,9 @@ def test_a_label_with_one_value_is_refused(tmp_path: Path) -> None:
 
 def test_values_are_summed_up_by_their_range(tmp_path: Path) -> None:
     cohort = joined(tmp_path, ["ax,0.5", "bx,2", "cx,8"])
-    assert cohort.account[-1].endswith("regression (by its values): 0.5 to 8, median 2")
+    assert cohort.account[-1].endswith(
+        "regression (inferred from its values): 0.5 to 8, median 2"
+    )
 
 
 def test_nothing_to_learn_is_refused(tmp_path: Path) -> None:

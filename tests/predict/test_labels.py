@@ -35,7 +35,7 @@ def test_the_account_says_what_matched_and_why_the_rest_did_not(tmp_path: Path) 
     assert "no embeddings for 1 labelled slide: d" in told
     assert "no label in 1 row: e" in told
     assert "no label for 2 slides with embeddings: e, f" in told
-    assert "binary (by its values): x 1, y 1" in told
+    assert "binary (inferred from its values): x 1, y 1" in told
 
 
 def test_barcodes_give_the_case_and_it_is_said(tmp_path: Path) -> None:

@@ -86,9 +86,11 @@ def read_label_report(config: LabelsConfig, results: Path | None) -> LabelReport
         rows = tuple(range(len(table.rows)))
     else:
         embeddings = feature_files(results, config.features)
-        owners = known_patients(results)
-        table = read_labels_of(config, {*embeddings.files, *embeddings.lacking}, owners)
-        slides = table.slides_of_rows(embeddings.files, owners)
+        patient_by_slide = known_patients(results)
+        table = read_labels_of(
+            config, {*embeddings.files, *embeddings.lacking}, patient_by_slide
+        )
+        slides = table.slides_of_rows(embeddings.files, patient_by_slide)
         rows = tuple(i for i, names in enumerate(slides) if names)
     return LabelReport(
         table=table,

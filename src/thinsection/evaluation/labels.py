@@ -1,4 +1,4 @@
-"""Labels joined to stored embeddings: which cases train, on what, and why the others do not."""
+"""Labels joined to stored embeddings: the cases that can train, and why the others cannot."""
 
 import math
 from collections import defaultdict
@@ -54,30 +54,35 @@ class Cohort:
     """Cases with their slides and labels; plain values."""
 
     target: Target
-    place: str  # of the embeddings
-    cases: tuple[str, ...]
-    slides: tuple[tuple[str, ...], ...]  # of each case, as `files`
-    files: tuple[tuple[str, ...], ...]
-    # of each case: class; 0 or 1 a label, None where it is blank; value; or event and time
+    place: str  # where the embeddings are stored
+    cases: tuple[str, ...]  # ids of the cases
+    # slide ids of each case, in the order of its `files`
+    slides: tuple[tuple[str, ...], ...]
+    files: tuple[tuple[str, ...], ...]  # files of embeddings of each case
+    # Numbers of each case, by kind of target. Classes: the class. Multilabel: 0, 1 or None (blank)
+    # for each label. Regression: the value. Survival: event and time.
     values: tuple[tuple[float | None, ...], ...]
-    patients: tuple[str, ...]  # of each case; one may have several cases
-    unit: Unit  # what `patients` are, as far as anybody knows
-    sites: tuple[str, ...] = ()  # of each case; () where nobody knows
+    patients: tuple[str, ...]  # patient of each case; a patient may have several cases
+    # kind of the ids in `patients`: patients, or cases or slides if the patients are unknown
+    unit: Unit
+    sites: tuple[str, ...] = ()  # site of each case; () if they are unknown
     subgroup_columns: tuple[str, ...] = ()
-    subgroups: tuple[tuple[str, ...], ...] = ()  # of each column, of each case
-    unlabelled: int = 0  # rows of the table without a label
-    without_embeddings: int = 0  # labelled rows without embeddings
-    account: tuple[str, ...] = ()  # what matched, what did not, and why
+    # for each of these columns, the subgroup of each case
+    subgroups: tuple[tuple[str, ...], ...] = ()
+    unlabelled: int = 0  # number of rows of the table without a label
+    without_embeddings: int = 0  # number of labelled rows without embeddings
+    # sentences on the rows that matched embeddings, on the others, and why
+    account: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     reading: tuple[ValueReading, ...] = ()  # how each value of the table is read
-    questions: tuple[str, ...] = ()  # what must be answered before a model is trained
-    # case, and its class, which the tested model does not have
+    questions: tuple[str, ...] = ()  # questions to answer before a model is trained
+    # (case, class) of each case whose class the tested model does not have
     new_classes: tuple[tuple[str, str], ...] = ()
 
     def take(self, rows: Sequence[int]) -> "Cohort":
         """Some of the cases."""
         columns = ("cases", "slides", "files", "values", "patients", "sites")
-        subgroups = tuple(tuple(of[i] for i in rows) for of in self.subgroups)
+        subgroups = tuple(tuple(column[i] for i in rows) for column in self.subgroups)
         return take_rows(self, rows, columns, subgroups=subgroups)
 
     @property
@@ -92,7 +97,7 @@ class Cohort:
 
     @property
     def groups(self) -> Groups:
-        """The patients of the cases, as what is resampled."""
+        """The patient of each case: the unit of splits and of the bootstrap."""
         return Groups(self.unit, self.patients)
 
     @property
@@ -101,17 +106,17 @@ class Cohort:
         return self.target.strata(self.array)
 
 
-def several(items: tuple[str, ...]) -> tuple[str, ...]:
-    """Slides (or files) of a case that has several; () of one slide, which its case tells."""
+def items_if_several(items: tuple[str, ...]) -> tuple[str, ...]:
+    """Slides (or files) of a case if there are several; () for one, which the case identifies."""
     return items if len(items) > 1 else ()
 
 
 def read_cohort(data: Path, config: LabelsConfig) -> Cohort:
     """The cases that have both embeddings and labels, with an account of the others.
 
-    A row is of a slide (slide_id), or of a case (case_id) with all its slides. The patient of a
-    slide is its patient_id, else what the results' cohort says, else its case_id, else that of a
-    barcode, else the slide itself.
+    A row labels one slide (slide_id), or one case (case_id) with all its slides. The patient of a
+    slide comes from the first of these that is known: its patient_id in the table, the cohort of
+    the results, its case_id, its barcode. Otherwise the slide counts as a patient of its own.
 
     Memory: the table, and some 100 bytes a slide.
 
@@ -130,7 +135,7 @@ def check_label_table(config: LabelsConfig) -> None:
 
 
 def read_labels_of(
-    config: LabelsConfig, slides: Collection[str], owners: Mapping[str, str]
+    config: LabelsConfig, slides: Collection[str], patient_by_slide: Mapping[str, str]
 ) -> LabelTable:
     """The table of labels, which has all columns of the settings, see `read_label_table`."""
     if not config.labels:
@@ -147,12 +152,12 @@ def read_labels_of(
         )
     site = (config.site,) if config.site else ()
     columns = (*config.target, *config.times, *site, *config.subgroup)
-    return read_label_table(Path(config.labels), columns, slides, owners)
+    return read_label_table(Path(config.labels), columns, slides, patient_by_slide)
 
 
 def join_labels(
     embeddings: FeatureFiles,
-    owners: Mapping[str, str],
+    patient_by_slide: Mapping[str, str],
     config: LabelsConfig,
     trained: Target | None = None,
 ) -> Cohort:
@@ -160,85 +165,93 @@ def join_labels(
 
     Args:
         embeddings: files of slides, slides without a file, and the place of both.
-        owners: slide id -> patient, as far as the results know it.
+        patient_by_slide: slide id -> patient id, for slides whose patient the results know.
         config: the table, and its columns.
-        trained: the target of a model that is tested on these cases: its classes are taken.
+        trained: target of the model that is tested on these cases; its classes are used.
     """
     files = embeddings.files
-    # the reasons of damaged slides are reported one by one
-    lacking = embeddings.lacking | dict.fromkeys(embeddings.damaged, "left out")
+    # slide -> why it has no embeddings; the reasons of damaged slides are reported elsewhere
+    reason_without_embeddings = embeddings.lacking | dict.fromkeys(
+        embeddings.damaged, "left out"
+    )
     place = embeddings.place
-    known = {*files, *lacking}
-    table = read_labels_of(config, known, owners)
-    slides_of_rows = table.slides_of_rows(files, owners)
+    all_slides = {*files, *reason_without_embeddings}
+    table = read_labels_of(config, all_slides, patient_by_slide)
+    slides_of_rows = table.slides_of_rows(files, patient_by_slide)
     matched = [i for i, slides in enumerate(slides_of_rows) if slides]
-    learnt = read_values(table, matched, config, trained)
-    learnt, new_rows = _without_new_classes(learnt, trained, table.path.name)
+    label_values = read_values(table, matched, config, trained)
+    label_values, new_rows = _without_new_classes(
+        label_values, trained, table.path.name
+    )
     new_slides = [(table.name(i), name) for i, name in new_rows.items()]
-    unlabelled = [i for i in range(len(table.rows)) if i not in learnt.labelled]
+    unlabelled = [i for i in range(len(table.rows)) if i not in label_values.labelled]
     blank_lines = []
     if unlabelled:
         blank = [table.rows[i] for i in unlabelled]
         names = [table.name(i) for i in unlabelled]
         blank_lines.append(missing_words(blank, config.target, names))
     if table.key == "slide_id":
-        ids = KnownIds(known)
+        ids = KnownIds(all_slides)
     else:
-        ids = KnownIds({owners.get(slide) or patient_of(slide) for slide in known})
-    lost = [
-        table.words_of_unknown(i, ids, lacking)
+        ids = KnownIds(
+            {patient_by_slide.get(slide) or patient_of(slide) for slide in all_slides}
+        )
+    without_embeddings = [
+        table.why_unmatched(i, ids, reason_without_embeddings)
         for i in range(len(table.rows))
-        if not slides_of_rows[i] and i in learnt.labelled
+        if not slides_of_rows[i] and i in label_values.labelled
     ]
-    pairs = [(slide, i) for i in learnt.rows for slide in slides_of_rows[i]]
-    used = {slide for slide, _ in pairs}
-    of_new = {slide for i in new_rows for slide in slides_of_rows[i]}
-    key_words = table.key.removesuffix("_id")
+    pairs = [(slide, i) for i in label_values.rows for slide in slides_of_rows[i]]
+    used_slides = {slide for slide, _ in pairs}
+    slides_of_new_classes = {slide for i in new_rows for slide in slides_of_rows[i]}
+    key_noun = table.key.removesuffix("_id")
     lines = [
         f"{counted(len(table.rows), 'row')} in {table.path.name}, matched by "
         f"{table.key_column} to {counted(len(files), 'slide')} in {place}",
         *table.notes,
-        *_count_line(lost, f"labelled {key_words}", "no embeddings for"),
+        *_count_line(without_embeddings, f"labelled {key_noun}", "no embeddings for"),
         *blank_lines,
-        *learnt.notes,
+        *label_values.notes,
         *_count_line(
             [f"{name} ({row})" for row, name in new_slides],
-            key_words,
+            key_noun,
             "left out",
             " of a class that the model does not have",
         ),
         *_count_line(
-            sorted({*files} - used - of_new),
+            sorted({*files} - used_slides - slides_of_new_classes),
             "slide",
             "no label for",
             " with embeddings",
         ),
     ]
-    if learnt.problems:
-        raise DatasetError("; and ".join(learnt.problems))
+    if label_values.problems:
+        raise DatasetError("; and ".join(label_values.problems))
     if not pairs:
         raise DatasetError(
             f"labels must match embeddings, got no match; {'; '.join(lines)}"
         )
     rows_by_pair = [table.rows[i] for _, i in pairs]
-    named = list(zip((slide for slide, _ in pairs), rows_by_pair, strict=True))
+    slide_rows = list(zip((slide for slide, _ in pairs), rows_by_pair, strict=True))
     where = table.path.name
-    cases, groups = _owners_of(named, owners, where)
-    cell_by_row = dict(zip(learnt.rows, learnt.cells, strict=True))
+    cases, groups = _cases_and_patients(slide_rows, patient_by_slide, where)
+    cell_by_row = dict(zip(label_values.rows, label_values.cells, strict=True))
     labels = one_per_case(
         [cell_by_row[i] for _, i in pairs], cases, config.columns, where
     )
-    target, values, spread = _learnt(
-        learnt.kind, list(labels.values()), config, where, trained
+    target, values, summary = _target_and_values(
+        label_values.kind, list(labels.values()), config, where, trained
     )
     slides_by_case, patients = slides_and_patients(
         [slide for slide, _ in pairs], cases, groups, where
     )
     slides = [tuple(dict.fromkeys(names)) for names in slides_by_case.values()]
-    kind = f"{target.kind}{' (by its values)' * (config.task == 'auto')}"
+    kind: str = target.kind
+    if config.task == "auto":
+        kind += " (inferred from its values)"
     use = "training" if trained is None else "testing"
-    owner_lines, warnings = _owner_notes(named, groups)
-    sites, site_lines = _sites(named, cases, config.site, where)
+    patient_lines, warnings = _patient_notes(slide_rows, groups)
+    sites, site_lines = _sites(slide_rows, cases, config.site, where)
     return Cohort(
         target=target,
         place=place,
@@ -255,48 +268,50 @@ def join_labels(
         unit=groups.unit,
         sites=sites,
         subgroup_columns=config.subgroup,
-        subgroups=_subgroups(named, cases, config.subgroup, where),
+        subgroups=_subgroups(slide_rows, cases, config.subgroup, where),
         unlabelled=len(unlabelled),
-        without_embeddings=len(lost),
+        without_embeddings=len(without_embeddings),
         account=(
-            f"{counted(len(used), 'slide')} of {counted(len(labels), 'case')} for {use}",
+            f"{counted(len(used_slides), 'slide')} of {counted(len(labels), 'case')} for {use}",
             *lines,
-            *owner_lines,
+            *patient_lines,
             *site_lines,
-            f"{', '.join(config.columns)}: {kind}: {spread}",
+            f"{', '.join(config.columns)}: {kind}: {summary}",
         ),
-        warnings=(*learnt.warnings, *warnings),
-        reading=learnt.readings,
-        questions=learnt.questions,
-        new_classes=_cases_of_new_classes(table, new_rows, slides_of_rows, owners),
+        warnings=(*label_values.warnings, *warnings),
+        reading=label_values.readings,
+        questions=label_values.questions,
+        new_classes=_cases_of_new_classes(
+            table, new_rows, slides_of_rows, patient_by_slide
+        ),
     )
 
 
 def _without_new_classes(
-    learnt: LabelValues, trained: Target | None, where: str
+    label_values: LabelValues, trained: Target | None, where: str
 ) -> tuple[LabelValues, dict[int, str]]:
-    """Labels of classes that a tested model has, and rows of other classes with their class.
+    """Labels whose class the tested model has; and the class of each other row.
 
-    Raises DatasetError: no row is of a class that the model has, or a class differs from one of
-    the model's in capitals alone.
+    Raises DatasetError: the model has the class of no row, or a class differs from one of the
+    model's classes only in capital letters.
     """
     if trained is None or not trained.exclusive:
-        return learnt, {}
+        return label_values, {}
     plain = {name.casefold() for name in trained.names}
     new: dict[int, str] = {}
-    for row, (text,) in zip(learnt.rows, learnt.cells, strict=True):
+    for row, (text,) in zip(label_values.rows, label_values.cells, strict=True):
         if str(text) not in trained.names and str(text).casefold() not in plain:
             new[row] = str(text)
-    if learnt.rows and len(new) == len(learnt.rows):
+    if label_values.rows and len(new) == len(label_values.rows):
         raise DatasetError(
             f"label must be one of {', '.join(trained.names)}, got "
             f"{listed_names([repr(name) for name in dict.fromkeys(new.values())])} in {where}"
         )
-    kept = [i for i, row in enumerate(learnt.rows) if row not in new]
+    kept = [i for i, row in enumerate(label_values.rows) if row not in new]
     kept_labels = replace(
-        learnt,
-        rows=tuple(learnt.rows[i] for i in kept),
-        cells=tuple(learnt.cells[i] for i in kept),
+        label_values,
+        rows=tuple(label_values.rows[i] for i in kept),
+        cells=tuple(label_values.cells[i] for i in kept),
     )
     return kept_labels, new
 
@@ -305,20 +320,20 @@ def _cases_of_new_classes(
     table: LabelTable,
     new_rows: Mapping[int, str],
     slides_of_rows: Sequence[Sequence[str]],
-    owners: Mapping[str, str],
+    patient_by_slide: Mapping[str, str],
 ) -> tuple[tuple[str, str], ...]:
-    """Cases whose class the model does not have, with the class; of several slides once."""
+    """(case, class) of each case whose class the model does not have, once for all its slides."""
     if not new_rows:
         return ()
     pairs = [(slide, row) for row in new_rows for slide in slides_of_rows[row]]
-    named = [(slide, table.rows[row]) for slide, row in pairs]
-    cases, _ = _owners_of(named, owners, table.path.name)
+    slide_rows = [(slide, table.rows[row]) for slide, row in pairs]
+    cases, _ = _cases_and_patients(slide_rows, patient_by_slide, table.path.name)
     classes = [new_rows[row] for _, row in pairs]
     return tuple(dict.fromkeys(zip(cases, classes, strict=True)))
 
 
 def known_patients(data: Path) -> dict[str, str]:
-    """Slide id -> patient_id, as the cohort of a results folder has it; {} of other folders."""
+    """Slide id -> patient_id in the cohort of a results folder; {} for other folders."""
     if not (data / SLIDES).is_dir():
         return {}
     patients = {}
@@ -329,29 +344,33 @@ def known_patients(data: Path) -> dict[str, str]:
     return patients
 
 
-def _owners_of(
-    pairs: Sequence[tuple[str, TextRow]], owners: Mapping[str, str], where: str
+def _cases_and_patients(
+    pairs: Sequence[tuple[str, TextRow]],
+    patient_by_slide: Mapping[str, str],
+    where: str,
 ) -> tuple[tuple[str, ...], Groups]:
-    """The case and the patient of each pair of slide and row."""
+    """The case and the patient of each pair of a slide and a row."""
     slides = [slide for slide, _ in pairs]
-    patients = [row.get("patient_id") or owners.get(slide, "") for slide, row in pairs]
+    patients = [
+        row.get("patient_id") or patient_by_slide.get(slide, "") for slide, row in pairs
+    ]
     cases = [row.get("case_id", "") for _, row in pairs]
-    owners_of_rows = [
+    cases_or_patients = [
         case or patient for case, patient in zip(cases, patients, strict=True)
     ]
     groups = group_rows(slides, cases, patients, where=where)
-    return case_rows(slides, owners_of_rows), groups
+    return case_rows(slides, cases_or_patients), groups
 
 
-def _owner_notes(
+def _patient_notes(
     pairs: Sequence[tuple[str, TextRow]], groups: Groups
 ) -> tuple[list[str], list[str]]:
-    """Sentences on how patients were known, and warnings where they may be wrong."""
+    """Sentences on where the patients come from, and warnings if they may be wrong."""
     slides = [slide for slide, _ in pairs]
     columns = [[row.get(name, "") for _, row in pairs] for name in CASE_COLUMNS]
     lines = spelling_notes(slides, *columns)
     num_by_barcode = 0
-    unknown = []  # slides that neither a column nor a barcode gives to a patient
+    unknown = []  # slides whose patient is known neither from a column nor from a barcode
     for (slide, row), patient in zip(pairs, groups.of_row, strict=True):
         if any(row.get(name) for name in CASE_COLUMNS):
             continue
@@ -374,12 +393,12 @@ def _owner_notes(
         if alike:
             count = sum(map(len, alike))
             shown = listed_names([" and ".join(names[:2]) for names in alike])
-            remedy = (
+            risk = (
                 "slides of one patient in training and test would make the score too "
                 "optimistic"
             )
             warnings.append(
-                f"{sentence}; {count} names begin with the same letters ({shown}): {remedy}"
+                f"{sentence}; {count} names begin with the same letters ({shown}): {risk}"
             )
         else:
             lines.append(sentence)
@@ -388,12 +407,12 @@ def _owner_notes(
 
 
 def _split_barcodes(slides: Sequence[str], patients: Sequence[str]) -> list[str]:
-    """A warning where the slides of one barcode are said to be of several patients."""
+    """A warning if the table gives several patients for the slides of one barcode."""
     patients_by_barcode = defaultdict[str, set[str]](set)
     for slide, patient in zip(slides, patients, strict=True):
         if patient_of(slide) != slide:
             patients_by_barcode[patient_of(slide)].add(patient)
-    split = [name for name, owners in patients_by_barcode.items() if len(owners) > 1]
+    split = [name for name, ids in patients_by_barcode.items() if len(ids) > 1]
     if not split:
         return []
     return [
@@ -409,7 +428,7 @@ def _sites(
     column: str | None,
     where: str,
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The site of each case, and a sentence on where it is from; () where nobody knows."""
+    """The site of each case, and a sentence on its source; () and [] if a site is unknown."""
     if column:
         by_case = one_per_case(
             [[row[column]] for _, row in pairs], cases, (column,), where
@@ -440,13 +459,13 @@ def _subgroups(
     columns: Sequence[str],
     where: str,
 ) -> tuple[tuple[str, ...], ...]:
-    """The subgroup of each case, column by column; 'missing' where the cell is."""
+    """The subgroup of each case, column by column; 'missing' for a missing cell."""
     cells_by_case = one_per_case(
         [[row[column] for column in columns] for _, row in pairs], cases, columns, where
     )
     subgroups = []
-    for place in range(len(columns)):
-        cells = [str(cells[place]) for cells in cells_by_case.values()]
+    for number in range(len(columns)):
+        cells = [str(cells[number]) for cells in cells_by_case.values()]
         subgroups.append(
             tuple("missing" if is_missing(cell) else cell for cell in cells)
         )
@@ -462,14 +481,14 @@ def _count_line(
     return [f"{before} {counted(len(names), noun)}{after}: {listed_names(names)}"]
 
 
-def _learnt(
+def _target_and_values(
     kind: Kind,
     cells: Sequence[Sequence[LabelCell]],
     config: LabelsConfig,
     where: str,
     trained: Target | None = None,
 ) -> tuple[Target, Floats, str]:
-    """The target, the values (n, T) of the cases, and how these are spread, in words."""
+    """The target, the values (n, T) of the cases, and a text that summarises the values."""
     columns = config.columns
     if config.positive is not None and kind != "binary":
         raise ConfigError(
@@ -485,18 +504,18 @@ def _learnt(
             target, labels = _class_target(texts, kind, config, where)
         counts = np.bincount(labels, minlength=len(target.names))
         pairs = zip(target.names, counts, strict=True)
-        spread = ", ".join(f"{name} {count}" for name, count in pairs)
+        summary = ", ".join(f"{name} {count}" for name, count in pairs)
         if target.order_words:
-            spread += f"; order: {target.order_words}"
+            summary += f"; order: {target.order_words}"
         elif (
             kind == "multiclass"
             and config.task == "auto"
             and ordered_classes(target.names)
         ):
-            spread += "; if the classes have this order, pass --task ordinal"
+            summary += "; if the classes have this order, pass --task ordinal"
         if target.positive_words:
-            spread += f"; positive class: {target.positive_words}"
-        return target, labels[:, None].astype(np.float64), spread
+            summary += f"; positive class: {target.positive_words}"
+        return target, labels[:, None].astype(np.float64), summary
     values = np.array(cells, dtype=np.float64)
     target = Target(kind=kind, columns=columns, names=columns)
     if kind == "multilabel":
@@ -508,8 +527,8 @@ def _learnt(
                 )
         return target, values, label_counts(columns, values)
     if kind == "regression":
-        middle = f"{values.min():g} to {values.max():g}, median {np.median(values):g}"
-        return target, values, middle
+        summary = f"{values.min():g} to {values.max():g}, median {np.median(values):g}"
+        return target, values, summary
     events, times = values.T
     if not events.any():
         raise DatasetError(
@@ -525,11 +544,11 @@ def _learnt(
 
 
 def label_counts(names: Sequence[str], values: Floats) -> str:
-    """Positive cases of each label among those that have it, and how many have it blank."""
-    known = np.isfinite(values)
+    """For each label: positive cases of those with a value, and the number of blank cells."""
+    is_given = np.isfinite(values)
     shown = []
     for name, positive, count in zip(
-        names, (values == 1).sum(axis=0), known.sum(axis=0), strict=True
+        names, (values == 1).sum(axis=0), is_given.sum(axis=0), strict=True
     ):
         blank = len(values) - count
         masked = f" ({blank} blank)" if blank else ""
@@ -542,8 +561,8 @@ def _class_target(
 ) -> tuple[Target, npt.NDArray[np.int64]]:
     """Target and labels (n,) of classes that exclude each other.
 
-    Of two classes the commoner comes first, of equally frequent ones that of the first case, so
-    that a model depends neither on the words of the table nor on the positive class.
+    Of two classes the more frequent one is class 0; at a tie, the class of the first case. So
+    neither the class names nor the choice of the positive class changes the trained model.
     """
     order: tuple[str, ...] = ()
     if kind == "ordinal":
@@ -569,9 +588,9 @@ def _class_target(
 def _positive_class(
     names: Sequence[str], counts: npt.NDArray[np.int64], chosen: str | None
 ) -> tuple[str, PositiveRule]:
-    """The positive class of two in alphabetical order, and the rule that made it so.
+    """The positive class of two classes in alphabetical order, and the rule that chose it.
 
-    Raises ConfigError: the chosen one is none of them.
+    Raises ConfigError: the chosen class is neither of them.
     """
     if chosen is not None:
         name = chosen if chosen in names else class_name(chosen)
@@ -589,9 +608,12 @@ def _positive_class(
 def encode_labels(
     texts: Sequence[str], where: str, class_names: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """(class names, labels): names sorted, as numbers where all are; labels are their ranks.
+    """(class names, labels). A label is the index of its class name.
 
-    Raises DatasetError: a label is missing, is none of `class_names`, or two differ in capitals.
+    The names are `class_names`, if given; otherwise sorted, and as numbers if all are integers.
+
+    Raises DatasetError: a label is missing or is not in `class_names`, or two names differ only in
+    capital letters.
     """
     for row, text in enumerate(texts):
         if is_missing(text) and text not in class_names:

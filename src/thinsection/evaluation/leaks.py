@@ -111,8 +111,8 @@ def read_labelled(data: Path, config: LabelsConfig) -> Labelled:
     Raises DatasetError, ConfigError, InvalidInputError: as `read_cohort` and `read_contents`.
     """
     embeddings = feature_files(data, config.features)
-    owners = known_patients(data)
-    cohort = join_labels(embeddings, owners, config)
+    patient_by_slide = known_patients(data)
+    cohort = join_labels(embeddings, patient_by_slide, config)
     files: dict[str, Path] = {}
     for slides, paths in zip(cohort.slides, cohort.paths, strict=True):
         files.update(zip(slides, paths, strict=True))
@@ -120,7 +120,7 @@ def read_labelled(data: Path, config: LabelsConfig) -> Labelled:
     contents = read_usable(files, damaged.__setitem__)
     if damaged:
         embeddings = embeddings.without(damaged)
-        cohort = join_labels(embeddings, owners, config)
+        cohort = join_labels(embeddings, patient_by_slide, config)
         usable = [slide for slide in files if slide not in damaged]
         row_of = {slide: row for row, slide in enumerate(usable)}
         contents = contents.take([row_of[slide] for slide in chain(*cohort.slides)])

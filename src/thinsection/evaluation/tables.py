@@ -218,14 +218,14 @@ def unexpected(root: Path, kind: str, looked_for: Sequence[str]) -> DatasetError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelTable:
-    """Rows of a table of labels, under our names of the columns of ids too.
+    """Rows of a table of labels; columns of ids are also available under our own names.
 
     Attributes:
         path: the file.
         rows: cells by column.
         lines: line of the file, or row of the sheet, of each row.
-        key: slide_id, case_id or patient_id: what a row is of.
-        key_column: the column that holds it.
+        key: slide_id, case_id or patient_id: the kind of id that identifies a row.
+        key_column: the table's column with these ids.
         notes: sentences on how the file was read.
     """
 
@@ -247,9 +247,9 @@ class LabelTable:
         return ", ".join(shown) + more
 
     def slides_of_rows(
-        self, slides: Iterable[str], owners: Mapping[str, str]
+        self, slides: Iterable[str], patient_by_slide: Mapping[str, str]
     ) -> list[tuple[str, ...]]:
-        """The slides, of those that are given, that each row is of.
+        """For each row, those of `slides` that it labels.
 
         Raises InvalidInputError: a name may mean two slides, or two names mean one slide.
         """
@@ -258,7 +258,7 @@ class LabelTable:
         if self.key == "slide_id":
             ids = KnownIds(slides).match(names, where)
             return [(ids[name],) if name in ids else () for name in names]
-        by_patient = _slides_by_patient(slides, owners)
+        by_patient = _slides_by_patient(slides, patient_by_slide)
         known = KnownIds(by_patient, self.key)
         ids = known.match(names, where)
         patients = [ids.get(name) or known.find(patient_of(name)) for name in names]
@@ -267,23 +267,26 @@ class LabelTable:
             for patient in patients
         ]
 
-    def words_of_unknown(
-        self, row: int, slides: KnownIds, lacking: Mapping[str, str]
+    def why_unmatched(
+        self,
+        row: int,
+        slides: KnownIds,
+        reason_without_embeddings: Mapping[str, str],
     ) -> str:
-        """Why a row has no embeddings: its slide lacks them, or its name is not known."""
+        """Says why a row matches no embeddings: its slide has none, or its name is unknown."""
         name = self.name(row)
         slide = slides.find(name)
-        if slide is not None and slide in lacking:
-            return f"{slide} ({lacking[slide]})"
+        if slide is not None and slide in reason_without_embeddings:
+            return f"{slide} ({reason_without_embeddings[slide]})"
         return slides.words(name)
 
 
 def _slides_by_patient(
-    slides: Iterable[str], owners: Mapping[str, str]
+    slides: Iterable[str], patient_by_slide: Mapping[str, str]
 ) -> dict[str, list[str]]:
     by_patient = defaultdict[str, list[str]](list)
     for slide in slides:
-        by_patient[owners.get(slide) or patient_of(slide)].append(slide)
+        by_patient[patient_by_slide.get(slide) or patient_of(slide)].append(slide)
     return by_patient
 
 
@@ -291,15 +294,15 @@ def read_label_table(
     path: Path,
     columns: Sequence[str],
     slides: Collection[str],
-    owners: Mapping[str, str],
+    patient_by_slide: Mapping[str, str],
 ) -> LabelTable:
     """Reads a table of labels.
 
     Args:
         path: the file, also 'labels.xlsx#Sheet2'.
         columns: columns that it must have.
-        slides: slides of the results; () where none are known yet.
-        owners: patient of a slide, as far as the results know it.
+        slides: slides of the results; () if none are known yet.
+        patient_by_slide: slide id -> patient id, for slides whose patient the results know.
 
     Raises:
         ConfigError: the file does not exist.
@@ -311,7 +314,7 @@ def read_label_table(
     by_plain_name: dict[str, str] = {}
     for column in table.columns:
         by_plain_name.setdefault(_plain_name(column), column)
-    case_column = _case_column(table, by_plain_name, slides, owners)
+    case_column = _case_column(table, by_plain_name, slides, patient_by_slide)
     slide_column = _slide_column(
         table, by_plain_name, slides, has_case=bool(case_column)
     )
@@ -352,17 +355,18 @@ def _case_column(
     table: Table,
     by_plain_name: Mapping[str, str],
     slides: Collection[str],
-    owners: Mapping[str, str],
+    patient_by_slide: Mapping[str, str],
 ) -> str:
     """The column that names cases; '' if there is none.
 
-    Of several the one with the most known cases, as GDC's case_id holds other ids than the slides'
-    names; where none is known, the first that holds more than such ids.
+    Of several columns, the one with the most known cases is used, since the case_id of GDC has
+    other ids than the slides' names. If no case is known, it is the first column that does not
+    consist of such ids (UUIDs) alone.
     """
     columns = [by_plain_name[name] for name in CASE_ALIASES if name in by_plain_name]
     if len(columns) < 2:
         return columns[0] if columns else ""
-    known = KnownIds(_slides_by_patient(slides, owners), "case_id")
+    known = KnownIds(_slides_by_patient(slides, patient_by_slide), "case_id")
     num_known = {
         column: sum(
             known.find(row[column]) is not None
@@ -391,8 +395,8 @@ def _slide_column(
 ) -> str:
     """The column that names slides; '' if there is none.
 
-    Under another name than slide_id, beside a column of cases, it must contain a slide: `slide` may
-    be the number of a slide.
+    A column with another name than slide_id must contain the id of a known slide if there is also a
+    column of cases: a column `slide` may hold numbers of slides.
     """
     if "slide_id" in by_plain_name:
         return by_plain_name["slide_id"]

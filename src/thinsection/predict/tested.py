@@ -16,7 +16,7 @@ from thinsection.evaluation import comparison, metrics
 from thinsection.evaluation.calibration import shared_temperature
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.intervals import Sampling, interval, why_missing
-from thinsection.evaluation.labels import several
+from thinsection.evaluation.labels import items_if_several
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.plots import Column
 from thinsection.evaluation.rows import (
@@ -363,7 +363,9 @@ def tested_of(
     answers = []
     for part, result in zip(study.parts, results, strict=True):
         answers.append(result.target.answers(result.logits / temperature))
-        names = [slide for i in part.test for slide in several(cohort.slides[i])]
+        names = [
+            slide for i in part.test for slide in items_if_several(cohort.slides[i])
+        ]
         if names:
             of_slides = result.target.answers(result.slides / temperature)
             slides.update(zip(names, of_slides, strict=True))
@@ -491,7 +493,10 @@ def lines_of(
             lines = [("slide", case_slides[0], tested.answers[i])]
         else:
             lines = [("case", "", tested.answers[i])]
-            lines += [("slide", slide, slides[slide]) for slide in several(case_slides)]
+            lines += [
+                ("slide", slide, slides[slide])
+                for slide in items_if_several(case_slides)
+            ]
         truth = target.truth_cells(tested.truth[i].tolist())
         for level, slide, answers in lines:
             yield {

@@ -26,7 +26,7 @@ from torch.optim.adamw import adamw
 
 from thinsection.config import as_mapping
 from thinsection.errors import InvalidInputError
-from thinsection.evaluation.labels import Cohort, several
+from thinsection.evaluation.labels import Cohort, items_if_several
 from thinsection.evaluation.parts import Part
 from thinsection.evaluation.target import FAR, Target
 from thinsection.files.atomic import parse_json
@@ -269,7 +269,9 @@ class Trainer:
         tensors["logits"] = self.predict(self.bags, self.part.test)
         slides = []
         for case in self.part.test:
-            slides += [[Path(file)] for file in several(self.cohort.files[case])]
+            slides += [
+                [Path(file)] for file in items_if_several(self.cohort.files[case])
+            ]
         with Bags(slides, cells=self.bags.cells) as bags:
             tensors["slides"] = self.predict(bags, range(len(bags)))
         header = {
