@@ -6,7 +6,7 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
     batch     memory of one encoding batch (encode.memory.batch_bytes, a dry pass); on a CPU
     buffers   min(slots * batch_size, tiles of the run) * tile_px² * 3 (stream.budget)
     scratch   decode threads * (tiles of the level that are resampled in one call, a segment, and
-              what is read of the file at once)
+              the bytes of one read of the file)
     caches    decoded segments that readers keep, per opened slide
     prepared  (prefetched + 2) * 40 bytes per pixel of the tissue mask, and the threads' memory to
               prepare and write slides beside the encoder; 27 bytes per pixel at 4 µm/px of the

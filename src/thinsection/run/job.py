@@ -21,8 +21,8 @@ from thinsection.qc import load_pipeline
 from thinsection.run import cost
 from thinsection.run.cost import Planner, QcSize, SlideSize
 from thinsection.run.plan import (
-    Looked,
-    look_into,
+    Size,
+    measure_slides,
     planned_gpu,
     planner,
     qc_size,
@@ -49,9 +49,9 @@ _MAX_GPU_CPUS = 16
 class Measured:
     """Largest use of resources in earlier jobs with the same settings."""
 
-    peak_bytes: int  # of a process
-    slide_s: float  # seconds of a slide
-    num_slides: int  # slides with a time
+    peak_bytes: int  # peak memory of a process
+    slide_s: float  # seconds of the slowest slide
+    num_slides: int  # number of slides whose time is known
 
 
 def run_request(
@@ -105,23 +105,23 @@ def fitting_request(
         gpu_bytes: memory that the run needs on a GPU.
 
     Returns:
-        The request and the lines; None where no batch system answers here.
+        The request, and the lines; None in place of the lines if no batch system answers here.
     """
-    listed = node_list()
-    request = fit_to_nodes(run_request(chunks, spec), listed, spec.executor)
+    nodes = node_list()
+    request = fit_to_nodes(run_request(chunks, spec), nodes, spec.executor)
     first = spec.executor.at_rung(Rung())
     gres_parts = (first.gres or "").split(":")[1:]
-    wanted_cards = [part for part in gres_parts if not part.isdigit()]
+    wanted_gpus = [part for part in gres_parts if not part.isdigit()]
 
-    def suits(card: str) -> bool:
-        if wanted_cards:
-            return card == "" or card in wanted_cards
-        gpu = cost.GPUS.get(card)
+    def suits(gpu_name: str) -> bool:
+        if wanted_gpus:
+            return gpu_name == "" or gpu_name in wanted_gpus
+        gpu = cost.GPUS.get(gpu_name)
         return gpu is None or gpu_bytes <= gpu.memory_bytes
 
-    if not listed:
+    if not nodes:
         return request, None
-    return request, tuple(fitting_nodes(listed, request, suits=suits))
+    return request, tuple(fitting_nodes(nodes, request, suits=suits))
 
 
 def sample_entries(entries: Sequence[SlideEntry]) -> list[SlideEntry]:
@@ -145,21 +145,21 @@ def sample_entries(entries: Sequence[SlideEntry]) -> list[SlideEntry]:
     return [local[i * last // (MAX_OPENED - 1)] for i in range(MAX_OPENED)]
 
 
-def _look_at(
-    sample: Sequence[SlideEntry], look: Callable[[SlideEntry], Looked]
-) -> tuple[Looked, ...]:
-    """Results of `look` for the slides that open. Raises CohortError: no slide opens."""
-    answers, unreadable = look_into(sample, look)
-    if not answers:
+def _measure_sample(
+    sample: Sequence[SlideEntry], measure: Callable[[SlideEntry], Size]
+) -> tuple[Size, ...]:
+    """Results of `measure` for the slides that open. Raises CohortError: no slide opens."""
+    sizes, unreadable = measure_slides(sample, measure)
+    if not sizes:
         raise CohortError(
             f"no slide can be opened, got {next(iter(unreadable.values()))}"
         )
-    return answers
+    return sizes
 
 
 def _run_numbers(sample: list[SlideEntry], count: int, spec: RunConfig) -> Numbers:
     """Predicted CPUs, memory and time of a run over `count` slides."""
-    sizes = _look_at(sample, partial(slide_size, spec=spec))
+    sizes = _measure_sample(sample, partial(slide_size, spec=spec))
     formulas = planner(spec)
     ranked = sorted(sizes, key=lambda size: size.num_tiles, reverse=True)
     largest = (ranked * math.ceil(count / len(ranked)))[:count]
@@ -201,12 +201,12 @@ def _qc_numbers(sample: Sequence[SlideEntry], count: int, spec: RunConfig) -> Nu
     """One CPU, and upper bounds of memory and time, for quality control of `count` slides."""
     pipeline = load_pipeline(spec.qc.qc)
 
-    def look(entry: SlideEntry) -> QcSize:
+    def measure(entry: SlideEntry) -> QcSize:
         # only its header is read
         with entry.open(spec.slides.reader) as slide:
             return qc_size(slide, pipeline, entry)
 
-    sizes = _look_at(sample, look)
+    sizes = _measure_sample(sample, measure)
     memory = max(size.peak_bytes for size in sizes)
     seconds = cost.TRAINING_S + count * max(size.most_s for size in sizes)
     opened = counted(len(sizes), "opened slide")

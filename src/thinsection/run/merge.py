@@ -2,7 +2,7 @@
 
 Files of finished slides are linked, or copied, and a slide's ledger is written after its files. So
 a merge that was interrupted leaves complete slides, and the same command continues. Tables and
-pages are made again from what is then in the folder.
+pages are made again from the contents of the merged folder.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ from thinsection.run.merge_plan import (
     Part,
     PlannedSlide,
     SettingsGroup,
-    Source,
+    SourceFolder,
     plan_merge,
     settings_groups,
 )
@@ -62,10 +62,10 @@ class MergedSlide:
     """Outcome of one slide in a merge."""
 
     slide_id: str
-    # 'kept': the merged folder had all of it; 'left-out': no folder has finished it
+    # 'kept': the merged folder had all its results before; 'left-out': no folder has finished it
     status: MergeStatus
-    source: str  # folder from which it was taken, or that has it unfinished
-    reason: str = ""  # why it was left out
+    source: str  # folder from which the slide was taken, or where it is unfinished
+    reason: str = ""  # why the slide was left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +111,8 @@ def merge_results(
         OutputError: `out` cannot be written; the same call continues.
     """
     target = Path(out)
-    sources = [Source.read(folder) for folder in _distinct(folders, target)]
-    existing = Source.read(target) if (target / SLIDES).is_dir() else None
+    sources = [SourceFolder.read(folder) for folder in _distinct(folders, target)]
+    existing = SourceFolder.read(target) if (target / SLIDES).is_dir() else None
     plan = plan_merge(sources, existing)
     for note in plan.notes:
         on_message(note)
@@ -138,7 +138,7 @@ def _distinct(folders: Sequence[str | Path], out: Path) -> list[Path]:
             )
         places = [Path(folder)]
         if places[0].is_dir() and not (places[0] / SLIDES).is_dir():
-            # the results folders in it, for a list that fits on no command line
+            # It stands for all results folders in it, since a command line cannot hold a long list.
             below = sorted(places[0].iterdir())
             places = [path for path in below if (path / SLIDES).is_dir()] or places
         for place in places:
@@ -156,7 +156,7 @@ def _distinct(folders: Sequence[str | Path], out: Path) -> list[Path]:
 
 def _place_slides(
     plan: MergePlan,
-    sources: Sequence[Source],
+    sources: Sequence[SourceFolder],
     out: Path,
     *,
     copy: bool,
@@ -208,14 +208,14 @@ def _place_slide(
     with hold(out / SLIDES / slide_id / LOCK_NAME, on_wait=on_wait):
         ledger = load_ledger(out, slide_id)
         for part in slide.parts:
-            taken = part.source.ledgers[slide_id]
+            source_ledger = part.source.ledgers[slide_id]
             if not ledger.stages:
-                facts = dict(taken.slide)
+                facts = dict(source_ledger.slide)
                 path = str(facts.get("slide_path") or "")
                 facts["slide_path"] = _whole_path(part.source, slide_id, path)
-                ledger = replace(ledger, slide=facts, source=taken.source)
+                ledger = replace(ledger, slide=facts, source=source_ledger.source)
             for address in part.addresses:
-                record = taken.stages[address]
+                record = source_ledger.stages[address]
                 for name, size in record.files.items():
                     if _place_file(part, out, name, record, copy=copy):
                         placed[name] = size
@@ -229,7 +229,7 @@ def _place_slide(
     return placed
 
 
-def _whole_path(source: Source, slide_id: str, path: str) -> str:
+def _whole_path(source: SourceFolder, slide_id: str, path: str) -> str:
     """Path of a slide; one that was relative to the run's folder becomes absolute."""
     claim = source.claims.get(slide_id)
     is_relative = path and not is_url(path) and not Path(path).is_absolute()
@@ -258,33 +258,36 @@ def _place_file(
     return True
 
 
-def _copy_failure(source: Source, slide_id: str, out: Path) -> None:
+def _copy_failure(source: SourceFolder, slide_id: str, out: Path) -> None:
     document = read_json(failure_path(source.folder, slide_id))
-    entry = document["entry"]  # `read_failure` has read it
+    entry = document["entry"]  # `read_failure` has checked it
     entry["slide_path"] = _whole_path(source, slide_id, str(entry["slide_path"]))
     write_json(failure_path(out, slide_id), document)
 
 
 def _write_records(
-    sources: Sequence[Source], plan: MergePlan, out: Path, on_message: OnMessage
+    sources: Sequence[SourceFolder], plan: MergePlan, out: Path, on_message: OnMessage
 ) -> list[RunConfig]:
     """Writes one record for each kind of settings; returns the settings that can be read.
 
     A later run into the merged folder finds there which slides are done with its settings.
     """
     slide_ids = {slide.slide_id for slide in plan.slides}
-    known = read_records(out)
+    existing_records = read_records(out)
     specs = []
     for group in settings_groups(sources):
         settings = group.newest.deciding_settings
-        noted: set[str] = set()
-        for record in known:
+        recorded_ids: set[str] = set()
+        for record in existing_records:
             if record.deciding_settings == settings:
-                noted.update(ended_slides(record.folder))
-        results = group.results(slide_ids)
-        new = [result for name, result in results.items() if name not in noted]
-        if new:
-            _write_record(group, new, out)
+                recorded_ids.update(ended_slides(record.folder))
+        new_results = [
+            result
+            for slide_id, result in group.results(slide_ids).items()
+            if slide_id not in recorded_ids
+        ]
+        if new_results:
+            _write_record(group, new_results, out)
         try:
             config = from_mapping(RunConfig, group.newest.document["config"])
             specs.append(resolve(config))

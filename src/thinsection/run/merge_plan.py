@@ -1,4 +1,4 @@
-"""What a merge takes: each finished slide of the folders once, or a refusal with names.
+"""Plan of a merge: each finished slide of the folders once, or an error that names the conflicts.
 
 Ledgers and records are read, each file is compared with its checksum, and nothing is written.
 """
@@ -30,12 +30,12 @@ _MODEL_FACTS = (
     "slide_encoder",
     "slide_dim",
 )
-# conflicts that a refusal names
+# number of conflicts that the error lists
 _SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class SourceFolder:
     """Results folder that is merged, as it is on disk."""
 
     folder: Path
@@ -45,8 +45,8 @@ class Source:
     records: tuple[Record, ...]
 
     @classmethod
-    def read(cls, folder: Path) -> "Source":
-        """Reads a results folder. Raises StoreError: it is none, or its list of ids is damaged."""
+    def read(cls, folder: Path) -> "SourceFolder":
+        """Reads a results folder. Raises StoreError: not such a folder, or damaged ids."""
         slides = folder / SLIDES
         if not slides.is_dir():
             raise StoreError(
@@ -112,7 +112,7 @@ def is_inside(name: str) -> bool:
 class Part:
     """Stages of a slide that are taken from one folder."""
 
-    source: Source
+    source: SourceFolder
     addresses: tuple[str, ...]
 
 
@@ -126,14 +126,16 @@ class PlannedSlide:
 
 @dataclass(frozen=True, kw_only=True)
 class MergePlan:
-    """What is taken from which folder."""
+    """Stages to take from each folder, and the slides that are left out."""
 
     slides: tuple[PlannedSlide, ...]
-    unfinished: Mapping[str, tuple[Source, str]]  # slide id -> folder and reason
+    unfinished: Mapping[str, tuple[SourceFolder, str]]  # slide id -> folder and reason
     notes: tuple[str, ...] = field(default=())
 
 
-def plan_merge(sources: Sequence[Source], target: Source | None) -> MergePlan:
+def plan_merge(
+    sources: Sequence[SourceFolder], target: SourceFolder | None
+) -> MergePlan:
     """Plans the merge; `target` is the merged folder if it exists.
 
     Memory: some kB per slide of all folders.
@@ -144,7 +146,7 @@ def plan_merge(sources: Sequence[Source], target: Source | None) -> MergePlan:
     for source in sources:
         slide_ids |= dict.fromkeys([*source.ledgers, *source.failures])
     slides = []
-    unfinished: dict[str, tuple[Source, str]] = {}
+    unfinished: dict[str, tuple[SourceFolder, str]] = {}
     conflicts = []
     for slide_id in sorted(slide_ids):
         holders = []
@@ -182,7 +184,7 @@ def plan_merge(sources: Sequence[Source], target: Source | None) -> MergePlan:
 
 
 def _parts(
-    slide_id: str, holders: Sequence[Source], target: Source | None
+    slide_id: str, holders: Sequence[SourceFolder], target: SourceFolder | None
 ) -> tuple[Part, ...]:
     """Stages to take from each folder; the first folder that has a stage gives it."""
     taken: set[str] = set()
@@ -196,7 +198,7 @@ def _parts(
     return tuple(parts)
 
 
-def _conflicts(slide_id: str, holders: Sequence[Source]) -> Iterator[str]:
+def _conflicts(slide_id: str, holders: Sequence[SourceFolder]) -> Iterator[str]:
     """Sentences on different slides or results under one name."""
     for number, source in enumerate(holders[1:], start=1):
         for earlier in holders[:number]:
@@ -207,27 +209,27 @@ def _conflicts(slide_id: str, holders: Sequence[Source]) -> Iterator[str]:
 
 
 def _difference(first: SlideLedger, other: SlideLedger) -> str:
-    """What differs between two ledgers of one slide id; '' if nothing does."""
+    """Conflict between two ledgers of one slide id, in words; '' if there is none."""
     for name in ("samples", "whole"):
         has_both = first.source.get(name) and other.source.get(name)
         if has_both and first.source[name] != other.source[name]:
             return "is another slide file"
     for address, record in first.stages.items():
-        same = other.stages.get(address)
-        if same is None:
+        other_record = other.stages.get(address)
+        if other_record is None:
             continue
-        if same.key != record.key:
+        if other_record.key != record.key:
             return f"has {address} by other settings, weights or versions"
-        if same.files != record.files or same.sums != record.sums:
+        if other_record.files != record.files or other_record.sums != record.sums:
             return f"has other files of {address}"
     return ""
 
 
 def _model_conflicts(
-    slides: Sequence[PlannedSlide], target: Source | None
+    slides: Sequence[PlannedSlide], target: SourceFolder | None
 ) -> Iterator[str]:
     """Sentences on folders of results that different models have made."""
-    stages: list[tuple[Source, str, StageRecord]] = []
+    stages: list[tuple[SourceFolder, str, StageRecord]] = []
     if target is not None:
         for ledger in target.ledgers.values():
             stages += [(target, *stage) for stage in ledger.stages.items()]
@@ -235,16 +237,19 @@ def _model_conflicts(
         for part in slide.parts:
             records = part.source.ledgers[slide.slide_id].stages
             stages += [(part.source, name, records[name]) for name in part.addresses]
-    known: dict[str, tuple[Document, Source]] = {}
+    first_by_address: dict[str, tuple[Document, SourceFolder]] = {}
     reported: set[tuple[str, Path]] = set()
     for source, address, record in stages:
         facts = {name: record.facts.get(name) for name in _MODEL_FACTS}
-        first, owner = known.setdefault(address, (facts, source))
+        first, first_source = first_by_address.setdefault(address, (facts, source))
         if first == facts or (address, source.folder) in reported:
             continue
         reported.add((address, source.folder))
         (name, *_) = [name for name in _MODEL_FACTS if first[name] != facts[name]]
-        yield f"{address} has another {name} in {source.folder} than in {owner.folder}"
+        yield (
+            f"{address} has another {name} in {source.folder} than in "
+            f"{first_source.folder}"
+        )
 
 
 def _cohort_notes(slides: Sequence[PlannedSlide]) -> Iterator[str]:
@@ -266,7 +271,7 @@ def _cohort_notes(slides: Sequence[PlannedSlide]) -> Iterator[str]:
 
 
 def _address_notes(
-    slides: Sequence[PlannedSlide], target: Source | None
+    slides: Sequence[PlannedSlide], target: SourceFolder | None
 ) -> Iterator[str]:
     """Notes on folders of results that not every slide has."""
     counts: dict[str, int] = {}
@@ -309,7 +314,7 @@ def _started(record: Record) -> str:
     return str(record.document.get("started", ""))
 
 
-def settings_groups(sources: Sequence[Source]) -> list[SettingsGroup]:
+def settings_groups(sources: Sequence[SourceFolder]) -> list[SettingsGroup]:
     """Records of runs by their settings, oldest first."""
     groups: dict[str, list[Record]] = {}
     for source in sources:

@@ -116,7 +116,7 @@ def models_document(models: Models, encoding: EncodingSpec) -> Document:
         if encoder.files is not None:
             document[encoder.label][_READ] = {
                 "stamps": file_stamps(encoder.files),
-                "where": _surroundings(encoding),
+                "where": _environment_hash(encoding),
                 "tokens": encoder.supports_tokens,
             }
     for slide_encoder in models.slide_encoders:
@@ -161,7 +161,7 @@ def _recorded_encoder(
         name = str(provenance["name"])
     except (ConfigError, AttributeError, IndexError, KeyError):
         return None
-    if read.where != _surroundings(encoding) or read.stamps != file_stamps(files):
+    if read.where != _environment_hash(encoding) or read.stamps != file_stamps(files):
         return None
     return EncoderIdentity(
         name=name,
@@ -197,7 +197,7 @@ def _stain_target(encoding: EncodingSpec) -> StainStatistics | None:
     return stain_target(encoding.stain)
 
 
-def _surroundings(encoding: EncodingSpec) -> str:
+def _environment_hash(encoding: EncodingSpec) -> str:
     """Hash of machine and package versions, which decide the meaning of a name and of 'auto'."""
     parts: list[object] = [
         cpu_model(),

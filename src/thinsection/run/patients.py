@@ -50,7 +50,8 @@ class PatientFiles:
     """Files with the tile embeddings of all slides of a patient."""
 
     patient_id: str
-    file_name: str  # of the embedding, without suffix: the patient's id, made safe
+    # name of the embedding's file, without suffix: the patient's id in safe characters
+    file_name: str
     slides: tuple[FeaturesFile, ...]  # by slide id
 
 
@@ -66,13 +67,13 @@ def write_patients(
 ) -> list[SlideResult]:
     """Writes `GRID/patient_features_NAME/PATIENT.h5` for each patient; a result for each.
 
-    `folder` and `out` are those of `aggregate_folder`, which has pooled its slides before. The
-    patient of a slide is that of the cohort of the run, or of the table `pooling.cohort`. A bad
-    file only fails its patient. What is complete is skipped. Of a results folder only the tile
-    embeddings at `addresses` are pooled; None pools those that `pooling.features` names.
+    `folder` and `out` are those of `aggregate_folder`, which must have pooled the slides before.
+    The patient of a slide comes from the cohort of the run, or from the table `pooling.cohort`. A
+    bad file only fails its patient. Complete embeddings are skipped. In a results folder, only the
+    tile embeddings at `addresses` are pooled; None pools those that `pooling.features` names.
 
-    Memory: 'late' holds one slide's embeddings at most, 4 N D bytes; 'early' those of all slides
-    of a patient, twice. And the slide encoder's own limit.
+    Memory: 'late' holds the embeddings of at most one slide, 4 N D bytes; 'early' holds those of
+    all slides of a patient, twice. The slide encoder's own limit comes on top.
 
     Raises StoreError: there are no files, or the table has no patients.
     """
@@ -119,10 +120,10 @@ def slide_folder(file: FeaturesFile, encoder: SlideEncoder) -> Path:
 
 def target_file(patient: PatientFiles, encoder: SlideEncoder, *, early: bool) -> Path:
     """File of a patient's embedding: `GRID/patient_features_NAME/PATIENT.h5`, or `NAME_early`."""
-    of_slides = slide_folder(patient.slides[0], encoder)
-    name = of_slides.name.removeprefix("slide_features_")
+    slides_folder = slide_folder(patient.slides[0], encoder)
+    name = slides_folder.name.removeprefix("slide_features_")
     ending = "_early" if early else ""
-    folder = of_slides.parent / f"patient_features_{name}{ending}"
+    folder = slides_folder.parent / f"patient_features_{name}{ending}"
     return folder / f"{patient.file_name}.h5"
 
 
@@ -136,16 +137,16 @@ def group_by_patient(
     A slide without a patient counts as a patient of its own.
     """
     groups: dict[tuple[Path, str], list[FeaturesFile]] = defaultdict(list)
-    alone = set()
+    slides_without_patient = set()
     for file in files:
         patient = patient_of_slide.get(file.slide_id)
         if patient is None:
-            alone.add(file.slide_id)
+            slides_without_patient.add(file.slide_id)
         groups[file.path.parent, patient or file.slide_id].append(file)
-    if alone:
+    if slides_without_patient:
         on_message(
-            f"{counted(len(alone), 'slide')} without a patient in the cohort, such as "
-            f"{min(alone)!r}: each counts as a patient of its own"
+            f"{counted(len(slides_without_patient), 'slide')} without a patient in the cohort, "
+            f"such as {min(slides_without_patient)!r}: each counts as a patient of its own"
         )
     file_names = assign_ids({patient: patient for _, patient in groups}, {})
     return [
@@ -265,7 +266,7 @@ def _hashes_of_tiles(
     for file in patient.slides:
         tiles = read_embedded_tiles(file.path)
         if len(tiles.coords_l0):
-            # it refuses other tiles; `aggregate` has said of this slide what is unknown
+            # refuses tiles that do not fit; `aggregate` has shown the warnings before
             fit_warnings(tiles, encoder, file.path)
             layout = layout_of(tiles, file, pooling)
             hashes[file.slide_id] = content_key(tiles, encoder, layout)

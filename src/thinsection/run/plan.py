@@ -55,7 +55,7 @@ from thinsection.weights.placement import cpu_has_bf16, place
 BF16_GAIN = 1.25
 SAMPLE_TILES = 16  # tiles on which the error of bf16 is measured
 
-Looked = TypeVar("Looked")
+Size = TypeVar("Size")
 Listener = Callable[[str], None]
 
 
@@ -116,8 +116,8 @@ def plan(
         config: settings of the planned run.
         on_message: called before each measurement, once per machine and encoder.
 
-    On a CPU with units for bf16, some tiles of one slide are read: on them the error of an encoder
-    that does not take bf16 by itself is measured.
+    On a CPU with bf16 units, some tiles of one slide are read as well. They serve to measure the
+    error in bf16 of encoders that would run in fp32.
 
     Memory: one thumbnail and one tile table at a time, and the encoder.
 
@@ -128,7 +128,7 @@ def plan(
     """
     spec = resolve(config or RunConfig())
     entries = cohort_of(slides, spec.slides, spec.regions)
-    sizes, unreadable = look_into(entries, partial(slide_size, spec=spec))
+    sizes, unreadable = measure_slides(entries, partial(slide_size, spec=spec))
     if not sizes:
         raise BudgetError(f"at least one slide must open, got {unreadable}")
     listener = on_message or ignore_message
@@ -280,8 +280,9 @@ def _bf16_advice(
 ) -> tuple[str, ...]:
     """Sentences about encoders that are faster in bf16 on this CPU, with their error.
 
-    `auto` already takes bf16 where embeddings keep a cosine of 0.9999. For the other encoders, the
-    gain is measured once per machine, and the error on tiles of a slide; the user decides.
+    `auto` already uses bf16 if the embeddings keep a cosine of 0.9999. For the other encoders, the
+    gain is measured once per machine, and the error is measured on tiles of a slide. The user
+    decides.
     """
     encoding = spec.encoding
     is_auto = encoding.precision == "auto" and encoding.pretrained
@@ -291,15 +292,15 @@ def _bf16_advice(
     samples = [entry for entry in entries if entry.slide_id in with_tiles[:1]]
     advice = []
     for name in encoding.encoders if samples else ():
-        full = _planned_encoder(name, spec, None, "auto")
-        if full.precision == "fp32":
-            half = _planned_encoder(name, spec, None, "bf16")
-            if not calibration.is_calibrated(half.key):
+        in_fp32 = _planned_encoder(name, spec, None, "auto")
+        if in_fp32.precision == "fp32":
+            in_bf16 = _planned_encoder(name, spec, None, "bf16")
+            if not calibration.is_calibrated(in_bf16.key):
                 on_message(f"measuring {name} in bf16 (once per machine)")
-            gain = half.tiles_per_s() / full.tiles_per_s()
+            gain = in_bf16.tiles_per_s() / in_fp32.tiles_per_s()
             if gain >= BF16_GAIN:
                 on_message(f"measuring the error of {name} in bf16")
-                error = _bf16_error(half, spec, samples[0])
+                error = _bf16_error(in_bf16, spec, samples[0])
                 advice.append(
                     f"{name}: --precision bf16 encodes {gain:.1f} times as many tiles per "
                     f"CPU-second here; {error}"
@@ -307,23 +308,23 @@ def _bf16_advice(
     return tuple(advice)
 
 
-def _bf16_error(half: _PlannedEncoder, spec: RunConfig, entry: SlideEntry) -> str:
+def _bf16_error(planned: _PlannedEncoder, spec: RunConfig, entry: SlideEntry) -> str:
     """Largest 1 - cosine of embeddings in bf16 to those in fp32, on tiles of a slide, in words.
 
-    Random weights would not do: with them the error of the default encoder is a hundredth.
+    Random weights cannot be used: with them, the error of the default encoder is 100 times smaller.
     """
     weights = spec.encoding.weights
-    if weights is None and find_local_weights(find_spec(half.name)) is None:
+    if weights is None and find_local_weights(find_spec(planned.name)) is None:
         return "the error is not measured, as the weights are not on this machine"
     load = partial(
-        load_encoder, half.name, device="cpu", weights=weights, engine="torch"
+        load_encoder, planned.name, device="cpu", weights=weights, engine="torch"
     )
     tiles = _spread_tiles(entry, spec)
-    full = load(precision="fp32").encode(tiles).double()
+    exact = load(precision="fp32").encode(tiles).double()
     rounded = load(precision="bf16").encode(tiles).double()
-    angle = float(1 - cosine_similarity(full, rounded).min())
+    distance = float(1 - cosine_similarity(exact, rounded).min())
     return (
-        f"1 - cosine of its embeddings to those in fp32 is {angle:.1g} at most, on "
+        f"1 - cosine of its embeddings to those in fp32 is {distance:.1g} at most, on "
         f"{counted(len(tiles), 'tile')} of {entry.slide_id!r}"
     )
 
@@ -334,8 +335,8 @@ def _spread_tiles(entry: SlideEntry, spec: RunConfig) -> TileArray:
         tissue = tissue_mask(slide, spec.tissue)
         table = tile_grid(slide, spec.tiles.grids[0], tissue=tissue)
         count = min(len(table), SAMPLE_TILES)
-        places = np.linspace(0, len(table) - 1, count).round().astype(np.int64)
-        batches = iter_tiles(slide, table.select(places), batch_size=count)
+        rows = np.linspace(0, len(table) - 1, count).round().astype(np.int64)
+        batches = iter_tiles(slide, table.select(rows), batch_size=count)
         return np.concatenate([batch.tiles.copy() for batch in batches])
 
 
@@ -350,22 +351,22 @@ def planned_gpu(spec: RunConfig) -> Gpu | None:
     kind, _, model = (settings.gres or "").partition(":")
     if kind != "gpu" and not spec.encoding.device.startswith("cuda"):
         return None
-    card = cost.GPUS.get(model.partition(":")[0])
-    return card or min(cost.GPUS.values(), key=lambda gpu: gpu.half_flops)
+    gpu = cost.GPUS.get(model.partition(":")[0])
+    return gpu or min(cost.GPUS.values(), key=lambda gpu: gpu.half_flops)
 
 
-def look_into(
-    entries: Sequence[SlideEntry], look: Callable[[SlideEntry], Looked]
-) -> tuple[tuple[Looked, ...], dict[str, str]]:
-    """Results of `look` for the slides that open, and errors of the others, by slide id."""
-    answers = []
+def measure_slides(
+    entries: Sequence[SlideEntry], measure: Callable[[SlideEntry], Size]
+) -> tuple[tuple[Size, ...], dict[str, str]]:
+    """Results of `measure` for the slides that open, and errors of the others, by slide id."""
+    sizes = []
     unreadable = {}
     for entry in entries:
         try:
-            answers.append(look(entry))
+            sizes.append(measure(entry))
         except (ThinsectionError, OSError) as error:
             unreadable[entry.slide_id] = str(error)
-    return tuple(answers), unreadable
+    return tuple(sizes), unreadable
 
 
 def slide_size(entry: SlideEntry, spec: RunConfig) -> SlideSize:

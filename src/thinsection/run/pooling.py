@@ -151,8 +151,9 @@ def aggregate_folder(
             results[Path(result.slide_path)] = result
             on_result(result)
 
-    beside = folder.parent if folder.is_file() else folder
-    home = files[0].results or out or beside
+    input_folder = folder.parent if folder.is_file() else folder
+    # folder of the record
+    home = files[0].results or out or input_folder
     task = PoolingTask(pooling=config.pooling, threads=config.executor.threads)
     try:
         with (
@@ -167,12 +168,12 @@ def aggregate_folder(
                 on_report=take_report,
                 on_message=on_message,
             )
-            ended = [results[file.path] for file in files]
+            all_results = [results[file.path] for file in files]
             for result in _damaged_slides(folder):
                 on_result(result)
-                ended.append(result)
+                all_results.append(result)
             for status in ("done", "skipped"):
-                count = sum(result.status == status for result in ended)
+                count = sum(result.status == status for result in all_results)
                 record.counts[status] = count
     except BaseException as error:
         error.add_note(
@@ -183,11 +184,11 @@ def aggregate_folder(
     if files[0].results is not None:
         write_tables(files[0].results, known_slides(files[0].results))
         write_index(files[0].results)
-    return ended
+    return all_results
 
 
 def _damaged_slides(folder: Path) -> list[SlideResult]:
-    """Slides of a results folder whose ledger is damaged: nobody knows what they have."""
+    """Slides of a results folder whose ledger is damaged, so that their results are unknown."""
     if not (folder / SLIDES).is_dir():
         return []
     return [
@@ -248,20 +249,20 @@ def _recorded_features(
         )
         files.append(file)
     if not files:
-        known = list(results.features) or "none"
+        addresses = list(results.features)
         option = f" for --features {wanted!r}" if wanted else ""
         raise StoreError(
-            f"results folder must contain embeddings, got {known}{option} in {str(folder)!r}; "
-            "run `thinsection run` first"
+            f"results folder must contain embeddings, got {addresses or 'none'}{option} in "
+            f"{str(folder)!r}; run `thinsection run` first"
         )
     return files
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStage(Stage[None]):
-    """Stands for a finished stage whose settings are unknown; only its ledger entry is.
+    """A finished stage of which only the ledger entry is known, and not the settings.
 
-    It lets a new stage need the result of an earlier run.
+    A new stage can have it in `needs`, to use the result of an earlier run.
     """
 
     title: ClassVar[str] = "recorded"
@@ -342,8 +343,8 @@ def _pool_foreign(
     key = content_key(tiles, encoder, layout)
     # another process may have pooled it meanwhile
     with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):
-        for left in find_unfinished_files([folder]).get(file.slide_id, []):
-            left.unlink(missing_ok=True)
+        for unfinished in find_unfinished_files([folder]).get(file.slide_id, []):
+            unfinished.unlink(missing_ok=True)
         # raised if there is no slide embedding yet
         with contextlib.suppress(StoreError):
             if read_slide_embedding(target).attributes.get("key") == key:

@@ -37,7 +37,7 @@ from thinsection.stages.spec import Slides, qc_stage, resolve
 from thinsection.store.outcome import SlideResult, known_slides
 
 
-def _same(section_type: type, name: str) -> Any:
+def _copied_option(section_type: type, name: str) -> Any:
     """Copies a setting from a section of a run: default, help and choices."""
     by_name = {field.name: field for field in dataclasses.fields(section_type)}
     field = by_name[name]
@@ -59,21 +59,21 @@ class ChecksConfig:
         "Use the pipeline of a HistoQC configuration file (config.ini).",
         daily=True,
     )
-    qc_fail: tuple[str, ...] = _same(QcConfig, "qc_fail")
-    qc_rules: Path | None = _same(QcConfig, "qc_rules")
-    qc_strict: bool = _same(QcConfig, "qc_strict")
+    qc_fail: tuple[str, ...] = _copied_option(QcConfig, "qc_fail")
+    qc_rules: Path | None = _copied_option(QcConfig, "qc_rules")
+    qc_strict: bool = _copied_option(QcConfig, "qc_strict")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkConfig:
     """Device of the checks, and the files to write."""
 
-    qc_device: str = _same(QcConfig, "qc_device")
-    qc_pictures: bool = _same(QcConfig, "qc_pictures")
-    segment_memory: str = _same(SegmentConfig, "segment_memory")
-    trust_code: tuple[str, ...] = _same(SegmentConfig, "trust_code")
-    resume: bool = _same(OutputConfig, "resume")
-    overwrite: bool = _same(OutputConfig, "overwrite")
+    qc_device: str = _copied_option(QcConfig, "qc_device")
+    qc_pictures: bool = _copied_option(QcConfig, "qc_pictures")
+    segment_memory: str = _copied_option(SegmentConfig, "segment_memory")
+    trust_code: tuple[str, ...] = _copied_option(SegmentConfig, "trust_code")
+    resume: bool = _copied_option(OutputConfig, "resume")
+    overwrite: bool = _copied_option(OutputConfig, "overwrite")
     write: tuple[str, ...] = option(
         (),
         "Also write histoqc (results.tsv and pictures, as HistoQC does) or parquet (the"
@@ -162,8 +162,8 @@ def check_slides(
             "command_line_args": without_secrets(" ".join(sys.argv[1:])),
         }
         write_histoqc(out, rows, headers)
-    looked_at = {result.slide_id for result in summary.results}
-    rows = [row for row in rows if row["slide_id"] in looked_at]
+    slide_ids = {result.slide_id for result in summary.results}
+    rows = [row for row in rows if row["slide_id"] in slide_ids]
     failing = tuple(failing_rules(rows, checks.qc_fail))
     return QcSummary(
         results=summary.results,

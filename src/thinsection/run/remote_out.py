@@ -31,9 +31,9 @@ from thinsection.store.ledger import (
 from thinsection.store.outcome import SlideResult, record_failure
 
 # files of a slide from which the tables of a run are made
-_KEPT = (LEDGER_NAME, FAILURE_NAME)
+_FILES_FOR_TABLES = (LEDGER_NAME, FAILURE_NAME)
 # files that are not uploaded
-_LOCAL = (LOCK_NAME, ELSEWHERE_NAME)
+_NOT_UPLOADED = (LOCK_NAME, ELSEWHERE_NAME)
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def listing_of(url: str) -> Iterator[Path]:
     for name in target.sizes():
         path = PurePath(name)
         is_record = path.parts[0] == RECORDS and path.name == RECORD_NAME
-        is_slide = path.parts[0] == SLIDES and path.name in _KEPT
+        is_slide = path.parts[0] == SLIDES and path.name in _FILES_FOR_TABLES
         if ".." not in path.parts and (is_record or is_slide):
             names.append(name)
     if not any(name.startswith(f"{SLIDES}/") for name in names):
@@ -118,7 +118,10 @@ class Uploads:
         # files that the target's ledgers list, by slide
         self._recorded: dict[str, set[str]] = {}
         for name in self._sizes:
-            is_kept = name.startswith(f"{SLIDES}/") and PurePath(name).name in _KEPT
+            is_kept = (
+                name.startswith(f"{SLIDES}/")
+                and PurePath(name).name in _FILES_FOR_TABLES
+            )
             if is_kept or name == CLAIMS_NAME:
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +164,7 @@ class Uploads:
         names = []
         for path in sorted(self.folder.rglob("*")):
             name = str(path.relative_to(self.folder))
-            is_local = path.name in _LOCAL or TMP_MARK in path.name
+            is_local = path.name in _NOT_UPLOADED or TMP_MARK in path.name
             if path.is_file() and not is_local and not name.startswith(f"{SLIDES}/"):
                 names.append(name)
         names += [f"{SLIDES}/{slide_id}/{FAILURE_NAME}" for slide_id in self._failed]

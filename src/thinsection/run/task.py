@@ -160,9 +160,9 @@ class RunTask(Task[SlideEntry, SlideResult]):
         return done or record_failure(self.out, entry, LOST_STAGE, ClusterError(reason))
 
     def work(self, entry: SlideEntry) -> float:
-        """See `Task.work`: the bytes of a local file, as glass takes next to none.
+        """See `Task.work`: the bytes of a local file; areas without tissue need few bytes.
 
-        They predict the tiles without a look at a thumbnail, which takes a second.
+        The bytes predict the number of tiles, and no thumbnail is read, which would take a second.
         """
         try:
             return float(max(1, Path(entry.slide_path).stat().st_size))

@@ -1,4 +1,4 @@
-"""Quality control of a slide: its tissue after the checks, pictures and marks of these."""
+"""Quality control of a slide: its tissue after the checks, and pictures of what they marked."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class QcStage(Stage[CheckedTissue]):
     source: str  # name of the preset, or its TOML file
     # True applies every check, even one that removes most of the tissue
     strict: bool = False
-    # a slide is left out if one of them applies; they do not change the result
+    # a slide is left out if one of these rules applies; the rules do not change the result
     rules: tuple[str, ...] = ()
     # TOML file with the rules for the verdicts; None takes the built-in ones
     verdict_rules: Path | None = None
     reader: str = AUTO  # requested reader
     device: str = "cpu"  # device that computes the checks
-    # classes that the pipeline takes; None if it takes none
+    # segmentation whose classes the pipeline uses; None if it uses none
     segments: Stage[ClassMap] | None = None
 
     @property
@@ -151,7 +151,7 @@ class QcStage(Stage[CheckedTissue]):
 
     def write_tables(self, out: Path, slides: Sequence[KnownSlide]) -> dict[str, str]:
         """Writes `qc_NAME.csv` and `qc_NAME.html`; returns the unusable slides, and why."""
-        # imports the page, which processes that check slides do not need
+        # imported here: it loads the HTML templates' code, which a worker does not need
         from thinsection.stages.own_tables import write_qc_tables
 
         return write_qc_tables(
@@ -163,7 +163,7 @@ class QcStage(Stage[CheckedTissue]):
         )
 
     def tile_columns(self, work: SlideWork, table: TileTable) -> Columns:
-        """Share of each tile that each check removed."""
+        """For each check, the share of each tile that it removed."""
         result = work.value(self).qc
         shares = qc.tile_qc_columns(result, table.coords_l0, table.plan.size_l0[0])
         return {f"qc_{name}": share for name, share in shares.items()}
@@ -194,7 +194,7 @@ class QcPicturesStage(Stage[None]):
 
 @dataclass(frozen=True, kw_only=True)
 class QcOverlayStage(Stage[None]):
-    """`slides/ID/qc_NAME/overlay.jpg`: the marks of the checks, for a run that lays no tiles."""
+    """`slides/ID/qc_NAME/overlay.jpg`: the marks of the checks, for a run without tiles."""
 
     title: ClassVar[str] = "overview"
     reads: ClassVar[Reads] = "store"

@@ -97,15 +97,15 @@ class FeaturesStage(Stage[TilesFile]):
     def content(self, work: SlideWork, table: TileTable) -> str:
         """Hash of all that the embeddings depend on: pixels, tiles and encoder.
 
-        It does not depend on how the tiles were chosen, except where stain normalisation is on,
-        which estimates the stains from the tissue.
+        It does not depend on how the tiles were chosen. The exception is stain normalisation, which
+        estimates the stains from the tissue.
         """
         digest = self._row_digest(work, table)
         digest.update(np.ascontiguousarray(table.coords_l0).tobytes())
         return digest.hexdigest()[:24]
 
     def row_content(self, work: SlideWork, table: TileTable) -> str:
-        """Hash of all that one row depends on: as `content`, but without the list of tiles."""
+        """Hash of all that one row depends on: that of `content` without the list of tiles."""
         return self._row_digest(work, table).hexdigest()[:24]
 
     def _row_digest(self, work: SlideWork, table: TileTable) -> "hashlib._Hash":
@@ -138,7 +138,7 @@ class FeaturesStage(Stage[TilesFile]):
         return None
 
     def row_files(self, work: SlideWork, table: TileTable) -> list[Path]:
-        """Files with embeddings that depend on the same as this stage's, except on the tiles."""
+        """Files with embeddings from the same pixels and settings; their tiles may differ."""
         content = self.row_content(work, table)
         paths = [
             path
@@ -165,8 +165,9 @@ class FeaturesStage(Stage[TilesFile]):
 def deciding(identity: PlainValues) -> PlainValues:
     """Part of an encoder's identity that decides a result.
 
-    The hash covers every weight, so the revision of the weights is only recorded. So is the
-    engine, although it sums in an order of its own, and the sample of an encoder of one's own.
+    Other entries are only recorded. The revision of the weights is one, since the hash covers every
+    weight. So are the engine, although engines differ in the last bits, and the sample of
+    embeddings of a caller's encoder.
     """
     return {
         name: value
@@ -209,7 +210,7 @@ class EmbeddingsWriter(TileWriter):
 
     Args:
         stage: stage that the file belongs to.
-        features: stage of the embeddings from the same pass; for embeddings `stage` itself.
+        features: stage of the embeddings from the same forward pass; for embeddings `stage` itself.
         tiles: tiles of the slide.
 
     Memory: one batch.
@@ -236,7 +237,7 @@ class EmbeddingsWriter(TileWriter):
         label, result = self._stage.encoding
         parts = batch.tokens if result == "tokens" else batch.tile_embeddings
         values = parts[label]
-        writer = self._opened(values.shape[1:])
+        writer = self._open_writer(values.shape[1:])
         if self._merger is None:
             writer.append(batch.coords_l0, values)
         else:
@@ -246,7 +247,7 @@ class EmbeddingsWriter(TileWriter):
         """Moves the finished file to its place; a slide without tiles gets an empty one."""
         work = self._tiles.work
         features = self._features
-        writer = self._opened((self._tiles.dims[features.encoder],))
+        writer = self._open_writer((self._tiles.dims[features.encoder],))
         if self._merger is not None:
             _append_blocks(writer, self._merger.remaining())
         writer.close()
@@ -260,14 +261,14 @@ class EmbeddingsWriter(TileWriter):
         return Output(files=(self._name,), facts=facts)
 
     def abandon(self) -> None:
-        """Deletes what was written so far."""
+        """Deletes the incomplete file."""
         if self._writer is None:
             return
         with suppress(OSError, RuntimeError):  # a full disk may refuse this, too
             self._writer.close()
         self._stack.__exit__(OSError, OSError("abandoned"), None)
 
-    def _opened(self, shape: tuple[int, ...]) -> TilesWriter:
+    def _open_writer(self, shape: tuple[int, ...]) -> TilesWriter:
         if self._writer is None:
             path = self._tiles.work.path(self._name)
             is_features = self._stage is self._features

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _MAX_PART = 60  # longest part of a name in characters; longer parts become a hash
 _NO_ITEMS = "none"
 _EXACT = re.compile(r"-?[A-Za-z0-9.]+")
-# settings with a fixed place in a grid's name
-_NAMED = ("tile_px", "tile_mpp", "overlap", "region_px")
+# settings that have a fixed position in a grid's name
+_POSITIONED = ("tile_px", "tile_mpp", "overlap", "region_px")
 
 
 def grid_label(tiles: TilesConfig, mask_label: str) -> str:
@@ -30,7 +30,7 @@ def grid_label(tiles: TilesConfig, mask_label: str) -> str:
     mpp = "native" if tiles.mpp is None else f"{slug(tiles.mpp)}mpp"
     overlap = f"{tiles.overlap}px_overlap" if tiles.overlap else ""
     regions = f"{tiles.region_px}px_regions" if tiles.region_px else ""
-    others = variant(tiles, leave_out=_NAMED)
+    others = variant(tiles, leave_out=_POSITIONED)
     return join_label(f"{tiles.tile_px}px", mpp, overlap, regions, others, mask_label)
 
 

@@ -1,4 +1,4 @@
-"""Tissue of a slide from the default detector, and what masks of other origins share with it."""
+"""Tissue of a slide from the default detector, and types for tissue from other sources."""
 
 from __future__ import annotations
 
@@ -111,5 +111,5 @@ class CheckedTissue(TissueMask):
 
 
 def reader_label(reader: str) -> str:
-    """Part of a name for a reader that was asked for; '' for any."""
+    """Part of a name for the requested reader; '' if the reader is chosen automatically."""
     return "" if reader == AUTO else reader

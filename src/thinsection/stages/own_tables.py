@@ -242,7 +242,7 @@ def _qc_columns(slide: KnownSlide, folder: Path) -> QcRow:
         return {}
     try:
         document = coerce(read_qc(folder).document, Document, QC_FILE)
-        px_mm2 = _px_mm2(document)
+        mm2_of_unit = _mm2_of_unit(document)
         facts = coerce(document.get("facts"), Document, "facts")
         scores = coerce(document.get("scores"), Document, "scores")
         warnings = coerce(document.get("warnings"), tuple[str, ...], "warnings")
@@ -250,14 +250,18 @@ def _qc_columns(slide: KnownSlide, folder: Path) -> QcRow:
         # only this slide is damaged; other rows stay
         return {"status": "failed", "warnings": f"{QC_FILE} is damaged: {damage}"}
     columns: QcRow = {"status": "done", **facts, **scores}
-    if px_mm2 is not None and "pixels_to_use" in scores:
-        columns["usable_mm2"] = round(float(scores["pixels_to_use"]) * px_mm2, 6)
+    if mm2_of_unit is not None and "pixels_to_use" in scores:
+        columns["usable_mm2"] = round(float(scores["pixels_to_use"]) * mm2_of_unit, 6)
     columns["warnings"] = "|".join(warnings)
     return columns
 
 
-def _px_mm2(document: Document) -> float | None:
-    """Area in mm² of a pixel of the work image, or of all of it where usable tissue is a share."""
+def _mm2_of_unit(document: Document) -> float | None:
+    """Factor from `pixels_to_use` to mm²; None if the resolution is unknown.
+
+    It is the area of one pixel of the work image. If the usable tissue is a share, it is the area
+    of the whole image.
+    """
     facts = coerce(document.get("facts"), Document, "facts")
     mpp = [facts.get(name) for name in ("mpp_x", "mpp_y")]
     sizes_um = []

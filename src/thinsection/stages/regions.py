@@ -128,7 +128,7 @@ class RegionsStage(Stage[Regions]):
         return Regions(classes=classes, notes=regions.notes)
 
     def _choices(self, regions: Regions) -> list[str]:
-        """Says which classes are joined, and which included ones this slide has not."""
+        """Notes on the classes that are joined, or on included classes that this slide lacks."""
         classes = tuple(regions.classes)
         include = self.config.include_class
         absent = [name for name in include if not named_classes([name], classes)]
@@ -165,9 +165,11 @@ class RegionsStage(Stage[Regions]):
         areas: dict[str, Geometry] = {}
         if self.role == "roi":
             areas[ROI_SHARE] = self.area(work)
-        named = {name: area for name, area in classes.items() if name != self.role}
-        columns = {f"class_{slug(name)}": area for name, area in named.items()}
-        if len(columns) < len(named):
+        areas_by_class = {
+            name: area for name, area in classes.items() if name != self.role
+        }
+        columns = {f"class_{slug(name)}": area for name, area in areas_by_class.items()}
+        if len(columns) < len(areas_by_class):
             raise InvalidInputError(
                 f"classes must give different column names, got {', '.join(map(repr, classes))} "
                 f"in {work.entry.slide_id!r}"
@@ -201,8 +203,9 @@ class AnnotatedTissueStage(TissueStage):
         return self.regions.tile_columns(work, table)
 
 
-# settings of how and by which network is segmented; the label does not contain them
-_NOT_RESULTS = (
+# Settings that say which network segments the slide, and how it is run. They are not part of the
+# label, since they are in it otherwise or do not change the result.
+_NOT_IN_LABEL = (
     "segmenters",
     "segment_weights",
     "segment_memory",
@@ -228,7 +231,7 @@ class SegmentStage(Stage[Segmentation]):
     @property
     def label(self) -> str:
         """Name of the network, with the settings that differ from the defaults."""
-        changed = variant(self.config, leave_out=_NOT_RESULTS)
+        changed = variant(self.config, leave_out=_NOT_IN_LABEL)
         return join_label(slug(self.segmenter.label), changed)
 
     @cached_property
@@ -354,7 +357,7 @@ class SegmentedTissueStage(TissueStage):
         return join_label(f"tissue-{self.segments.label}", super().label)
 
     def find(self, work: SlideWork, slide: Slide) -> TissueMask:
-        """Tissue wherever there is any class, at the detector's resolution."""
+        """Mask of the pixels that have a class, at the detector's resolution."""
         segmentation = work.value(self.segments)
         where = work_frame(slide, self.config.mask_mpp)
         labels = resampled(segmentation.labels, segmentation.frame, where.frame)

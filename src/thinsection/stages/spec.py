@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from thinsection.stages.checks import QcStage
     from thinsection.stages.regions import SegmentStage
 
-# settings of `EncodeConfig` that are not about how an encoder is loaded
-_NOT_OF_LOADING = ("tokens", "device", "batch_size")
-# what a caller may pass as slides; entries are taken as they are
+# settings of `EncodeConfig` that do not say how an encoder is loaded
+_SETTINGS_NOT_FOR_LOADING = ("tokens", "device", "batch_size")
+# slides as a caller names them: files, folders, URLs or cohort tables; or finished entries
 Slides = Sequence[str | Path | SlideEntry] | str | Path
 
 
@@ -104,7 +104,7 @@ def _check_own_encoder(config: RunConfig) -> None:
     """Refuses settings about the encoders of a run that has an encoder of this process."""
     for name, default in asdict(EncodeConfig()).items():
         value = getattr(config.encode, name)
-        if name in _NOT_OF_LOADING or value == default:
+        if name in _SETTINGS_NOT_FOR_LOADING or value == default:
             continue
         raise ConfigError(
             f"encode.{name} must be left out with an encoder of this process, got {value!r}; "
@@ -119,12 +119,12 @@ def _check_tissue_origins(spec: RunConfig) -> None:
         "segment.tissue_segmenter": spec.segment.tissue_segmenter,
         "qc.qc": None if spec.qc.qc == "off" else spec.qc.qc,
     }
-    named = {name: str(origin) for name, origin in origins.items() if origin}
-    if len(named) > 1:
-        pairs = " and ".join(f"{name} {origin!r}" for name, origin in named.items())
+    chosen = {name: str(origin) for name, origin in origins.items() if origin}
+    if len(chosen) > 1:
+        pairs = " and ".join(f"{name} {origin!r}" for name, origin in chosen.items())
         raise ConfigError(
-            f"{' and '.join(named)} exclude each other, because each of them decides what is "
-            f"tissue, got {pairs}; drop {'one' if len(named) == 2 else 'all but one'} of them"
+            f"{' and '.join(chosen)} exclude each other, because each of them decides what is "
+            f"tissue, got {pairs}; drop {'one' if len(chosen) == 2 else 'all but one'} of them"
         )
 
 
@@ -140,11 +140,11 @@ def cohort_of(
 
     Raises CohortError: no slides; ConfigError: no file of annotations fits these slides.
     """
-    named = [slides] if isinstance(slides, str | Path) else slides
-    entries = tuple(item for item in named if isinstance(item, SlideEntry))
-    if entries and len(entries) == len(named):
+    items = [slides] if isinstance(slides, str | Path) else slides
+    entries = tuple(item for item in items if isinstance(item, SlideEntry))
+    if entries and len(entries) == len(items):
         return entries
-    entries = load_cohort([str(item) for item in named], settings, on_message)
+    entries = load_cohort([str(item) for item in items], settings, on_message)
     if regions is not None:
         regions.check(entries)
     return entries
@@ -167,7 +167,7 @@ def with_all_gpus(config: RunConfig) -> RunConfig:
 
 
 def check_run(spec: RunConfig) -> tuple[AnyStage, ...]:
-    """Checks in seconds what would otherwise fail for each slide.
+    """Refuses settings, in seconds, that would otherwise fail for each slide.
 
     Returns:
         The stages of the run that need no model.
@@ -207,7 +207,7 @@ def check_run(spec: RunConfig) -> tuple[AnyStage, ...]:
             raise MissingDependencyError(
                 f"--write {name} needs {', '.join(entry.missing)}; {entry.remedy}"
             )
-    # tiles that a slide encoder was not trained on, before any weights are loaded
+    # refuse tiles that a slide encoder was not trained on, before any weights are loaded
     declared = [name for name in spec.encoding.encoders if is_declared_encoder(name)]
     for slide_encoder in spec.encoding.slide_encoders:
         for tile_encoder in declared:
@@ -280,7 +280,7 @@ def grid_names(stages: Sequence[AnyStage]) -> tuple[str, ...]:
 
 
 def _with_needs(stage: AnyStage) -> list[AnyStage]:
-    """A stage after all stages from whose results it is made."""
+    """The stages that a stage needs, directly or not, and then the stage itself."""
     stages: list[AnyStage] = []
     for need in stage.needs:
         stages = _appended(stages, _with_needs(need))
@@ -300,7 +300,7 @@ def mask_stage(spec: RunConfig) -> MaskStage:
     Raises ConfigError: no such pipeline, or its segmenter is unknown or lacks a class.
     Raises WeightsError: the weights of that segmenter are missing.
     """
-    # what a run does not ask for is not imported
+    # a stage is imported only if the run has it
     reader = spec.slides.reader
     if spec.regions.tissue:
         from thinsection.stages.regions import AnnotatedTissueStage, RegionsStage
@@ -330,7 +330,7 @@ def qc_stage(spec: RunConfig) -> QcStage:
     segments = None
     source = pipeline.segmenter
     if source is not None:
-        # the classes that the pipeline takes, inside the default tissue mask
+        # the pipeline uses classes that are computed inside the default tissue mask
         segments = _segment_stage(
             spec,
             source.name,
@@ -390,18 +390,18 @@ def _segment_stage(
 def segment_stages(spec: RunConfig, mask: MaskStage | None) -> tuple[SegmentStage, ...]:
     """One stage per segmenter, inside `mask`; None segments the whole slide.
 
-    A segmenter whose classes quality control has taken already is not run a second time.
+    A segmenter that quality control runs already is not run a second time.
 
     Raises ConfigError: unknown segmenter, or two with a class of the same name.
     Raises WeightsError: the weights are missing.
     """
     stages = []
     class_names: list[str] = []
-    taken = () if mask is None else mask.needs
+    needs_of_mask = () if mask is None else mask.needs
     for name in spec.segment.segmenters:
         stage = _segment_stage(spec, name, spec.segment.segment_weights, mask)
         class_names += stage.segmenter.spec.classes
-        for other in taken:
+        for other in needs_of_mask:
             if isinstance(other, type(stage)) and other.is_same_network(stage):
                 stage = other
         stages.append(stage)

@@ -45,9 +45,9 @@ from thinsection.types import CoordsL0, PlainValues, TileArray, format_bytes
 
 # name of the column with the share of a tile that the annotations of `roi` cover
 ROI_SHARE = "roi_fraction"
-# share of a tile inside an annotation; with 0, a tile outside all of them would count as inside,
-# and with less the rounding of areas would
-_LEAST_SHARE = 1e-9
+# Lower bound of the share of a tile inside the annotations. At 0, a tile outside all of them would
+# count as inside; and so would one whose share is only a rounding error.
+_MIN_ROI_SHARE = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +116,9 @@ class TilesStage(Stage[TileTable]):
         for stage in self.needs:
             table = table.with_columns(stage.tile_columns(work, table))
         if self.roi is not None:
-            least = max(self.config.min_tissue_fraction, _LEAST_SHARE)
+            min_share = max(self.config.min_tissue_fraction, _MIN_ROI_SHARE)
             shares = region_means(table.columns, table.columns[ROI_SHARE])
-            table = table.select(shares >= least)
+            table = table.select(shares >= min_share)
         table = table.select(kept_by_rules(table, self.config.tile_filter))
         if resample_scratch_bytes(table.plan) > MAX_SCRATCH:
             raise BudgetError(
@@ -129,7 +129,7 @@ class TilesStage(Stage[TileTable]):
         return table
 
     def make(self, work: SlideWork) -> Output[TileTable]:
-        """Lays the grid and writes it, where no pixel filter is on."""
+        """Makes the grid and writes it; called only if no pixel filter is on."""
         slide = work.opened
         table = self.candidates(work, slide)
         return self.write(work, table, self.attributes(work, slide, table))
@@ -178,7 +178,7 @@ class TilesStage(Stage[TileTable]):
 
 
 class GridWriter(TileWriter):
-    """The candidates that pixel filters keep."""
+    """Writes the table of the candidates that the pixel filters keep."""
 
     def __init__(self, stage: TilesStage, tiles: GridTiles) -> None:
         self._stage = stage
@@ -234,19 +234,19 @@ class TileMeasures(TileWriter):
         self.values = np.full((num_tiles, len(MEASURES)), np.nan, dtype=np.float32)
         self._kept = [np.empty(0, dtype=np.int64)]
         count = min(num_tiles, _SAMPLED_TILES)
-        places = np.linspace(0, num_tiles - 1, count)
-        self._places = places.round().astype(np.int64)
+        sampled_rows = np.linspace(0, num_tiles - 1, count)
+        self._sampled_rows = sampled_rows.round().astype(np.int64)
         self._step = max(1, tile_px // _SAMPLE_PX)
         edge = len(range(0, tile_px, self._step))
         self._sample = np.empty((count, edge, edge, 3), dtype=np.uint8)
 
     def measure(self, indices: npt.NDArray[np.int64], tiles: TileArray) -> None:
-        """Adds tiles at their places in the table; safe in any thread."""
+        """Adds the measures of tiles at their rows of the table; safe in any thread."""
         if len(indices):
             self.values[indices] = measure_tiles(tiles)
-        for row in np.flatnonzero(np.isin(indices, self._places)).tolist():
-            slot = np.searchsorted(self._places, indices[row])
-            self._sample[slot] = tiles[row, :: self._step, :: self._step]
+        for i in np.flatnonzero(np.isin(indices, self._sampled_rows)).tolist():
+            slot = np.searchsorted(self._sampled_rows, indices[i])
+            self._sample[slot] = tiles[i, :: self._step, :: self._step]
 
     def append(self, batch: EmbeddedBatch[GridTiles]) -> None:
         self._kept.append(batch.indices)
@@ -267,7 +267,7 @@ class TileMeasures(TileWriter):
             "x_l0": table.coords_l0[:, 0],
             "y_l0": table.coords_l0[:, 1],
         }
-        # the order of columns in a table that was read back
+        # sorted, as in a table that is read back from its file
         text_columns |= dict(sorted(table.columns.items()))
         text_columns |= columns
         rows = zip(*text_columns.values())
@@ -281,7 +281,7 @@ class TileMeasures(TileWriter):
 
     def sample(self, kept: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Pixels (n, 3) of those sampled tiles that the filters kept."""
-        return self._sample[np.isin(self._places, kept)].reshape(-1, 3)
+        return self._sample[np.isin(self._sampled_rows, kept)].reshape(-1, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +317,7 @@ class MeasuresStage(Stage[Columns]):
     def check_run(self) -> None:
         """Raises ConfigError, StoreError: the reference has no measures of this grid."""
         if self.reference is not None:
-            # imports pages that other runs do not need
+            # imported here: it loads the HTML templates' code, which other runs do not need
             from thinsection.stages.own_tables import check_reference
 
             check_reference(self.reference, self.address)
@@ -331,7 +331,7 @@ class MeasuresStage(Stage[Columns]):
 
 
 def _stain_facts(pixels: npt.NDArray[np.uint8], slide_id: str) -> dict[str, object]:
-    """Macenko's stain vectors and strengths; only a reason if there are not two stains."""
+    """Macenko's stain vectors and strengths; only a warning if there are not two stains."""
     try:
         stains = StainVectors.estimate(pixels, slide_id)
     except InvalidInputError as error:
