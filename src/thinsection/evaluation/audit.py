@@ -143,30 +143,30 @@ def copies_between_patients(
     files = [path for paths in cohort.paths for path in paths]
     names = [slide for slides in cohort.slides for slide in slides]
     counts = [len(slides) for slides in cohort.slides]
-    owners = np.repeat(cohort.groups.codes, counts)
-    found = copied_slides(
+    cases_of_slides = np.repeat(cohort.groups.codes, counts)
+    copies = copied_slides(
         contents.directions,
-        contents.kept,
-        owners,
+        contents.sampled_tiles,
+        cases_of_slides,
         lambda slide: open_embeddings(files[slide])[:],
     )
-    pairs = [f"{names[one.first]!r} and {names[one.second]!r}" for one in found]
+    pairs = [f"{names[one.first]!r} and {names[one.second]!r}" for one in copies]
     words = (
-        f"{counted(len(found), 'pair')} of slides of different patients look like copies "
+        f"{counted(len(copies), 'pair')} of slides of different patients look like copies "
         f"({listed_names(pairs)}): rescans, other tiles or another scale of one slide; remove "
         "one of each, or give both one patient_id"
     )
-    return found, words
+    return copies, words
 
 
 def id_key(text: str) -> tuple[str, ...]:
-    """Letters and numbers of an id: PAT-001, PAT_001 and pat1 have one key."""
+    """Letters and numbers of an id: PAT-001, PAT_001 and pat1 have the same key."""
     parts = _PARTS.findall(plain_id(text).casefold())
     return tuple(part.lstrip("0") or "0" if part.isdigit() else part for part in parts)
 
 
 def _id_warnings(cohort: Cohort) -> Iterator[str]:
-    """A warning where ids of several patients are one but for their spelling."""
+    """A warning if ids of different patients differ only in their spelling."""
     by_key: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for patient in cohort.patients:
         # a slide's name is no id of a patient, unless a barcode names one

@@ -19,7 +19,8 @@ ValueT = TypeVar("ValueT", bound="DataclassInstance")
 CellT = TypeVar("CellT")
 Unit = Literal["patients", "slides", "cases", "images", "rows"]
 CASE_COLUMNS = ("case_id", "patient_id")
-MOST_ALIKE = 10  # names that begin alike and may still be slides of one patient
+# largest number of slides with the same beginning of their names that may be of one patient
+MAX_ALIKE = 10
 # (?i) project, site and patient of TCGA: TCGA-3C-AALI-01Z-00-DX1.F6E9A5DF -> TCGA-3C-AALI;
 # case of CPTAC: C3L-00081-21 -> C3L-00081, 01BR001-6e8ec -> 01BR001;
 # donor of GTEx: GTEX-1117F-0126 -> GTEX-1117F
@@ -36,15 +37,15 @@ _LAST_PART = re.compile(r"(?:[_\-. ][A-Za-z]*\d{0,2}|(?<=\d)[A-Za-z])$")
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The unit of each of N rows: who is split, resampled and counted as independent."""
+    """Groups of N rows, such as patients. A group is split and resampled as a whole."""
 
-    unit: Unit  # what a group is: named beside each interval
-    of_row: tuple[str, ...]  # (N,)
+    unit: Unit  # kind of the groups, which is shown beside each interval
+    of_row: tuple[str, ...]  # (N,), group of each row
     slide_ids: tuple[str, ...] = ()  # (N,), '' where unknown
 
     @classmethod
     def each(cls, ids: Iterable[str], unit: Unit) -> "Groups":
-        """Groups where nobody knows the patients: rows of one id are one unit."""
+        """Groups for unknown patients: rows with the same id are one group."""
         return cls(unit, tuple(ids))
 
     @property
@@ -54,7 +55,7 @@ class Groups:
 
     @property
     def words(self) -> str:
-        """What is resampled: '12 patients', or what counts where patients are unknown."""
+        """Number and kind of the groups: '12 patients'; says so if patients are unknown."""
         if self.unit == "patients":
             return f"{self.total} {self.unit}"
         one = self.unit.removesuffix("s")
@@ -63,7 +64,7 @@ class Groups:
         )
 
     def of_cases(self, cases: int) -> str:
-        """Number of cases and whose they are: '70 cases of 40 patients'."""
+        """Numbers of cases and of groups: '70 cases of 40 patients'."""
         if self.unit == "cases" and cases == self.total:
             return self.words
         return f"{counted(cases, 'case')} of {self.words}"
@@ -74,7 +75,7 @@ class Groups:
         return Groups(self.unit, tuple(self.of_row[i] for i in rows), slide_ids)
 
     def shared(self, other: "Groups") -> dict[str, list[str]]:
-        """Groups, and slides, that occur in both."""
+        """Groups and slides that occur in both, by kind."""
         slides = {*self.slide_ids} & {*other.slide_ids} - {""}
         return {
             self.unit: sorted({*self.of_row} & {*other.of_row}),
@@ -83,7 +84,7 @@ class Groups:
 
     @property
     def codes(self) -> npt.NDArray[np.int64]:
-        """(N,) ranks 0..G-1 of the groups' names."""
+        """(N,), number 0..G-1 of each row's group, in the order of the sorted names."""
         return np.unique(self.of_row, return_inverse=True)[1].astype(np.int64)
 
 
@@ -98,7 +99,7 @@ def take_rows(
     Args:
         value: a dataclass.
         rows: numbers of the rows.
-        names: its fields with an entry a row: arrays, tuples, groups; None and () stay as they are.
+        names: fields with one entry per row: arrays, tuples, groups; None and () are not changed.
         others: further fields that change.
     """
     fields = dict(others)
@@ -114,18 +115,18 @@ def take_rows(
 
 
 def plain_id(text: str) -> str:
-    """An id without outer spaces, capitals and leading zeros: 'Pat01 ' and 'pat1' are one."""
+    """An id without outer spaces, capitals and leading zeros: 'pat1' for 'Pat01 ' and 'pat1'."""
     return _LEADING_ZEROS.sub("", text.strip().casefold())
 
 
 def one_spelling(ids: Iterable[str]) -> tuple[str, ...]:
-    """Each id as it was written first; see `plain_id`."""
+    """Each id in the spelling that came first; see `plain_id`."""
     first: dict[str, str] = {}
     return tuple(first.setdefault(plain_id(text), text) for text in ids)
 
 
 def spelling_notes(*columns: Iterable[str]) -> list[str]:
-    """A sentence where the ids of a column of a table are one but for their spelling."""
+    """A sentence if a column of a table writes the same id in several ways."""
     differing: dict[str, str] = {}
     for ids in columns:
         texts = [text for text in ids if text]
@@ -141,12 +142,12 @@ def spelling_notes(*columns: Iterable[str]) -> list[str]:
 
 
 def listed_names(names: Sequence[str]) -> str:
-    """The first three names, and dots where there are more."""
+    """The first three names, and dots if there are more."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def patient_of(slide_id: str) -> str:
-    """The patient that a TCGA, CPTAC or GTEx barcode names, in capitals; else the id itself."""
+    """The patient in a TCGA, CPTAC or GTEx barcode, in capitals; else the id itself."""
     barcode = _BARCODE.search(slide_id)
     return barcode[0].upper() if barcode else slide_id
 
@@ -158,17 +159,17 @@ def site_of(slide_id: str) -> str:
 
 
 def alike_names(slide_ids: Iterable[str]) -> list[list[str]]:
-    """Slides whose names differ in the last part alone, as slides of one patient often do.
+    """Groups of slides whose names differ only in the last part, as slides of a patient often do.
 
-    A guess for a warning: P001_A and P001_B; not slide_1 and slide_2, whose beginning has no
-    number.
+    It is a guess for a warning. P001_A and P001_B are such a group; slide_1 and slide_2 are not, as
+    their common part has no number.
     """
     by_start = defaultdict[str, list[str]](list)
     for name in dict.fromkeys(slide_ids):
         start = _LAST_PART.sub("", name)
         if start != name and any(c.isdigit() for c in start):
             by_start[plain_id(start)].append(name)
-    return [alike for alike in by_start.values() if 2 <= len(alike) <= MOST_ALIKE]
+    return [alike for alike in by_start.values() if 2 <= len(alike) <= MAX_ALIKE]
 
 
 def case_rows(slide_ids: Sequence[str], case_ids: Sequence[str]) -> tuple[str, ...]:
@@ -191,8 +192,8 @@ def group_rows(
 ) -> Groups:
     """The patient of each row: patient_id, else case_id, else that of a barcode, else slide_id.
 
-    '' is unknown; () is a column that is not there. Ids that differ in spaces, capitals and leading
-    zeros are one.
+    '' is an unknown id; () stands for a missing column. Ids that differ only in spaces, capitals
+    and leading zeros are the same.
 
     Raises DatasetError: a row without any id, or one slide under two patients.
     """
@@ -228,7 +229,7 @@ def group_rows(
 
 
 def table_groups(rows: Sequence[Mapping[str, str]], where: str) -> Groups | None:
-    """The patients of a table's rows; None where it has no column that says whose they are."""
+    """The patients of a table's rows; None if it has no column of slides, cases or patients."""
     if not rows or not {"slide_id", *CASE_COLUMNS} & rows[0].keys():
         return None
     slides = [row.get("slide_id", "") for row in rows]
@@ -244,7 +245,7 @@ def one_per_case(
     where: str,
     remedy: str = "",
 ) -> dict[str, list[CellT]]:
-    """Case -> its cells of some columns, which are the same in all of its rows.
+    """Case -> its cells in some columns; all rows of a case must have the same cells.
 
     A blank cell (None) is taken from another row of the case.
 
@@ -253,12 +254,12 @@ def one_per_case(
     cells_by_case: dict[str, list[CellT]] = {}
     for row, case in zip(cells_of_rows, cases, strict=True):
         first = cells_by_case.setdefault(case, list(row))
-        for place, (column, cell) in enumerate(zip(columns, row, strict=True)):
-            if first[place] is None:
-                first[place] = cell
-            elif cell is not None and cell != first[place]:
+        for number, (column, cell) in enumerate(zip(columns, row, strict=True)):
+            if first[number] is None:
+                first[number] = cell
+            elif cell is not None and cell != first[number]:
                 raise DatasetError(
-                    f"{column} must be the same in all rows of a case, got {first[place]!r} and "
+                    f"{column} must be the same in all rows of a case, got {first[number]!r} and "
                     f"{cell!r} for {case!r} in {where!r}{remedy}"
                 )
     return cells_by_case

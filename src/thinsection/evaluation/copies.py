@@ -1,15 +1,18 @@
-"""Copies of slides under other names, known by their content: rescans, other tiles, other scales.
+"""Copies of slides under other names, found by their content: rescans, other tiles, other scales.
 
-Two slides are called copies where they are near neighbours and stand out, in one of two ways. They
-are each other's nearest, their mean directions are nearer than chance allows among so many pairs of
-this cohort, and much nearer than to any third slide. Or a quarter of the tiles that are not blank
-are much nearer to tiles of the other slide than to any of the cohort. A tile counts by its
-direction, so that a scale does not matter, and one huge value changes one tile.
+The embedding of a tile counts by its direction alone, so that its scale does not matter and one
+huge value changes one tile. Two slides are called copies if they are near neighbours and one of
+these is true:
 
-Sections of one block with the same stain may be called copies; the tissue of one patient from
+- Each is the nearest slide of the other. Their mean directions are nearer than chance allows among
+  the pairs of this cohort, and much nearer to each other than to any third slide.
+- A quarter of the tiles of one slide, without blank tiles, are much nearer to tiles of the other
+  slide than to tiles of the rest of the cohort.
+
+Sections of one block with the same stain may be called copies. Tissue of the same patient from
 another place is not.
 
-Shapes: n slides, D channels, T tiles that are kept of a slide.
+Shapes: n slides, D channels, T sampled tiles of a slide.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,22 +23,34 @@ import numpy as np
 from thinsection.evaluation.metrics import FloatVector, IndexArray
 from thinsection.types import Floats, Reals
 
-KEPT_TILES = 32  # of each slide, for the background
-FEW_TILES = 256  # of the smaller slide of a pair, each compared with
-MANY_TILES = 4096  # of the larger one, and with
-MOST_BACKGROUND = 2048  # of other slides
-NEIGHBOURS = 3  # of a slide that are looked at tile by tile
-MOST_PAIRS = 100  # that are looked at tile by tile, the nearest
-CHANCE = 1e-3  # of a false pair in the cohort
-MEAN_RATIO = 0.7  # distance to the copy over that to the next other slide
-TILE_RATIO = 0.5  # the same of a tile
-TILE_SHARE = 0.25  # of tiles
-LEAST_TILES = 4  # that match
-BLANK_RATIO = (
-    0.5  # of a tile's distance to other slides to the usual one: nearer is no evidence
-)
-CLIP = 6.0  # robust standard deviations
-MIN_SLIDES = 6  # with fewer nothing stands out
+# number of tiles of each slide that are sampled for the background
+SAMPLED_TILES = 32
+# At most so many tiles of the smaller slide of a pair are compared, each with at most so many tiles
+# of the larger slide and with at most so many background tiles of other slides.
+MAX_SMALLER_TILES = 256
+MAX_LARGER_TILES = 4096
+MAX_BACKGROUND_TILES = 2048
+# number of nearest slides of each slide that are compared tile by tile
+NEIGHBOURS = 3
+# largest number of pairs of slides that are compared tile by tile; the nearest pairs come first
+MAX_PAIRS = 100
+# probability of a false pair in the cohort
+CHANCE = 1e-3
+# largest distance of copies, as a ratio to the distance to the nearest third slide
+MAX_MEAN_RATIO = 0.7
+# largest distance of a tile to the other slide, as a ratio to its distance to the background
+MAX_TILE_RATIO = 0.5
+# share of matching tiles from which a pair is called a copy
+MIN_TILE_SHARE = 0.25
+# smallest number of matching tiles
+MIN_MATCHING_TILES = 4
+# A tile is blank, and not counted, if its distance to the background is less than this ratio of the
+# 0.9 quantile of all tiles.
+BLANK_RATIO = 0.5
+# standardised values are clipped to so many robust standard deviations
+CLIP = 6.0
+# smallest number of slides from which copies can be told
+MIN_SLIDES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +60,18 @@ class CopyPair:
     first: int
     second: int
     tiles: float  # share of matching tiles
-    by: str  # what stands out: 'means' or 'tiles'
+    by: str  # evidence for the copy: 'means' or 'tiles'
 
 
 def directions(tiles: Reals) -> Floats:
-    """Tiles (N, D) of unit length; zero where a tile is."""
+    """Tiles (N, D) scaled to unit length; a tile of zeros stays zero."""
     x = np.asarray(tiles, dtype=np.float64)
     length = np.sqrt((x**2).sum(axis=1, keepdims=True))
     return np.asarray(np.divide(x, length, out=np.zeros_like(x), where=length > 0))
 
 
-def kept_rows(num_tiles: int, most: int = KEPT_TILES) -> IndexArray:
-    """Rows of at most so many tiles, evenly spaced."""
+def spread_rows(num_tiles: int, most: int = SAMPLED_TILES) -> IndexArray:
+    """Row numbers of at most `most` tiles, evenly spaced."""
     if num_tiles <= most:
         return np.arange(num_tiles)
     return np.linspace(0, num_tiles - 1, most).round().astype(np.int64)
@@ -64,53 +79,53 @@ def kept_rows(num_tiles: int, most: int = KEPT_TILES) -> IndexArray:
 
 def copied_slides(
     means: Floats,
-    kept: Sequence[Reals],
-    owners: IndexArray,
+    sampled_tiles: Sequence[Reals],
+    cases: IndexArray,
     read: Callable[[int], Reals],
 ) -> list[CopyPair]:
-    """Pairs of slides of different owners that stand out as copies.
+    """Pairs of slides of different cases that are probably copies.
 
     Args:
         means: mean of the directions of each slide's tiles, (n, D).
-        kept: directions of some tiles of each slide, (T, D) each.
-        owners: case or patient of each slide, (n,).
-        read: the tiles (N, D) of a slide.
+        sampled_tiles: directions of some tiles of each slide, (T, D) each.
+        cases: number of the case (or patient) of each slide, (n,).
+        read: reads the tiles (N, D) of the slide with this index.
 
-    Memory: 8 n² + 8 D (MOST_BACKGROUND + MANY_TILES) bytes, and two slides.
+    Memory: 8 n² + 8 D (MAX_BACKGROUND_TILES + MAX_LARGER_TILES) bytes, and two slides.
     """
     if len(means) < MIN_SLIDES:
         return []
     z = _standardised(means, *_scale(means))
     similar = z @ z.T
     distance = np.sqrt(np.maximum(0, 2 - 2 * similar))
-    distance[owners[:, None] == owners] = np.inf
-    level = chance_level(similar, owners)
-    found = []
-    # pairs of a slide and one of its nearest, those first that are nearest to each other
+    distance[cases[:, None] == cases] = np.inf
+    level = chance_level(similar, cases)
+    copies = []
+    # distance of each pair of a slide and one of its nearest slides
     near: dict[tuple[int, int], float] = {}
     for i, row in enumerate(distance):
         for j in np.argsort(row, kind="stable")[:NEIGHBOURS].tolist():
             if np.isfinite(row[j]):
                 near[min(i, j), max(i, j)] = float(row[j])
-    for i, j in sorted(near, key=lambda pair: near[pair])[:MOST_PAIRS]:
-        share = _tile_share(i, j, kept, owners, read)
-        mutual = distance[i].argmin() == j and distance[j].argmin() == i
-        if share >= TILE_SHARE:
-            found.append(CopyPair(i, j, share, "tiles"))
-        elif mutual and similar[i, j] > level:
-            # no third slide of another owner is nearly as near to either of the two
-            others = (owners != owners[i]) & (owners != owners[j])
-            thirds = np.minimum(distance[i, others], distance[j, others])
-            if len(thirds) and distance[i, j] < MEAN_RATIO * thirds.min():
-                found.append(CopyPair(i, j, share, "means"))
-    return sorted(found, key=lambda pair: (pair.first, pair.second))
+    for i, j in sorted(near, key=lambda pair: near[pair])[:MAX_PAIRS]:
+        share = _tile_share(i, j, sampled_tiles, cases, read)
+        is_mutual = distance[i].argmin() == j and distance[j].argmin() == i
+        if share >= MIN_TILE_SHARE:
+            copies.append(CopyPair(i, j, share, "tiles"))
+        elif is_mutual and similar[i, j] > level:
+            # slides of other cases must be clearly farther from both
+            others = (cases != cases[i]) & (cases != cases[j])
+            to_others = np.minimum(distance[i, others], distance[j, others])
+            if len(to_others) and distance[i, j] < MAX_MEAN_RATIO * to_others.min():
+                copies.append(CopyPair(i, j, share, "means"))
+    return sorted(copies, key=lambda pair: (pair.first, pair.second))
 
 
 def _scale(x: Floats) -> tuple[FloatVector, FloatVector]:
     """Median and robust standard deviation by channel."""
     middle = np.median(x, axis=0)
     spread = 1.4826 * np.median(np.abs(x - middle), axis=0)
-    spread[spread < 1e-12] = np.inf  # a constant channel says nothing
+    spread[spread < 1e-12] = np.inf  # a constant channel gets the value 0
     return middle, spread
 
 
@@ -118,20 +133,21 @@ def _standardised(x: Floats, middle: FloatVector, spread: FloatVector) -> Floats
     return directions(np.clip((x - middle) / spread, -CLIP, CLIP))
 
 
-def chance_level(similar: Floats, owners: IndexArray) -> float:
-    """Cosine that among all pairs of unrelated slides one has with the probability CHANCE.
+def chance_level(similar: Floats, cases: IndexArray) -> float:
+    """Cosine that the most similar pair of unrelated slides exceeds with the probability CHANCE.
 
-    Fisher's z of a cosine of d independent channels has the variance 1 / (d - 2); d follows from
-    the spread of the cohort's own cosines, so that classes, sites and stains make it small.
+    Fisher's z of a cosine of d independent channels has the variance 1 / (d - 2). The variance is
+    taken from the cohort's own cosines. So d is small if classes, sites and stains make many slides
+    similar.
     """
     from scipy.stats import norm
 
-    upper = np.triu(owners[:, None] != owners, k=1)
+    upper = np.triu(cases[:, None] != cases, k=1)
     cosines = similar[upper]
     if len(cosines) < MIN_SLIDES:
         return np.inf
-    spread = np.arctanh(np.clip(cosines, -0.999999, 0.999999))
-    low, middle, high = np.quantile(spread, (0.025, 0.5, 0.975))
+    fisher_z = np.arctanh(np.clip(cosines, -0.999999, 0.999999))
+    low, middle, high = np.quantile(fisher_z, (0.025, 0.5, 0.975))
     error = max((high - middle) / 1.96, (middle - low) / 1.96)
     quantile = norm.isf(CHANCE / len(cosines))
     return float(np.tanh(middle + quantile * error))
@@ -140,35 +156,38 @@ def chance_level(similar: Floats, owners: IndexArray) -> float:
 def _tile_share(
     i: int,
     j: int,
-    kept: Sequence[Reals],
-    owners: IndexArray,
+    sampled_tiles: Sequence[Reals],
+    cases: IndexArray,
     read: Callable[[int], Reals],
 ) -> float:
-    """Share of the smaller slide's tiles that match a tile of the other slide and no third."""
+    """Share of the smaller slide's tiles that match the other slide, but no third slide."""
     smaller, larger = sorted((read(i), read(j)), key=len)
-    few = directions(smaller[kept_rows(len(smaller), FEW_TILES)])
-    many = directions(larger[kept_rows(len(larger), MANY_TILES)])
-    others = np.flatnonzero((owners != owners[i]) & (owners != owners[j]))
-    background = np.concatenate([kept[int(k)] for k in others]).astype(np.float64)
-    background = background[kept_rows(len(background), MOST_BACKGROUND)]
+    few = directions(smaller[spread_rows(len(smaller), MAX_SMALLER_TILES)])
+    many = directions(larger[spread_rows(len(larger), MAX_LARGER_TILES)])
+    others = np.flatnonzero((cases != cases[i]) & (cases != cases[j]))
+    background = np.concatenate([sampled_tiles[int(k)] for k in others]).astype(
+        np.float64
+    )
+    background = background[spread_rows(len(background), MAX_BACKGROUND_TILES)]
     middle, spread = _scale(background)
     if not np.isfinite(spread).any():
         return 0.0
     few, many, pool = (
         _standardised(x, middle, spread) for x in (few, many, background)
     )
-    near = _least_distance(few, many)
-    far = _least_distance(few, pool)
-    # blank tiles are alike in all slides
-    telling = far > BLANK_RATIO * np.quantile(far, 0.9)
-    matching = telling & (near < TILE_RATIO * far)
-    if matching.sum() < LEAST_TILES:
+    to_other_slide = _least_distance(few, many)
+    to_background = _least_distance(few, pool)
+    # blank tiles look the same in all slides
+    is_counted = to_background > BLANK_RATIO * np.quantile(to_background, 0.9)
+    is_matching = is_counted & (to_other_slide < MAX_TILE_RATIO * to_background)
+    if is_matching.sum() < MIN_MATCHING_TILES:
         return 0.0
-    # tiles of a large slide that were not read cannot be matched
-    return min(1.0, float(matching.sum() / telling.sum()) * len(larger) / len(many))
+    share = float(is_matching.sum() / is_counted.sum())
+    # only some tiles of a large slide were compared, so that others could not match
+    return min(1.0, share * len(larger) / len(many))
 
 
 def _least_distance(x: Floats, others: Floats) -> FloatVector:
-    """Distance (N,) of each row of unit length to the nearest of the others."""
+    """Distance (N,) of each row of `x` to the nearest row of `others`; rows have unit length."""
     nearest = (x @ others.T).max(axis=1)
     return np.asarray(np.sqrt(np.maximum(0, 2 - 2 * nearest)))

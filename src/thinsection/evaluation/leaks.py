@@ -1,8 +1,8 @@
-"""Leaks: what training and test cases share, found before anything is trained.
+"""Leaks: data that training and test cases share, found before anything is trained.
 
-A leak that is certain (one patient, one slide, the same embeddings) is refused; one that is only
-likely is named in a warning. A copy is known by its content, whatever its name: embeddings that are
-equal after rounding to float16, or slides whose mean embeddings nearly coincide.
+A certain leak (one patient, one slide, the same embeddings) is refused; a likely one gives a
+warning. A copy is found by its content, whatever its name: embeddings that are equal after rounding
+to float16, or slides whose mean embeddings nearly coincide.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from thinsection.errors import DatasetError, slide_boundary
 from thinsection.evaluation.cases import Groups, listed_names
-from thinsection.evaluation.copies import chance_level, directions, kept_rows
+from thinsection.evaluation.copies import chance_level, directions, spread_rows
 from thinsection.evaluation.embeddings import (
     Embeddings,
     check_finite,
@@ -32,18 +32,21 @@ from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import Part
 from thinsection.types import Floats, Reals, counted
 
-NEAR_COSINE = 0.9999  # of two mean embeddings, less the mean of all
+# cosine from which two mean embeddings nearly coincide, after the mean of all is subtracted
+NEAR_COSINE = 0.9999
 CaseFold = tuple[Sequence[int] | IndexArray, Sequence[int] | IndexArray]  # train, test
 SKETCH_BITS = 256
-# of these may differ where a mean embedding is known again: angles up to some 4 degrees
+# Sketches with at most so many different bits are from nearly the same mean embedding; their angle
+# is at most about 4 degrees.
 SKETCH_NEAR = 6
-MOST_SKETCHES = 1000  # of the training slides, that are compared with each other
-_LEAST = np.float16(2**-10)  # from here on float16 has 11 bits
-_BLOCK = 1024  # rows that are compared with all others at a time
+# largest number of training slides whose sketches are compared with each other
+MAX_SKETCHES = 1000
+_MIN_NORMAL = np.float16(2**-10)  # larger numbers have 11 bits in float16
+_BLOCK = 1024  # number of rows that are compared with all others at a time
 
 
 class Rows(Protocol):
-    """Rows that train, or that are scored."""
+    """Rows of a training set or of a validation set."""
 
     @property
     def embeddings(self) -> Embeddings: ...
@@ -60,9 +63,9 @@ class Contents:
     digests: tuple[str, ...]  # see `content_digest`
     means: Floats  # (n, D)
     num_tiles: npt.NDArray[np.int64]  # (n,)
-    directions: Floats  # (n, D) mean of the tiles' directions
-    # (T, D) directions of some tiles of each
-    kept: tuple[Reals, ...]
+    directions: Floats  # (n, D), mean of the directions of each slide's tiles
+    # directions of some tiles of each slide, (T, D) each
+    sampled_tiles: tuple[Reals, ...]
 
     def take(self, rows: Sequence[int]) -> "Contents":
         """Contents of some slides."""
@@ -72,7 +75,7 @@ class Contents:
             means=self.means[rows],
             num_tiles=self.num_tiles[rows],
             directions=self.directions[rows],
-            kept=tuple(self.kept[row] for row in rows),
+            sampled_tiles=tuple(self.sampled_tiles[row] for row in rows),
         )
 
     def joined(self, other: "Contents") -> "Contents":
@@ -82,7 +85,7 @@ class Contents:
             means=np.concatenate([self.means, other.means]),
             num_tiles=np.concatenate([self.num_tiles, other.num_tiles]),
             directions=np.concatenate([self.directions, other.directions]),
-            kept=(*self.kept, *other.kept),
+            sampled_tiles=(*self.sampled_tiles, *other.sampled_tiles),
         )
 
     def case_means(self, cases: IndexArray) -> Floats:
@@ -138,7 +141,7 @@ def read_labelled(data: Path, config: LabelsConfig) -> Labelled:
 def read_contents(files: Sequence[Path]) -> Contents:
     """Reads each file once.
 
-    Memory: one file's embeddings, three times, and 2 n D (KEPT_TILES + 8) bytes.
+    Memory: one file's embeddings, three times, and 2 n D (SAMPLED_TILES + 8) bytes.
 
     Raises DatasetError, InvalidInputError: a file that cannot be used, another number of channels
     than in the first, or only zeros.
@@ -158,7 +161,7 @@ def read_usable(
     means: list[Floats] = []
     sizes: list[int] = []
     mean_directions: list[Floats] = []
-    kept: list[Reals] = []
+    sampled_tiles: list[Reals] = []
     zero: list[str] = []
     first_path = None
     for slide, path in files.items():
@@ -189,7 +192,7 @@ def read_usable(
         means.append(mean)
         unit_tiles = directions(tiles)
         mean_directions.append(unit_tiles.mean(axis=0))
-        kept.append(unit_tiles[kept_rows(len(tiles))].astype(np.float16))
+        sampled_tiles.append(unit_tiles[spread_rows(len(tiles))].astype(np.float16))
         sizes.append(len(tiles))
     if zero:
         raise DatasetError(
@@ -202,20 +205,20 @@ def read_usable(
         means=np.stack(means) if means else empty,
         num_tiles=np.array(sizes, dtype=np.int64),
         directions=np.stack(mean_directions) if means else empty,
-        kept=tuple(kept),
+        sampled_tiles=tuple(sampled_tiles),
     )
 
 
 def content_digest(tiles: Reals) -> str:
-    """Hash of embeddings (N, D), the same for float32 and for the float16 made of it."""
+    """Hash of embeddings (N, D); float32 values and the same values in float16 have one hash."""
     return hashlib.sha256(rounded(tiles).tobytes()).hexdigest()
 
 
 def rounded(x: Reals) -> Reals:
-    """Values rounded to float16; in float32 as they are, where float16 cannot hold them."""
+    """Values rounded to float16; unchanged in float32 if they do not fit into float16."""
     with np.errstate(over="ignore"):
-        half = x.astype(np.float16) + np.float16(0)  # + 0: there is one zero
-    if np.isfinite(half).all() and np.abs(half).max(initial=0) >= _LEAST:
+        half = x.astype(np.float16) + np.float16(0)  # + 0 turns -0 into 0
+    if np.isfinite(half).all() and np.abs(half).max(initial=0) >= _MIN_NORMAL:
         return np.ascontiguousarray(half)
     return np.ascontiguousarray(x, dtype=np.float32)
 
@@ -223,11 +226,11 @@ def rounded(x: Reals) -> Reals:
 def check_copies(
     cohort: Cohort, parts: Sequence[Part], contents: Contents, *, allowed: bool
 ) -> list[str]:
-    """Warnings on slides of one part of a fold that are copies of slides of another.
+    """Warnings on test slides that are copies of training slides.
 
     Memory: 8 KiB a slide.
 
-    Raises DatasetError: embeddings are tested on that were trained on, and that is not allowed.
+    Raises DatasetError: a test slide has the embeddings of a training slide, without `allowed`.
     """
     case_of = np.repeat(np.arange(len(cohort.cases)), [len(s) for s in cohort.slides])
     names = [*chain.from_iterable(cohort.slides)]
@@ -237,8 +240,8 @@ def check_copies(
         slides_by_digest[digest].append(slide)
     copied: list[tuple[int, int]] = []
     for slides in slides_by_digest.values():
-        for place, slide in enumerate(slides):
-            copied += [(earlier, slide) for earlier in slides[:place]]
+        for number, slide in enumerate(slides):
+            copied += [(earlier, slide) for earlier in slides[:number]]
     equal = _crossing_pairs(copied, case_of, folds)
     warnings = []
     if equal:
@@ -267,7 +270,7 @@ def check_copies(
 def near_cases(
     vectors: Embeddings, ids: Sequence[str], folds: Sequence[CaseFold]
 ) -> str:
-    """A sentence on cases of both parts of a fold whose vectors (n, D) nearly coincide, or ''."""
+    """A sentence on pairs of a training and a test case with nearly the same vector; or ''."""
     near = _crossing_pairs(near_pairs(vectors), np.arange(len(ids)), folds)
     if not near:
         return ""
@@ -276,14 +279,14 @@ def near_cases(
 
 
 def _listed_pairs(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> str:
-    """The names of the first three pairs, and dots where there are more."""
+    """The names of the first three pairs, and dots if there are more."""
     return listed_names([f"{names[i]!r} and {names[j]!r}" for i, j in pairs])
 
 
 def _crossing_pairs(
     pairs: Sequence[tuple[int, int]], case_of: IndexArray, folds: Sequence[CaseFold]
 ) -> list[tuple[int, int]]:
-    """Pairs of slides of which one trains and the other is tested, in any fold."""
+    """Pairs of which one slide is in the training set of a fold and the other in its test set."""
     if not pairs:
         return []
     first, second = case_of[np.array(pairs)].T
@@ -299,9 +302,11 @@ def _crossing_pairs(
 
 
 def near_pairs(means: Reals) -> list[tuple[int, int]]:
-    """Pairs of rows (n, D) that nearly coincide, once the mean of all rows is taken off.
+    """Pairs of rows (n, D) that nearly coincide, after the mean of all rows is subtracted.
 
-    Rows of one length whose cosine is NEAR_COSINE are so far apart. Memory: 8 KiB a row.
+    The limit is the distance of two rows of equal length whose cosine is NEAR_COSINE.
+
+    Memory: 8 KiB a row.
     """
     z = means - means.mean(axis=0)
     squares = (z**2).sum(axis=1)
@@ -318,7 +323,9 @@ def near_pairs(means: Reals) -> list[tuple[int, int]]:
 
 
 def sketches(means: Reals, center: Reals) -> tuple[str, ...]:
-    """Signs of mean embeddings (n, D) on 256 random directions, as hex; near ones differ little.
+    """Signs of mean embeddings (n, D) along 256 random directions, as hex text.
+
+    Sketches of nearly equal embeddings differ in few bits.
 
     Source: Charikar, "Similarity estimation techniques from rounding algorithms", 2002.
     """
@@ -329,28 +336,30 @@ def sketches(means: Reals, center: Reals) -> tuple[str, ...]:
 
 
 def near_limit(trained: Sequence[str]) -> int:
-    """Bits in which a sketch may differ from one of these and be nearly the same mean embedding.
+    """Number of bits by which a sketch may differ from one of `trained` and still count as near.
 
-    At most SKETCH_NEAR, and fewer where the slides themselves are so near to each other that chance
-    allows it (`copies.chance_level`): embeddings with few channels, or whose variance lies in few
-    directions. Below 0 no sketch is near. Memory: 16 MOST_SKETCHES² bytes.
+    It is at most SKETCH_NEAR. It is smaller if training slides are so similar to each other that
+    chance alone gives near sketches (`copies.chance_level`), as with few channels or with variance
+    in few directions. Below 0 no sketch is near.
+
+    Memory: 16 MAX_SKETCHES² bytes.
     """
     if not trained:
         return -1
-    some = [trained[row] for row in kept_rows(len(trained), MOST_SKETCHES)]
+    sample = [trained[row] for row in spread_rows(len(trained), MAX_SKETCHES)]
     bits = np.array(
-        [np.unpackbits(np.frombuffer(bytes.fromhex(x), "u1")) for x in some]
+        [np.unpackbits(np.frombuffer(bytes.fromhex(x), "u1")) for x in sample]
     )
     signs = 2.0 * bits - 1
     # the share of equal signs of two vectors is 1 - angle / pi
     angles = np.pi * (1 - signs @ signs.T / SKETCH_BITS) / 2
-    level = chance_level(np.cos(angles), np.arange(len(some)))
+    level = chance_level(np.cos(angles), np.arange(len(sample)))
     differing = np.arange(SKETCH_NEAR + 1)
     return int((np.cos(np.pi * differing / SKETCH_BITS) > level).sum()) - 1
 
 
 def is_near(first: str, others: Sequence[str], limit: int) -> bool:
-    """True where a sketch differs from one of the others in at most `limit` bits (`near_limit`)."""
+    """True if a sketch differs from one of the others in at most `limit` bits (`near_limit`)."""
     bits = int(first, 16)
     return any((bits ^ int(other, 16)).bit_count() <= limit for other in others)
 
@@ -358,10 +367,11 @@ def is_near(first: str, others: Sequence[str], limit: int) -> bool:
 def check_leakage(
     parts: Sequence[tuple[Rows, Rows]], name: str, *, allowed: bool, rows: str = "rows"
 ) -> str:
-    """Sentence on what train and validation share, of the first fold that shares anything.
+    """Sentence on patients, slides and rows that both sets share, in the first fold with any.
 
-    Memory: 24 N, and the rows whose sums are equal. Raises DatasetError: they share patients,
-    slides or identical rows, and that is not allowed.
+    Memory: 24 N bytes, and the rows whose sums are equal.
+
+    Raises DatasetError: the sets share patients, slides or identical rows, without `allowed`.
     """
     for train, val in parts:
         shared = train.groups.shared(val.groups) if train.groups and val.groups else {}
@@ -390,7 +400,7 @@ def check_leakage(
 
 
 def identical_rows(train: Rows, val: Rows) -> IndexArray:
-    """Rows of val whose embeddings occur in train, after rounding to float16."""
+    """Rows of `val` whose embeddings also occur in `train`, after rounding to float16."""
     halves = [rounded(part.embeddings) for part in (train, val)]
     if halves[0].dtype != halves[1].dtype:
         halves = [np.asarray(part.embeddings) for part in (train, val)]

@@ -1,7 +1,7 @@
-"""Parts of a cohort that train, say when to stop, and test: drawn, by site, or of a split file.
+"""Folds of a cohort: training, validation and test cases; drawn, by site, or from a split file.
 
-Every split is checked before anything is trained: an id on one side, patients whole, every class
-in training, and test cases that can be scored.
+Every split is checked before anything is trained: an id is in one set only, a patient too, the
+training cases have every class, and the test cases can be scored.
 """
 
 import re
@@ -25,9 +25,11 @@ from thinsection.types import Json, counted
 FoldUnit = Literal["patient", "site", "each-site"]
 PATHOBENCH_TABLE = "k=all.tsv"
 SIDES = (TRAIN, VAL, TEST)
-LEAST_INNER = 2  # training cases of a class: one to train on, one to validate on
-LEAST_OF_CLASS = 3  # cases of a class: one more is tested
-_CLAM = re.compile(r"splits_\d+\.csv")  # and not splits_0_bool.csv beside it
+# smallest number of training cases of a class: one to train on, one to validate on
+LEAST_INNER = 2
+# smallest number of cases of a class: one of them is tested
+LEAST_OF_CLASS = 3
+_CLAM = re.compile(r"splits_\d+\.csv")  # does not match splits_0_bool.csv beside it
 _IDS = ("cases", "case_ids", "slides", "slide_ids", "ids")  # nanopath's words for them
 SplitEntry = tuple[tuple[str, ...], str]  # the ids of a slide or case, and its side
 
@@ -37,9 +39,10 @@ class Part:
     """A fold, as indices of cases."""
 
     train: tuple[int, ...]
-    stop: tuple[int, ...]  # inner: they choose the epoch, the settings, the temperature
+    # inner validation cases: they decide the epoch, the settings and the temperature
+    stop: tuple[int, ...]
     test: tuple[int, ...]
-    repeat: int = 0  # number of the drawing, where folds are drawn several times
+    repeat: int = 0  # number of the drawing, if folds are drawn several times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,8 @@ class Drawing:
     """Settings of how folds are drawn."""
 
     folds: int = 5
-    inner: int = 5  # one of so many parts of the training cases stops the training
+    # one of so many parts of the training cases is the inner validation set
+    inner: int = 5
     seed: int = 0
     unit: FoldUnit = "patient"
     repeats: int = 1
@@ -62,11 +66,11 @@ def make_parts(
 ) -> tuple[tuple[Part, ...], list[str]]:
     """The folds, and sentences on how they were made.
 
-    Folds of a file are taken as they are. Where a fold has no inner cases, every `inner`-th of its
-    training cases is one, stratified.
+    Folds of a file are not changed. If a fold has no inner validation cases, one in `inner` of its
+    training cases becomes one, stratified.
 
-    Raises DatasetError, InvalidInputError, ConfigError: an id or a patient on two sides, a side
-    without cases, a class with fewer cases than folds, test cases that cannot be scored.
+    Raises DatasetError, InvalidInputError, ConfigError: an id or a patient in two sets, an empty
+    set, a class with fewer cases than folds, test cases that cannot be scored.
     """
     if splits is not None:
         if drawing.unit != "patient" or drawing.repeats != 1:
@@ -114,7 +118,7 @@ def make_parts(
 
 
 def _drawn(cohort: Cohort, drawing: Drawing, repeat: int) -> list[Part]:
-    """Folds of one drawing: patients are kept whole, and sites where `unit` is 'site'.
+    """Folds of one drawing. A patient stays in one fold, and so does a site if `unit` is 'site'.
 
     Site-preserved folds (Howard et al. 2021) are balanced by scikit-learn's StratifiedGroupKFold,
     which is greedy; the authors solve a quadratic programme.
@@ -160,7 +164,7 @@ def _check_counts(cohort: Cohort, folds: int) -> None:
 def _check_inner_counts(
     cohort: Cohort, part: Part, drawing: Drawing, fold: int
 ) -> None:
-    """Refuses training cases of which no validation set with each class can be taken."""
+    """Refuses training cases that are too few for a validation set with each class."""
     fewest, words = _rarest(cohort, part.train)
     if fewest >= LEAST_INNER:
         return
@@ -195,7 +199,7 @@ def _rarest(cohort: Cohort, rows: Sequence[int]) -> tuple[int, str]:
 
 
 def _required_sites(cohort: Cohort) -> tuple[str, ...]:
-    """The site of each case; refuses none, and patients of several sites."""
+    """The site of each case; refuses missing sites, and patients of several sites."""
     if not cohort.sites:
         raise DatasetError(
             "folds by site need the site of each case, got none; pass --site COLUMN of the "
@@ -212,7 +216,10 @@ def _required_sites(cohort: Cohort) -> tuple[str, ...]:
 
 
 def _each_site(cohort: Cohort) -> tuple[list[Part], list[str]]:
-    """Each site is tested by a model of all others; a site that cannot be scored only trains."""
+    """One fold per site: a model of the other sites is tested on it.
+
+    A site that cannot be scored is only in training sets.
+    """
     sites = np.array(_required_sites(cohort))
     parts: list[Part] = []
     unscored: list[str] = []
@@ -243,7 +250,7 @@ def _each_site(cohort: Cohort) -> tuple[list[Part], list[str]]:
 
 
 def _with_stop(cohort: Cohort, part: Part, drawing: Drawing, fold: int) -> Part:
-    """The part with some of its training cases, of whole patients, as inner ones."""
+    """The fold with some of its training cases as inner validation cases; patients stay whole."""
     train = np.array(part.train)
     strata = cohort.target.strata(cohort.array[train])
     patients = [cohort.patients[i] for i in part.train]
@@ -252,11 +259,11 @@ def _with_stop(cohort: Cohort, part: Part, drawing: Drawing, fold: int) -> Part:
     folds = max(LEAST_INNER, min(drawing.inner, fewest))
     if len(set(patients)) == len(patients):
         _check_inner_counts(cohort, part, drawing, fold)
-        held = stratified_folds(strata, folds=folds, seed=seed)
+        inner_folds = stratified_folds(strata, folds=folds, seed=seed)
     else:
-        held = grouped_folds(strata, patients, folds=folds, seed=seed)
-    kept, stop = held[0]
-    return replace(part, train=_rows(train[kept]), stop=_rows(train[stop]))
+        inner_folds = grouped_folds(strata, patients, folds=folds, seed=seed)
+    inner_train, stop = inner_folds[0]
+    return replace(part, train=_rows(train[inner_train]), stop=_rows(train[stop]))
 
 
 def _rows(rows: IndexArray) -> tuple[int, ...]:
@@ -264,7 +271,7 @@ def _rows(rows: IndexArray) -> tuple[int, ...]:
 
 
 def why_unscorable(cohort: Cohort, rows: IndexArray) -> str:
-    """Why some cases alone have no score; '' where they have."""
+    """Why no score can be computed from these cases alone; '' if one can."""
     values = cohort.array[rows]
     target = cohort.target
     if target.exclusive:
@@ -321,7 +328,7 @@ def _file_parts(
 def _side_by_id(
     entries: Sequence[SplitEntry], known_ids: KnownIds, where: str
 ) -> dict[str, str]:
-    """Known id -> its side; refuses an id on two sides."""
+    """Set (training, validation or test) by id; refuses an id in two sets."""
     sides: dict[str, str] = {}
     for ids, side in entries:
         for name in ids:

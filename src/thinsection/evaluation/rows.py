@@ -1,6 +1,6 @@
-"""Answers of a model row by row: what is true, what was said, and every metric of them.
+"""Predictions of a model row by row, with the truth, and every metric of them.
 
-They are what an interval resamples, what two models are compared by, and what pages draw.
+Intervals resample these rows, comparisons of two models pair them, and pages draw them.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from thinsection.evaluation.metrics import (
 from thinsection.evaluation.survival import concordance
 from thinsection.types import Document, Json
 
-PERMUTATIONS = 199  # of the truth, for a p value
+PERMUTATIONS = 199  # number of permutations of the truth for a p value
 Details = Document  # plain values, as JSON holds them
 METRIC_WORDS = {
     "macro_f1": "macro F1",
@@ -50,12 +50,12 @@ METRIC_WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """Answers of a probe row by row: `scorers` and `columns` (for the table, by header) of it."""
+    """Predictions row by row, with their metrics (`scorers`) and the columns of their table."""
 
     ids: tuple[str, ...]  # (N,) names of the rows
-    # of the rows: what is resampled; None: nobody knows, so that each row counts as its own
+    # groups of the rows that an interval resamples; None if unknown: each row is its own group
     groups: Groups | None
-    # (N,) of the model that predicted a row; None: one model
+    # (N,), fold of the model that predicted a row; None if there is one model
     fold: IndexArray | None = None
 
     @property
@@ -66,7 +66,7 @@ class _Rows:
     @property
     def sampling(self) -> Sampling:
         """Units that an interval resamples, and how many of each class there are."""
-        # of a repeated cross-validation
+        # number of repeats of a cross-validation
         runs = len(self.ids) // len(set(self.ids))
         return Sampling.of_rows(
             self.units,
@@ -78,18 +78,18 @@ class _Rows:
 
     @property
     def units(self) -> Groups:
-        """The unit of each row: its patient, else itself."""
+        """The group of each row: its patient if that is known, else the row itself."""
         unit: Unit = "rows" if self.fold is None else "cases"
         return self.groups or Groups.each(self.ids, unit)
 
     @property
     def first_rows(self) -> IndexArray:
-        """The first row of each id: a case once, however often it was repeated."""
+        """The first row of each id, so that a repeated case counts once."""
         return np.sort(np.unique(self.ids, return_index=True)[1])
 
     @property
     def classed(self) -> bool:
-        """True where `truth` are classes."""
+        """True if `truth` consists of classes."""
         return False
 
     def value(self, metric: str) -> float:
@@ -112,8 +112,9 @@ def label_permutation_p(
 ) -> float | None:
     """p value of a score on a test split, by permutations of its truth over units.
 
-    None where a unit has several labels: units cannot exchange them then. Memory: that of one
-    scorer.
+    None if a unit has several labels, since units then cannot exchange them.
+
+    Memory: that of one scorer.
     """
     rng = np.random.default_rng(seed)
     codes = rows.sampling.codes
@@ -134,21 +135,21 @@ class Predictions(_Rows):
     truth: IndexArray  # (N,)
     prediction: IndexArray  # (N,)
     probability: FloatVector | None = None  # (N, K) class scores that sum to 1
-    # (R, N) predictions of each seed, where they are scored
+    # (R, N), predictions of each seed, if each seed is scored
     repeats: IndexArray | None = None
 
     @property
     def classed(self) -> bool:
-        """`truth` are classes."""
+        """True: `truth` consists of classes."""
         return True
 
     def relabelled(self, order: IndexArray) -> "Predictions":
-        """The rows with the truth of others."""
+        """The same rows with the truth in another order."""
         return replace(self, truth=self.truth[order])
 
     @property
     def scorers(self) -> Scorers:
-        """Every metric; of labels the mean over seeds."""
+        """Every metric; metrics of predicted labels are means over the seeds."""
         k = len(self.class_names)
         scorers = metrics.class_scorers(
             self.truth, self.prediction, k, self.probability, self.fold
@@ -175,7 +176,7 @@ class Predictions(_Rows):
             for i, labels in enumerate(self.repeats):
                 columns[f"seed_{i}"] = [names[label] for label in labels]
         if self.probability is not None:
-            # every digit: a share of 1/3 lies on the edge of a bin of ECE
+            # all digits are stored: a probability of 1/3 lies on the edge of a bin of ECE
             for name, share in zip(names, self.probability.T, strict=False):
                 columns[f"p_{name}"] = share.tolist()
         return columns
@@ -189,7 +190,7 @@ class Predictions(_Rows):
 
     @property
     def each(self) -> IndexArray:
-        """(R, N): what is scored, one row of it a seed."""
+        """(R, N): the predictions to score, with one row per seed."""
         return self.prediction[None] if self.repeats is None else self.repeats
 
 
@@ -198,9 +199,11 @@ class Risks(_Rows):
     """Risks of n cases, each from the model of the fold that left it out."""
 
     risk: FloatVector  # (n,), comparable within a fold only
-    high: npt.NDArray[np.bool_]  # (n,), True where the risk is above its fold's median
-    event: npt.NDArray[np.bool_]  # the follow-up, as the next
-    time: FloatVector
+    high: npt.NDArray[
+        np.bool_
+    ]  # (n,), True if the risk is above the median of its fold
+    event: npt.NDArray[np.bool_]  # (n,), True if the event was observed
+    time: FloatVector  # (n,), time of the event or of the end of follow-up
 
     def take(self, rows: IndexArray) -> "Risks":
         """Some of the rows."""

@@ -1,4 +1,4 @@
-"""Folds of rows, drawn as the suites draw them: stratified, grouped, few-shot."""
+"""Folds of rows, drawn as benchmark suites draw them: stratified, grouped, few-shot."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def stratified_folds(
 ) -> list[Fold]:
     """Stratified, shuffled folds: StratifiedKFold(folds, shuffle, random_state=seed).
 
-    Raises InvalidInputError: a class has fewer rows than folds; by its name, where these are given.
+    Raises InvalidInputError: a class has fewer rows than folds; it is named by `class_names`.
     """
     from sklearn.model_selection import StratifiedKFold
 
@@ -39,7 +39,7 @@ def stratified_folds(
 def grouped_folds(
     labels: npt.ArrayLike, groups: Sequence[str], *, folds: int = 3, seed: int = 1337
 ) -> list[Fold]:
-    """Folds that keep a group (patient, slide) whole, stratified as well as that allows.
+    """Folds in which no group (patient, slide) is divided, stratified as well as possible.
 
     Raises InvalidInputError: fewer groups than folds, or lengths differ.
     """
@@ -69,7 +69,7 @@ def drawn_folds(
     seed: int,
     class_names: Sequence[str] = (),
 ) -> tuple[list[Fold], str]:
-    """Folds over groups ('over patients'), or over rows ('') where there are too few groups."""
+    """Folds over groups ('over patients'), or over rows ('') if there are too few groups."""
     if groups is not None and len(set(groups.of_row)) >= folds:
         drawn = grouped_folds(labels, groups.of_row, folds=folds, seed=seed)
         return drawn, f"over {groups.unit}"
@@ -99,10 +99,10 @@ def shuffled_folds(n: int, *, folds: int = 3, seed: int = 1337) -> list[Fold]:
 def draw_rows(labels: IndexArray, most: int, *, seed: int) -> IndexArray:
     """Sorted indices of at most `most` rows of each class."""
     rng = np.random.default_rng(seed)
-    kept = []
+    rows_by_class = []
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
         if len(rows) > most:
             rows = rng.choice(rows, most, replace=False)
-        kept.append(rows)
-    return np.sort(np.concatenate(kept))
+        rows_by_class.append(rows)
+    return np.sort(np.concatenate(rows_by_class))
