@@ -171,7 +171,7 @@ def test_blocks_of_many_units_give_nearly_the_variance_of_the_units(
     score, positive = scores_of(6, 1500)
     scorer = auroc(score, positive)
     sampling = Sampling.of_rows(units(1500), classes=positive)
-    assert len(np.unique(sampling.blocks)) == intervals.MOST_BLOCKS
+    assert len(np.unique(sampling.blocks)) == intervals.MAX_BLOCKS
     found = sampling.variance(sampling.influences(scorer)).value
     assert found == pytest.approx(delong_variance(score, positive), rel=0.2)
 
@@ -182,7 +182,7 @@ def test_blocks_of_many_units_give_nearly_the_variance_of_the_units(
 def test_a_cross_validated_score_at_chance_has_twice_the_variance() -> None:
     sampling = Sampling.of_rows(units(40), folds=5)
     assert sampling.fold_inflation(0.0) == sampling.fold_inflation(-3.0) == 2
-    assert sampling.fold_inflation(intervals.KNOWN) == 1.5
+    assert sampling.fold_inflation(intervals.HALF_INFLATION_DISTANCE) == 1.5
     assert 1 < sampling.fold_inflation(30.0) < 1.02
     assert Sampling.of_rows(units(40)).fold_inflation(0.0) == 1
 

@@ -1,9 +1,9 @@
 """Differences between models, and differences from chance.
 
 Models are compared by paired tests on the same cases, with corrections and ranks. Linear heads on
-mean embeddings say what labels by chance reach, and whether sites can be told: labels change places
-between patients with equally many cases, the folds are those of the labels that stand, and p is the
-share of permutations that score as high.
+mean embeddings tell which score permuted labels reach, and whether a site can be predicted. Labels
+are exchanged between patients with equally many cases. The folds are those of the true labels, and
+p is the share of permutations that score at least as high.
 
 Shapes: n cases, M models, D channels, K classes, P permutations.
 """
@@ -33,14 +33,14 @@ from thinsection.evaluation.metrics import (
 from thinsection.evaluation.splits import grouped_folds
 from thinsection.types import Floats
 
-POWER = 0.8  # of `Difference.detectable`
-MIN_GROUPS = 3  # for a test
+POWER = 0.8  # power of `Difference.detectable`
+MIN_GROUPS = 3  # smallest number of groups for a test
 PERMUTATIONS = 199
 SITE_PERMUTATIONS = 99  # each fits a logistic regression in every fold
 SITE_FOLDS = 5
-MIN_OF_SITE = 10  # cases of a site that the probe of sites takes
-SITE_COMPONENTS = 32
-RIDGE = 1.0  # penalty, channels have unit variance over D
+MIN_OF_SITE = 10  # smallest number of cases of a site for the probe of sites
+SITE_COMPONENTS = 32  # number of principal components for the probe of sites
+RIDGE = 1.0  # penalty, for channels with the variance 1 / D
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +48,16 @@ class Difference:
     """Score of one model minus that of another on the same rows."""
 
     value: float
-    low: float  # with `high` the interval
-    high: float
-    p_value: float  # two-sided, of no difference; not corrected
+    low: float  # lower end of the interval
+    high: float  # upper end
+    p_value: float  # two-sided, for no difference; not corrected for several tests
     standard_error: float
-    level: float  # of the interval
-    groups: int  # independent units
+    level: float  # nominal coverage of the interval
+    groups: int  # number of independent units
 
     @property
     def detectable(self) -> float:
-        """True difference that a test of this level would find in POWER of such data sets."""
+        """Smallest true difference that a test of this level would find with the power POWER."""
         from scipy.stats import norm
 
         return float(norm.ppf([1 - TAIL, POWER]).sum() * self.standard_error)
@@ -65,12 +65,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jackknifed:
-    """Scores of M models on rows of the same units, and what each unit adds to them."""
+    """Scores of M models on rows of the same units, and the influence of each unit on them."""
 
     observed: FloatVector  # (M,)
     influences: Floats  # (C, M), see `Sampling.influences`
     samplings: Sequence[Sampling]  # (M,)
-    chance: float | None  # score of a model that knows nothing, where it is known
+    chance: float | None  # score of a model without any information; None if unknown
 
     @property
     def units(self) -> int:
@@ -109,18 +109,20 @@ def jackknife(
     *,
     chance: float | None = None,
 ) -> Jackknifed:
-    """The score of each model on its rows, and what each unit adds to it.
+    """The score of each model on its rows, and the influence of each unit on it.
 
-    The difference of two AUROCs has DeLong's variance, with units of several rows Obuchowski's.
+    The difference of two AUROCs has DeLong's variance, or Obuchowski's if units have several rows.
 
     Args:
-        scorers: one a model.
-        samplings: of the rows of each model, or of the rows that all share. The rows may differ,
-            as those of another number of repeats; their units and strata may not.
-        chance: see `Sampling.fold_inflation`, whose distance is that of the model nearer to chance.
+        scorers: one scorer per model.
+        samplings: sampling of the rows of each model, or of rows that all models share. The rows
+            may differ, as with another number of repeats; their units and strata must be the same.
+        chance: see `Sampling.fold_inflation`; the distance is that of the model nearer to chance.
 
-    Memory: as `Sampling.influences`. Raises InvalidInputError: fewer than MIN_GROUPS units, or 2
-    units of a class; other units; a score that depends on one unit.
+    Memory: as `Sampling.influences`.
+
+    Raises InvalidInputError: fewer than MIN_GROUPS units, or fewer than 2 units of a class;
+    different units; a score without a value if one unit is left out.
 
     Source: DeLong et al., Biometrics 44 (1988); Obuchowski, Biometrics 53 (1997); Arvesen, Annals
     of Mathematical Statistics 40 (1969).
@@ -187,23 +189,23 @@ def _tested(value: float, error: float, *, degrees: float, groups: int) -> Diffe
 def permuted_rows(
     labels: npt.NDArray[np.generic], codes: IndexArray, rng: np.random.Generator
 ) -> IndexArray | None:
-    """For each row the row whose label it takes in a permutation of units, (N,).
+    """For each row, the row whose label it gets in a permutation of units, (N,).
 
-    Units exchange their labels, which must be one a unit; None where a unit has several.
+    Units exchange their labels. None if a unit has several different labels.
 
     Args:
         labels: (N,) or (N, T).
         codes: unit of each row, (N,).
         rng: decides the permutation.
     """
-    _, first, place = np.unique(codes, return_index=True, return_inverse=True)
-    if not (labels[first][place] == labels).all():
+    _, first, unit = np.unique(codes, return_index=True, return_inverse=True)
+    if not (labels[first][unit] == labels).all():
         return None
-    return first[rng.permutation(len(first))][place]
+    return first[rng.permutation(len(first))][unit]
 
 
 def permutation_p(score: float, null_scores: npt.ArrayLike) -> float:
-    """Share of permutations, the observed order among them, that score as high as this one.
+    """p value: share of permutations that score at least as high; the true order counts as one.
 
     Source: Phipson and Smyth, Statist. Appl. Genet. Mol. Biol. 9 (2010).
     """
@@ -213,7 +215,7 @@ def permutation_p(score: float, null_scores: npt.ArrayLike) -> float:
 
 
 def holm(p_values: npt.ArrayLike) -> FloatVector:
-    """p values (m,) corrected so that any false claim among them has the chance of one.
+    """p values (m,) corrected for the number of tests, so that the family-wise error rate holds.
 
     Source: Holm, Scand. J. Statist. 6 (1979).
     """
@@ -224,14 +226,17 @@ def holm(p_values: npt.ArrayLike) -> FloatVector:
 
 
 def tied_ranks(better: Flags) -> IndexArray:
-    """Rank (M,) from 1: one more than models beyond doubt better (`better[a, b]`: a than b)."""
+    """Rank (M,) from 1: one more than the number of significantly better models.
+
+    `better[a, b]` is True if model a is significantly better than model b.
+    """
     return np.asarray(1 + better.sum(axis=0))
 
 
 def mean_ranks(scores: FloatVector, *, lower: Sequence[bool]) -> FloatVector:
     """Mean over tasks of the rank of scores (tasks, M), best 1, ties at their mean rank; (M,).
 
-    In the tasks of `lower` the lower score is better; without a score (NaN) there is no rank.
+    `lower` is True for tasks in which the lower score is better. A missing score (NaN) has no rank.
     """
     from scipy.stats import rankdata
 
@@ -242,11 +247,11 @@ def mean_ranks(scores: FloatVector, *, lower: Sequence[bool]) -> FloatVector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permuted:
-    """The score of labels as they are beside that of permuted ones."""
+    """Score of the true labels beside the scores of permuted labels."""
 
     metric: str
-    value: float
-    mean: float  # of the permutations
+    value: float  # score of the true labels
+    mean: float  # mean score of the permutations
     low: float  # 2.5th and 97.5th percentile of the permutations
     high: float
     p_value: float  # (1 + permutations that score as high) / (1 + permutations)
@@ -255,11 +260,11 @@ class Permuted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteProbe:
-    """Score of a linear head that tells the site of a case that it has not seen."""
+    """Score of a linear head that predicts the site of cases outside its training set."""
 
     sites: int
     cases: int
-    left_out: int  # cases of sites with too few
+    left_out: int  # number of cases of sites with too few cases
     permuted: Permuted
     interval: Interval
 
@@ -267,15 +272,15 @@ class SiteProbe:
 def permute_patients(
     patients: IndexArray, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """(n,) row whose label each row takes; patients with equally many rows change places."""
-    taken = np.arange(len(patients))
+    """(n,), row whose label each row gets; patients with equally many rows exchange labels."""
+    source_rows = np.arange(len(patients))
     rows_by_patient = [np.flatnonzero(patients == p) for p in np.unique(patients)]
     sizes = np.array([len(rows) for rows in rows_by_patient])
     for size in np.unique(sizes):
         alike = np.flatnonzero(sizes == size)
         for target, source in zip(alike, rng.permutation(alike), strict=True):
-            taken[rows_by_patient[target]] = rows_by_patient[source]
-    return taken
+            source_rows[rows_by_patient[target]] = rows_by_patient[source]
+    return source_rows
 
 
 def permuted_labels(
@@ -288,12 +293,14 @@ def permuted_labels(
     seed: int,
     permutations: int = PERMUTATIONS,
 ) -> Permuted | None:
-    """A linear head's score with the labels (n,) beside that with permuted ones.
+    """Score of a linear head with the true labels (n,) and with permuted labels.
 
     The head is a ridge regression on mean embeddings (n, D), standardised on training cases.
-    Classes (K >= 2) are scored by AUROC, values (`num_classes` 0) by Pearson's correlation; both
-    within folds, as the score of `train` is. None where the labels or all permutations have no
-    score, as no fold has two classes. Memory: n D + n K P floats.
+    Classes (K >= 2) are scored by AUROC, values (`num_classes` 0) by Pearson's correlation. Both
+    are computed within folds, as by `train`. None if the true labels or all permutations have no
+    score, because no fold has two classes.
+
+    Memory: n D + n K P floats.
     """
     rng = np.random.default_rng(seed)
     orders = [permute_patients(patients, rng) for _ in range(permutations)]
@@ -311,9 +318,9 @@ def permuted_labels(
     fold_of_row = np.repeat(np.arange(len(folds)), sizes)
     ones = np.ones((1, len(tested)))
     scores = []
-    for place in range(len(sources)):
-        truth = labels[place, tested]
-        prediction = predicted[:, place]
+    for number in range(len(sources)):
+        truth = labels[number, tested]
+        prediction = predicted[:, number]
         if num_classes:
             classes = truth.astype(np.int64)
             score = macro_auroc(prediction, classes, ones, fold_of_row)[0]
@@ -344,7 +351,7 @@ def _ridge(
 
 
 def _permuted(metric: str, scores: Sequence[float]) -> Permuted:
-    """`scores`: that of the labels as they are, then those of the permutations."""
+    """Summary of `scores`: first that of the true labels, then those of the permutations."""
     null = np.array(scores[1:])
     null = null[np.isfinite(null)]
     low, high = np.quantile(null, (0.025, 0.975))
@@ -367,55 +374,57 @@ def site_probe(
     seed: int,
     permutations: int = SITE_PERMUTATIONS,
 ) -> SiteProbe | None:
-    """A multinomial logistic regression on mean embeddings (n, D) for the site, cross-validated.
+    """Cross-validated score of a logistic regression that predicts the site of a case.
 
-    Sites with fewer than MIN_OF_SITE cases are left out; None where fewer than two remain. The
-    means are reduced to at most SITE_COMPONENTS principal components, without the sites. Scored by
-    balanced accuracy. Memory: n D floats.
+    Its inputs are mean embeddings (n, D), reduced to at most SITE_COMPONENTS principal components,
+    which do not depend on the sites. The score is the balanced accuracy. Sites with fewer than
+    MIN_OF_SITE cases are left out; None if fewer than two sites remain.
+
+    Memory: n D floats.
     """
     names, codes, counts = np.unique(sites, return_inverse=True, return_counts=True)
-    kept = np.flatnonzero(counts[codes] >= MIN_OF_SITE)
-    kept_sites = np.unique(codes[kept])
-    num_sites = len(kept_sites)
+    rows = np.flatnonzero(counts[codes] >= MIN_OF_SITE)
+    large_sites = np.unique(codes[rows])
+    num_sites = len(large_sites)
     if num_sites < 2:
         return None
-    labels = np.searchsorted(kept_sites, codes[kept])
-    owners = np.unique(groups.codes[kept], return_inverse=True)[1]
-    centred = means[kept] - means[kept].mean(axis=0)
+    labels = np.searchsorted(large_sites, codes[rows])
+    patients = np.unique(groups.codes[rows], return_inverse=True)[1]
+    centred = means[rows] - means[rows].mean(axis=0)
     u, size, _ = np.linalg.svd(centred, full_matrices=False)
     x = (u * size)[:, :SITE_COMPONENTS]
     x /= float(x.std()) or 1.0  # unit mean variance
     rng = np.random.default_rng(seed)
-    predicted, fold = _site_predictions(x, labels, owners, seed)
+    predicted, fold = _site_predictions(x, labels, patients, seed)
     scores = [_balanced(labels, predicted, num_sites)]
     for _ in range(permutations):
-        permuted = labels[permute_patients(owners, rng)]
-        guessed, _ = _site_predictions(x, permuted, owners, seed)
-        scores.append(_balanced(permuted, guessed, num_sites))
+        permuted = labels[permute_patients(patients, rng)]
+        predicted_by_chance, _ = _site_predictions(x, permuted, patients, seed)
+        scores.append(_balanced(permuted, predicted_by_chance, num_sites))
     sampling = Sampling.of_rows(
-        groups.take(kept),
+        groups.take(rows),
         classes=labels,
         fold=fold,
     )
     scorer = class_scorers(labels, predicted, num_sites)["balanced_accuracy"]
     return SiteProbe(
         sites=num_sites,
-        cases=len(kept),
-        left_out=len(names[codes]) - len(kept),
+        cases=len(rows),
+        left_out=len(names[codes]) - len(rows),
         permuted=_permuted("balanced_accuracy", scores),
         interval=interval(sampling, scorer, "balanced_accuracy", seed=seed),
     )
 
 
 def _site_predictions(
-    x: Floats, labels: IndexArray, owners: IndexArray, seed: int
+    x: Floats, labels: IndexArray, patients: IndexArray, seed: int
 ) -> tuple[IndexArray, IndexArray]:
-    """Predicted site of each case by the fold that has not seen it, and its fold."""
+    """Predicted site of each case, by the model of the fold that tests it; and the fold."""
     from sklearn.linear_model import LogisticRegression
 
     predicted = np.zeros(len(labels), dtype=np.int64)
     fold = np.zeros(len(labels), dtype=np.int64)
-    names = [str(owner) for owner in owners]
+    names = [str(patient) for patient in patients]
     folds = grouped_folds(labels, names, folds=SITE_FOLDS, seed=seed)
     for number, (train, test) in enumerate(folds):
         model = LogisticRegression(class_weight="balanced", max_iter=300, tol=1e-3)

@@ -1,10 +1,10 @@
-"""One way to a 95 % confidence interval, for every score of every command.
+"""The 95 % confidence interval, by one method for every score of every command.
 
-The rows of a unit (a patient, else what counts as its own) vary together. The variance of a score
-is that of its jackknife over units: each unit is left out once. For the AUROC this is DeLong's
-variance, for units of several rows Obuchowski's. From the variance and the kind of the metric
-(`Kind`) come the bounds. How often they hold the true score is measured by
-`benchmarks/bench_coverage.py`.
+The rows of a unit vary together; a unit is a patient, or a case or row if patients are unknown. The
+variance of a score comes from its jackknife over units, which leaves out each unit once. For the
+AUROC it equals DeLong's variance, and Obuchowski's if units have several rows. The bounds follow
+from the variance and from the kind of the metric (`Kind`). `benchmarks/bench_coverage.py` measures
+how often they contain the true score.
 
 Sources: Efron and Stein, Annals of Statistics 9 (1981), 586; Arvesen, Annals of Mathematical
 Statistics 40 (1969), 2076; DeLong et al., Biometrics 44 (1988); Obuchowski, Biometrics 53 (1997);
@@ -37,51 +37,60 @@ from thinsection.evaluation.metrics import (
 )
 from thinsection.types import MIB, Floats
 
-DRAWS = 2000  # of the bootstrap, for the calibration error
+DRAWS = 2000  # number of bootstrap draws, for the calibration error
 LEVEL = 0.95
 TAIL = (1 - LEVEL) / 2
-MIN_UNITS = 5  # of each class; with fewer there is no interval
-MOST_BLOCKS = 1000  # of units; with more units the jackknife leaves out blocks of them
-# degrees of freedom that the variance of a simple law is worth beside the measured one
+MIN_UNITS = 5  # number of units of each class from which there is an interval
+MAX_BLOCKS = 1000  # with more units than this, the jackknife leaves out blocks of units
+# Degrees of freedom with which the variance of a simple law is averaged with the measured variance.
 PRIOR_DEGREES: dict[Kind, int] = {"ranking": 4, "share": 4, "loss": 4, "explained": 2}
-BLOCK_BYTES = 64 * MIB  # of row weights at a time
-KNOWN = 4.0  # standard errors from chance at which half of `fold_inflation` is gone
-NEAREST = 1e-9  # distance from a bound, which has no logit
-NORMAL = 1.96  # quantile by which half a width is a standard error
-FISHER: tuple[Kind, ...] = ("correlation", "agreement")  # have his z
-STEPS = 8  # of the search for an end whose inflation depends on it
+BLOCK_BYTES = 64 * MIB  # bytes of row weights at a time
+# distance from chance, in standard errors, at which `fold_inflation` has fallen halfway from 2 to 1
+HALF_INFLATION_DISTANCE = 4.0
+EPSILON = 1e-9  # smallest distance from 0 and 1, where a logit is infinite
+NORMAL = 1.96  # half of a 95 % interval in standard errors
+FISHER: tuple[Kind, ...] = (
+    "correlation",
+    "agreement",
+)  # kinds that use Fisher's z scale
+# steps of the search for an end of the interval, since the inflation depends on the end itself
+INFLATION_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """Range in which the score of other units, drawn as these were, is expected."""
+    """Confidence interval of a score."""
 
-    low: float  # NaN where there is no interval
+    low: float  # NaN if there is no interval
     high: float
-    level: float  # coverage that is promised, 0.95 for 95 %
-    method: str  # names of its papers; '' where there is no interval
-    unit: str  # who varies: patients, slides, cases, images or rows
-    units: int  # how many there are
-    missing: str = ""  # why there is no interval
+    level: float  # nominal coverage, 0.95 for 95 %
+    method: str  # method, with its papers; '' if there is no interval
+    unit: str  # kind of the independent units: patients, slides, cases, images or rows
+    units: int  # number of units
+    missing: str = ""  # reason why there is no interval
 
 
 class Variance(NamedTuple):
-    """Variance of a score, and how well it is known."""
+    """Variance of a score, and its degrees of freedom."""
 
-    value: float  # of rows that one model scored, see `Sampling.fold_inflation`
-    degrees: float  # of freedom, by Welch and Satterthwaite
+    value: float  # as if one model had scored all rows, see `Sampling.fold_inflation`
+    degrees: float  # degrees of freedom, by Welch and Satterthwaite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """Unit and class of each of N rows, and the model that scored it."""
 
-    codes: IndexArray  # (N,) unit, 0..G-1
-    unit: str
-    classes: IndexArray | None = None  # (N,); None: there are none
-    events: Flags | None = None  # (N,) of survival; None: there are none
-    fold: IndexArray | None = None  # (N,); None: one model scored all rows
-    folds: int = 1  # models of one cross-validation
+    codes: IndexArray  # (N,), number 0..G-1 of each row's unit
+    unit: str  # kind of the units
+    classes: IndexArray | None = None  # (N,), class of each row; None without classes
+    events: Flags | None = (
+        None  # (N,), True if the event was observed; None without survival
+    )
+    fold: IndexArray | None = (
+        None  # (N,), model of each row; None if one model scored all rows
+    )
+    folds: int = 1  # number of models of one cross-validation
 
     @classmethod
     def of_rows(
@@ -93,15 +102,15 @@ class Sampling:
         fold: IndexArray | None = None,
         folds: int | None = None,
     ) -> "Sampling":
-        """Sampling of rows by their units; without knowing these nobody can resample.
+        """Sampling of rows by their units.
 
         Args:
             groups: the unit of each row, (N,).
             classes: class of each row, (N,).
             events: whether each row had the event, (N,).
             fold: the model that scored each row, (N,).
-            folds: models of one cross-validation; None: as many as `fold` has. Fewer where the
-                cross-validation is repeated.
+            folds: number of models of one cross-validation; None counts those in `fold`, which has
+                more if the cross-validation is repeated.
         """
         codes = groups.codes
         for name, rows in (("classes", classes), ("events", events), ("fold", fold)):
@@ -128,7 +137,7 @@ class Sampling:
 
     @cached_property
     def strata(self) -> IndexArray:
-        """(N,) class of each row, or whether it had the event; 0 where there are neither."""
+        """(N,), class of each row, or 1 for an event; 0 without classes and events."""
         if self.events is not None:
             return self.events.astype(np.int64)
         if self.classes is None:
@@ -144,7 +153,7 @@ class Sampling:
 
     @cached_property
     def rarest(self) -> Flags:
-        """(N,), True for rows of the class with the fewest units, for events, else for all."""
+        """(N,), True for rows with an event, or of the rarest class; for all without either."""
         if self.events is not None:
             return self.events
         if self.classes is None:
@@ -157,30 +166,35 @@ class Sampling:
 
     @cached_property
     def fewest(self) -> int:
-        """Units of the rarest class, or with an event; all units where there are no classes."""
+        """Number of units of the rarest class, or with an event; of all units without classes."""
         return len(np.unique(self.codes[self.rarest]))
 
     @cached_property
     def blocks(self) -> IndexArray:
-        """(N,) unit of each row, or the block of its unit where there are too many units."""
-        if self.units <= MOST_BLOCKS:
+        """(N,), unit of each row, or the block of its unit if there are too many units."""
+        if self.units <= MAX_BLOCKS:
             return self.codes
-        # a fixed order: the same rows have the same blocks
+        # the seed is fixed, so that the same rows have the same blocks
         order = np.random.default_rng(0).permutation(self.units)
-        return order[self.codes] % MOST_BLOCKS
+        return order[self.codes] % MAX_BLOCKS
 
     @cached_property
     def cells(self) -> tuple[IndexArray, IndexArray]:
-        """Block and stratum (2, C) of each cell of rows that move together, and (N,) the cells."""
+        """Block and stratum (2, C) of each cell, and (N,) the cell of each row.
+
+        A cell has the rows of one block in one stratum; the jackknife leaves them out together.
+        """
         keys = np.stack([self.blocks, self.strata])
         cells, cell_of_row = np.unique(keys, axis=1, return_inverse=True)
         return cells, cell_of_row.reshape(-1)
 
     def influences(self, score: Callable[[FloatVector], Floats]) -> Floats:
-        """(C, ...) loss of a score without each cell, times (n - 1) / n for n cells of a stratum.
+        """(C, ...), loss of a score without each cell, times (n - 1) / n for n cells of a stratum.
 
-        `score` maps row weights (B, N) to (B, ...). NaN where the score has no value without a
-        cell. Memory: BLOCK_BYTES of weights plus what a scorer makes of them.
+        `score` maps row weights (B, N) to (B, ...). A loss is NaN if the score has no value without
+        the cell.
+
+        Memory: BLOCK_BYTES of weights, and the scorer's own arrays.
         """
         cells, cell_of_row = self.cells
         count = cells.shape[1]
@@ -190,19 +204,20 @@ class Sampling:
         without = []
         for start in range(0, count, most):
             stop = min(start + most, count)
-            kept = np.arange(start, stop)[:, None] != cell_of_row
-            without.append(score(kept.astype(np.float64)))
+            is_counted = np.arange(start, stop)[:, None] != cell_of_row
+            without.append(score(is_counted.astype(np.float64)))
         losses = point - np.concatenate(without)
-        of_stratum = np.bincount(cells[1])[cells[1]]
-        share = (of_stratum - 1) / of_stratum
+        cells_of_stratum = np.bincount(cells[1])[cells[1]]
+        share = (cells_of_stratum - 1) / cells_of_stratum
         return np.asarray(losses * share.reshape(-1, *[1] * (losses.ndim - 1)))
 
     def variance(self, influences: Floats, *, skewed: bool = False) -> Variance:
         """Variance of a score from the influence (C,) of each cell.
 
-        Strata add up, n / (n - 1) times their sum of squares; units of several strata add the
-        products (Obuchowski). `skewed`: the degrees of freedom are those of a variance of values
-        with the kurtosis of the influences, for means that a few large values decide.
+        It is the sum over strata of n / (n - 1) times their sum of squares. Units that have rows in
+        several strata add the products of their influences (Obuchowski). With `skewed`, the degrees
+        of freedom account for the kurtosis of the influences, for means that depend on a few large
+        values.
         """
         blocks, strata = self.cells[0]
         num_blocks = int(self.blocks.max(initial=-1)) + 1
@@ -219,44 +234,47 @@ class Sampling:
             part**2 / max(1, units - 1)
             for part, units in zip(parts, self.units_by_stratum, strict=True)
         ]
-        degrees = total**2 / sum(shares) if total > NEAREST**2 else self.fewest - 1
-        if skewed and both > NEAREST**2:
+        degrees = total**2 / sum(shares) if total > EPSILON**2 else self.fewest - 1
+        if skewed and both > EPSILON**2:
             squares = sums.sum(axis=0) ** 2
             excess = (squares**2).sum() / squares.sum() ** 2 - 1 / self.units
-            degrees = min(self.units - 1, max(2.0, 2 / max(excess, NEAREST)))
+            degrees = min(self.units - 1, max(2.0, 2 / max(excess, EPSILON)))
         return Variance(both, float(degrees))
 
     def weights(self, seed: int, draws: int | None = None) -> Iterator[FloatVector]:
-        """Blocks (B, N) of weights, `draws` (DRAWS) in all, the same for every block size.
+        """Yields blocks (B, N) of row weights of `draws` (None: DRAWS) bootstrap draws.
 
-        The weights of a draw have the mean 1 over units. Memory: BLOCK_BYTES. Source: Rubin, "The
-        Bayesian bootstrap", Annals of Statistics 9 (1981).
+        The weights of a draw have the mean 1 over units. The block size does not change them.
+
+        Memory: BLOCK_BYTES.
+
+        Source: Rubin, "The Bayesian bootstrap", Annals of Statistics 9 (1981).
         """
         rng = np.random.default_rng(seed)
-        left = DRAWS if draws is None else draws
+        num_left = DRAWS if draws is None else draws
         most = max(1, BLOCK_BYTES // (8 * max(1, len(self.codes))))
-        while left:
-            size = min(most, left)
-            drawn = rng.standard_exponential((size, self.units))
-            drawn /= drawn.mean(axis=1, keepdims=True)
-            yield drawn if self.units == len(self.codes) else drawn[:, self.codes]
-            left -= size
+        while num_left:
+            size = min(most, num_left)
+            weights = rng.standard_exponential((size, self.units))
+            weights /= weights.mean(axis=1, keepdims=True)
+            yield weights if self.units == len(self.codes) else weights[:, self.codes]
+            num_left -= size
 
     def fold_inflation(self, distance: float | None = None) -> float:
-        """Variance of a cross-validated score over that of the same rows scored by one model.
+        """Ratio of the variance of a cross-validated score to that of a score of one model.
 
-        `distance`: of the score from chance, in standard errors; None where chance has no value
-        that is known. At chance it is 2: each two folds test each other's training cases, so that
-        every product of two folds counts twice. Where the models know what they do, a case that
-        trains moves them little, and it falls to 1. Without a distance it is 1 + 1 / (k - 1) for
-        k folds, the test part over the training part (Nadeau and Bengio, Machine Learning 52,
-        2003).
+        `distance` is the distance of the score from chance, in standard errors; None if the score
+        of chance is unknown. At chance the ratio is 2: any two folds test each other's training
+        cases, so that every product of two folds counts twice. The ratio falls to 1 for models that
+        are far from chance, since one training case changes them little. Without a distance it is
+        1 + 1 / (k - 1) for k folds, by the ratio of test to training cases (Nadeau and Bengio,
+        Machine Learning 52, 2003).
         """
         if self.folds < 2:
             return 1.0
         if distance is None:
             return self.folds / (self.folds - 1)
-        return 1 + 1 / (1 + (max(0.0, distance) / KNOWN) ** 2)
+        return 1 + 1 / (1 + (max(0.0, distance) / HALF_INFLATION_DISTANCE) ** 2)
 
 
 def interval(
@@ -265,11 +283,13 @@ def interval(
     """The 95 % confidence interval of a score of N rows.
 
     `scorer` maps row weights (B, N) to scores (B,). `metric` decides the kind of the interval
-    (`metrics.kind_of`), see `bounds_of`; means of shares have `bounds_of_shares`. `seed` is that
-    of the bootstrap, which the calibration error (a distance) alone needs.
+    (`metrics.kind_of`), see `bounds_of`; means of shares use `bounds_of_shares`. `seed` is the seed
+    of the bootstrap, which only the calibration error (a distance) needs.
 
-    Below MIN_UNITS units of a class there is none, nor where the score depends on one unit, and
-    `missing` says so. Memory: as `Sampling.influences`.
+    There is no interval if a class has fewer than MIN_UNITS units, or if the score has no value
+    without one of the units; `missing` then gives the reason.
+
+    Memory: as `Sampling.influences`.
     """
     point = float(scorer(np.ones((1, len(sampling.codes))))[0])
     missing = why_missing(sampling, point)
@@ -278,8 +298,8 @@ def interval(
     kind = kind_of(metric)
     if not missing and kind == "distance":
         spread = scorer.spread  # type: ignore[attr-defined]
-        drawn = np.concatenate([spread(w) for w in sampling.weights(seed)])
-        low, high = distance_bounds(point, drawn, sampling)
+        resampled = np.concatenate([spread(w) for w in sampling.weights(seed)])
+        low, high = distance_bounds(point, resampled, sampling)
     elif not missing:
         chance = chance_of(metric, len(sampling.units_by_stratum))
         shares = _parts_of(scorer, ShareScorer)
@@ -314,29 +334,29 @@ Part = TypeVar("Part", ShareScorer, KappaScorer)
 
 
 def _parts_of(scorer: Scorer, kind: type[Part]) -> list[Part]:
-    """The scores of a kind that a score is the mean of; none where it is another score."""
+    """The scores of a kind of which a score is the mean; none if it is another kind of score."""
     scorers = scorer.scorers if isinstance(scorer, MeanScorer) else [scorer]
     parts = [one for one in scorers if isinstance(one, kind)]
     return parts if len(parts) == len(scorers) else []
 
 
 def why_missing(sampling: Sampling, point: float = 0.0) -> str:
-    """Why there is no interval, in words; '' where there is one."""
+    """Reason why there is no interval; '' if there is one."""
     if not np.isfinite(point):
         return "the score has no value"
     if sampling.fewest >= MIN_UNITS:
         return ""
     if sampling.events is not None:
-        which = " with an event"
+        condition = " with an event"
     elif sampling.classes is not None:
-        which = " of each class"
+        condition = " of each class"
     else:
-        which = ""
-    needed = f"at least {MIN_UNITS} {sampling.unit}{which} are needed"
+        condition = ""
+    needed = f"at least {MIN_UNITS} {sampling.unit}{condition} are needed"
     return f"{needed}, got {sampling.fewest}"
 
 
-# papers by kind; the variance is that of the jackknife over units
+# method and papers by kind
 METHODS: dict[Kind, str] = {
     "ranking": "DeLong and Obuchowski's variance, Newcombe's score interval",
     "share": "jackknife, Wilson's score interval of each class, MOVER (Zou and Donner 2008)",
@@ -352,8 +372,8 @@ METHODS: dict[Kind, str] = {
 def drawn_variance(drawn: FloatVector, sampling: Sampling) -> Variance:
     """Variance of a score from its values (B,) on resamples of units.
 
-    The mean of n values has the variance S / (n (n - 1)) for a sum S of squares, its Bayesian
-    resamples S / (n (n + 1)).
+    For a sum S of squares, the mean of n values has the variance S / (n (n - 1)), but the variance
+    over its Bayesian resamples is S / (n (n + 1)). The result is corrected for that.
     """
     few = (sampling.fewest + 1) / (sampling.fewest - 1)
     return Variance(float(drawn.var()) * few, sampling.fewest - 1)
@@ -366,22 +386,23 @@ def bounds_of(
     kind: Kind,
     chance: float | None = None,
 ) -> tuple[float, float]:
-    """Lowest and highest score that a point and its variance allow, by the kind of the metric.
+    """Lowest and highest true score that are compatible with a measured score, by its kind.
 
-    They are the true values t with (point - t)² <= q² v(t), q a quantile of Student's t and v the
-    variance where t is true: the measured one, in proportion to a law that is known for t.
+    The interval contains the true scores t with (point - t)² <= q² v(t). Here q is a quantile of
+    Student's t, and v(t) is the variance if t is the true score. v(t) is proportional to a law, and
+    the measured variance gives the factor.
 
-    A measured variance of few units is itself uncertain, and 0 for a faultless score. So it is
-    averaged with that of the law, which counts as PRIOR_DEGREES of freedom.
+    A variance that is measured on few units is uncertain, and it is 0 for a perfect score. So it is
+    averaged with the variance of the law, which counts as PRIOR_DEGREES degrees of freedom.
 
-    - ranking (AUROC, c-index): the law is that of Hanley and McNeil (Newcombe's method 5).
-    - share and error (Brier): that of a share of heads (Wilson). Errors are less spread than this
-      law, so that it counts only where nothing is measured.
-    - correlation and agreement (kappa), loss (absolute error), explained (R²): constant on Fisher's
-      z scale, on that of the logarithm, and of log(1 - R²). That of a correlation counts only where
-      nothing is measured.
+    - ranking (AUROC, c-index): the law of Hanley and McNeil (Newcombe's method 5).
+    - share and error (Brier score): the binomial law (Wilson). Errors vary less than by this law,
+      so it is used for an error only if the measured variance is 0.
+    - correlation and agreement (kappa), loss (absolute error), explained (R²): a constant variance
+      on the scale of Fisher's z, of the logarithm, and of log(1 - R²). The law of a correlation is
+      used only if the measured variance is 0.
 
-    `chance`: score of a model that knows nothing, see `Sampling.fold_inflation`.
+    `chance` is the score of a model without any information, see `Sampling.fold_inflation`.
     """
     if kind in ("ranking", "share", "error"):
         law = _ranking_law(sampling) if kind == "ranking" else _share_law(sampling)
@@ -395,28 +416,28 @@ def bounds_of(
             ends=(0.0, 1.0),
         )
         return min(inner[0], point), max(inner[1], point)
-    # a scale without bounds, and the variance on it that rows of a simple law have
+    # a scale without bounds, and the variance on it by a simple law
     degrees = max(1, sampling.units - 3)
     if kind in FISHER:
-        center = float(np.arctanh(np.clip(point, NEAREST - 1, 1 - NEAREST)))
-        slope = 1 / max(NEAREST, 1 - point**2)
-        least = 1 / degrees  # of normal values
+        center = float(np.arctanh(np.clip(point, EPSILON - 1, 1 - EPSILON)))
+        slope = 1 / max(EPSILON, 1 - point**2)
+        law_variance = 1 / degrees  # by the normal law
         inverse: Callable[[FloatVector], FloatVector] = np.tanh
     elif kind == "loss":
-        center = float(np.log(max(point, NEAREST)))
-        slope = 1 / max(NEAREST, point)
-        least = 1 / sampling.units  # of the exponential law
+        center = float(np.log(max(point, EPSILON)))
+        slope = 1 / max(EPSILON, point)
+        law_variance = 1 / sampling.units  # by the exponential law
         inverse = np.exp
     else:
-        center = float(np.log(max(1 - point, NEAREST)))
-        slope = 1 / max(NEAREST, 1 - point)
-        least = 4 * max(point, 0.5) / degrees  # of normal values
+        center = float(np.log(max(1 - point, EPSILON)))
+        slope = 1 / max(EPSILON, 1 - point)
+        law_variance = 4 * max(point, 0.5) / degrees  # by the normal law
         inverse = _one_minus_exp
     ends = _inverted(
         center,
         Variance(variance.value * slope**2, variance.degrees),
         sampling,
-        lambda _: least,
+        lambda _: law_variance,
         chance=chance,
         prior=PRIOR_DEGREES.get(kind, 0),
         ends=(center - 50.0, center + 50.0),
@@ -434,9 +455,10 @@ def bounds_of_kappa(
 ) -> tuple[float, float]:
     """Lowest and highest mean of kappas, of the same rows and classes.
 
-    A model that hardly ever calls a class has cells without a row, whose share no jackknife can
-    see: by simulation its interval then held the true kappa in .75 to .90. So the table is smoothed
-    (`KappaScorer.smoothed`), and the added rows vary as rows that are each their own unit.
+    A model that rarely predicts a class leaves cells of the table empty, and the jackknife cannot
+    see their variance: in simulations the intervals then contained the true kappa in only 75 to
+    90 %. So the table is smoothed (`KappaScorer.smoothed`), and each added row varies as a unit of
+    its own.
     """
     smoothed = [scorer.smoothed() for scorer in scorers]
     mean = MeanScorer(smoothed)
@@ -452,17 +474,18 @@ def bounds_of_kappa(
 def bounds_of_shares(
     sampling: Sampling, scorers: Sequence[ShareScorer], chance: float | None
 ) -> tuple[float, float]:
-    """Lowest and highest mean of scores that are each the mean over classes of a share.
+    """Lowest and highest mean of scores, each of which is a mean of shares over classes.
 
-    Each share has Wilson's interval, and the distances of its ends from it are those of the mean,
-    by the variance that is recovered from them (MOVER, Zou and Donner 2008). So a class of which
-    no row is right has an upper end. F1 rises with the share of right rows among those of the class
-    and those called so (Lam et al. 2023). Of an AUPRC the positive units count (Boyd et al. 2013).
+    Each share has Wilson's interval. The distances of its ends from the share are combined to the
+    distances of the ends from the mean (MOVER, Zou and Donner 2008). So a class without any correct
+    row still has an upper end above 0. F1 is a function of the share of correct rows among the rows
+    that are of the class or predicted as the class (Lam et al. 2023). For an AUPRC, the positive
+    units count (Boyd et al. 2013).
 
-    A share of rows that are each their own unit has the binomial variance, with Student's
-    quantile of all units. Other shares have their measured one, averaged as in `bounds_of`.
+    If each row is its own unit, a share has the binomial variance, with Student's quantile for all
+    units. Other shares have their measured variance, averaged as in `bounds_of`.
 
-    `chance`: see `Sampling.fold_inflation`; None: that of an AUPRC, the share of positive rows.
+    `chance`: see `Sampling.fold_inflation`; None for an AUPRC takes the share of positive rows.
     """
     shares = [
         share
@@ -483,8 +506,8 @@ def bounds_of_shares(
     ends = []
     for side, sign in enumerate((-1, 1)):
         end = point
-        for _ in range(STEPS):
-            distance = (end - chance_score) / max(error, NEAREST)
+        for _ in range(INFLATION_STEPS):
+            distance = (end - chance_score) / max(error, EPSILON)
             inflation = sampling.fold_inflation(distance)
             end = point + sign * reach(inflation, side)
         ends.append(min(1.0, max(0.0, end)))
@@ -493,19 +516,21 @@ def bounds_of_shares(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
-    """One share of a mean, with all that its bounds need."""
+    """One share of a mean of shares, with the values that its bounds need."""
 
     value: float
-    weight: float  # in the mean
-    score: Callable[[float], float]
-    frequency: float  # of the rows that it counts, among all
+    weight: float  # weight in the mean
+    score: Callable[[float], float]  # score of a value of the share
+    frequency: float  # share of the counted rows among all rows
     influences: FloatVector  # (units,)
-    paired: bool  # an error of its class is one of another class too
-    trials: float  # independent ones of a binomial law with its variance
-    quantile: float
+    paired: bool  # True if an error of its class is also an error of another class
+    trials: (
+        float  # number of independent trials of a binomial law with the same variance
+    )
+    quantile: float  # of Student's t
 
     def distance(self, inflation: float, side: int) -> float:
-        """How far the mean reaches below (`side` 0) or above because of this share."""
+        """Distance of the lower (`side` 0) or upper end from the mean, due to this share."""
         bounds = wilson(self.value, self.trials / inflation, self.quantile)
         end = self.score(min(1.0, max(0.0, bounds[side])))
         return self.weight * abs(end - self.score(self.value))
@@ -514,21 +539,21 @@ class _Share:
 def _shares_of(
     sampling: Sampling, scorer: ShareScorer, weight: float
 ) -> Iterator[_Share]:
-    """The shares of a mean, of the classes that have rows."""
+    """The shares of a mean, for the classes that have rows."""
     from scipy.stats import t
 
     present = np.flatnonzero(scorer.rows.any(axis=0))
     values = scorer.shares(np.ones((1, len(sampling.codes))))[0]
     losses = np.nan_to_num(sampling.influences(scorer.shares))
-    for place in present:
-        rows = scorer.rows[:, place]
+    for label in present:
+        rows = scorer.rows[:, label]
         units = len(np.unique(sampling.codes[rows]))
-        value = float(values[place])
+        value = float(values[label])
         law = value * (1 - value) / units
         trials = float(units)
         degrees = float(max(1, sampling.units - len(present)))
         if not scorer.binomial or units < rows.sum():
-            variance = sampling.variance(losses[:, place])
+            variance = sampling.variance(losses[:, label])
             ratio = _variance_ratio(variance, law, PRIOR_DEGREES["share"])
             trials = units / ratio
             degrees = variance.degrees + PRIOR_DEGREES["share"]
@@ -537,7 +562,7 @@ def _shares_of(
             weight=weight / len(present),
             score=scorer.score,
             frequency=float(rows.mean()),
-            influences=np.bincount(sampling.cells[0][0], losses[:, place]).astype(
+            influences=np.bincount(sampling.cells[0][0], losses[:, label]).astype(
                 np.float64
             ),
             paired=scorer.paired,
@@ -549,14 +574,15 @@ def _shares_of(
 def _correlation(shares: Sequence[_Share]) -> Floats:
     """Correlations of shares by their influences.
 
-    Of two that have none, as all rows are right, it is 1 where their errors are the same ones.
+    The influences of a share are 0 if all its rows are correct. The correlation of two such shares
+    is 1 if each error of one class is also an error of the other class.
     """
     influences = np.stack([share.influences for share in shares])
     size = np.sqrt((influences**2).sum(axis=1))
-    still = size < NEAREST
-    size[still] = np.inf
+    is_constant = size < EPSILON
+    size[is_constant] = np.inf
     correlation = influences @ influences.T / np.outer(size, size)
-    paired = still & np.array([share.paired for share in shares])
+    paired = is_constant & np.array([share.paired for share in shares])
     correlation[np.ix_(paired, paired)] = 1.0
     np.fill_diagonal(correlation, 1.0)
     return correlation
@@ -572,8 +598,8 @@ def wilson(share: float, trials: float, quantile: float) -> tuple[float, float]:
 
 
 def _variance_ratio(variance: Variance, law: float, prior: float) -> float:
-    """The measured variance over that of a law, drawn to 1 as by `prior` degrees of freedom."""
-    if variance.value <= NEAREST**2 or law <= NEAREST**2:
+    """Ratio of the measured variance to that of a law, averaged with 1 by `prior` degrees."""
+    if variance.value <= EPSILON**2 or law <= EPSILON**2:
         return 1.0
     measured = variance.degrees * variance.value / law
     return float((measured + prior) / (variance.degrees + prior))
@@ -589,14 +615,14 @@ def _inverted(
     prior: float,
     ends: tuple[float, float],
 ) -> tuple[float, float]:
-    """True values between `ends` from which the point is not farther than chance allows."""
+    """Lowest and highest true value between `ends` that are compatible with the point."""
     from scipy.optimize import brentq
     from scipy.stats import t
 
     at_point = law(point)
     ratio = _variance_ratio(variance, at_point, prior)
     quantile = float(t.ppf(1 - TAIL, variance.degrees + prior))
-    error = (ratio * max(at_point, NEAREST**2)) ** 0.5
+    error = (ratio * max(at_point, EPSILON**2)) ** 0.5
 
     def excess(true: float) -> float:
         distance = None if chance is None else (true - chance) / error
@@ -604,12 +630,12 @@ def _inverted(
         return (point - true) ** 2 - allowed
 
     low, high = ends
-    inside = min(max(point, low + NEAREST), high - NEAREST)
+    inside = min(max(point, low + EPSILON), high - EPSILON)
     if excess(inside) >= 0:
         return point, point
-    if point > low + NEAREST and excess(low) > 0:
+    if point > low + EPSILON and excess(low) > 0:
         low = float(brentq(excess, low, inside))
-    if point < high - NEAREST and excess(high) > 0:
+    if point < high - EPSILON and excess(high) > 0:
         high = float(brentq(excess, inside, high))
     return low, high
 
@@ -617,7 +643,8 @@ def _inverted(
 def _ranking_law(sampling: Sampling) -> Callable[[float], float]:
     """Variance of an AUROC t of m and n units (Hanley and McNeil, Radiology 143, 1982).
 
-    Of several classes the rarest against the rest; of survival those with an event against all.
+    With several classes, m is the rarest class and n the others. In survival, m are the units with
+    an event.
     """
     few = max(1, sampling.fewest)
     others = max(1, sampling.units - few)
@@ -631,7 +658,7 @@ def _ranking_law(sampling: Sampling) -> Callable[[float], float]:
 
 
 def _share_law(sampling: Sampling) -> Callable[[float], float]:
-    """Variance of a mean over classes of shares t of their units."""
+    """Variance of a mean over classes, if t is the share in each class."""
     units = sampling.units_by_stratum if sampling.events is None else [sampling.units]
     counts = [max(1, int(count)) for count in units]
     effective = len(counts) ** 2 / sum(1 / count for count in counts)
@@ -641,10 +668,11 @@ def _share_law(sampling: Sampling) -> Callable[[float], float]:
 def distance_bounds(
     point: float, drawn: FloatVector, sampling: Sampling
 ) -> tuple[float, float]:
-    """Score ± the 97.5th percentile (B,) of the distance between resampled and sampled gaps.
+    """Score ± the 97.5th percentile of `drawn` (B,), distances of resampled from sampled gaps.
 
-    By the triangle inequality the true distance is no farther. The upper end leaves room for
-    what no case has shown: 1 - 0.025^(1/n) of all units may be missing from n of them.
+    By the triangle inequality the true distance is not farther away. The upper end also allows for
+    kinds of units that are missing from the sample: a kind with a share of 1 - 0.025^(1/n) is
+    missing from n units with a probability of 2.5 %.
     """
     few = (sampling.fewest + 1) / (sampling.fewest - 1)
     reach = float(np.quantile(drawn, 1 - TAIL))
