@@ -9,10 +9,10 @@ from pathlib import Path
 
 from thinsection.files.atomic import read_json
 from thinsection.run.run import run
-from thinsection.slide.ids import SlideFile, file_of
-from thinsection.store.claims import CLAIMS_NAME
+from thinsection.slide.ids import SlideFile, file_key
 from thinsection.store.identity import Identity
 from thinsection.store.ledger import LEDGER_NAME, SLIDES
+from thinsection.store.slide_ids import SLIDE_IDS_NAME
 from thinsection.testing.synthetic import write_he_slide
 
 # id of the slide that is computed; no other file has it in its name
@@ -63,7 +63,7 @@ def fabricate(
     content = document["source"]["source"]
     document["source"] = _SOURCE
     ledger = json.dumps(document, indent=2)
-    claims = read_json(out / CLAIMS_NAME)
+    listed_slides = read_json(out / SLIDE_IDS_NAME)
     ledger_has_picture = True
     for number, slide_id in enumerate(slide_ids(count - 1)):
         if number < present - 1:
@@ -72,7 +72,7 @@ def fabricate(
         with slide.open("wb") as file:
             file.write(slide_id.encode())
             file.truncate(_SLIDE_BYTES)
-        claims[slide_id] = asdict(SlideFile(file_of(str(slide)), slide_id))
+        listed_slides[slide_id] = asdict(SlideFile(file_key(str(slide)), slide_id))
         if number >= pictures and ledger_has_picture:
             ledger_has_picture = False
             files = [path for path in files if path.name != PICTURE_NAME]
@@ -82,7 +82,7 @@ def fabricate(
         text = text.replace(json.dumps(_SOURCE), json.dumps(source))
         _copy_files(out, files, slide_id)
         (out / SLIDES / slide_id / LEDGER_NAME).write_text(text)
-    (out / CLAIMS_NAME).write_text(json.dumps(claims))
+    (out / SLIDE_IDS_NAME).write_text(json.dumps(listed_slides))
     return slides, out
 
 

@@ -15,7 +15,7 @@ import thinsection as ts
 from thinsection.encode import OwnTileEncoder
 from thinsection.encode.own import read_sample, samples_agree
 from thinsection.errors import InvalidInputError
-from thinsection.stages.features import deciding
+from thinsection.stages.features import result_fields
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TilesConfig
 
@@ -106,7 +106,7 @@ def test_other_weights_and_versions_have_another_folder_and_another_key() -> Non
     assert encoder.label == equal.label
     assert encoder.identity == equal.identity
     labels = {encoder.label, versioned.label, trained.label}
-    keys = {str(deciding(e.provenance)) for e in (encoder, versioned, trained)}
+    keys = {str(result_fields(e.provenance)) for e in (encoder, versioned, trained)}
     assert len(labels) == len(keys) == 3
     assert versioned.label.startswith("small_v2_w")
     with torch.no_grad():

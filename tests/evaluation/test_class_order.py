@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinsection.evaluation.readings import ordered_classes
+from thinsection.evaluation.cell_values import ordered_classes
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from thinsection.errors import ConfigError, DatasetError
+from thinsection.evaluation.cell_values import class_name, is_missing, read_number
 from thinsection.evaluation.embeddings import FeatureFiles
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import (
@@ -16,7 +17,6 @@ from thinsection.evaluation.labels import (
     items_if_several,
     join_labels,
 )
-from thinsection.evaluation.readings import class_name, is_missing, read_number
 from thinsection.evaluation.target import Target
 
 BINARY = Target(kind="binary", columns=("y",), names=("no", "yes"))

@@ -10,13 +10,13 @@ import openpyxl
 import pytest
 
 from thinsection.errors import ConfigError, DatasetError
+from thinsection.evaluation.cell_values import is_missing
 from thinsection.evaluation.label_report import (
     LabelReport,
     read_label_report,
     write_clean_table,
 )
 from thinsection.evaluation.label_values import LabelsConfig
-from thinsection.evaluation.readings import is_missing
 from thinsection.evaluation.survival import concordance
 from thinsection.files.tables import open_table
 

@@ -8,14 +8,14 @@ import pytest
 
 from thinsection.jobs.backend import NO_REPORT, Attempt, End
 from thinsection.jobs.execute import close_job, merge_attempts
-from thinsection.jobs.executor import ExecutorConfig, Resource, Rung
+from thinsection.jobs.executor import ExecutorConfig, Resource, ResourceStep
 from thinsection.jobs.task import AnyReport, OnEvent, Report, Task
 from thinsection.types import GIB
 from thinsection.usage.analysis import Request
 
 GRANTED = Request(cpus=2, memory_bytes=GIB, gpus=0, walltime_s=60)
 TWO_SIZES = ExecutorConfig(job_memory="1G,2G", gpu="a40,h100")
-FIRST = Rung()
+FIRST = ResourceStep()
 DIED = "its worker died"
 
 
@@ -80,7 +80,7 @@ def close(
     end: Attempt,
     *,
     number: int = 1,
-    rung: Rung = FIRST,
+    resource_step: ResourceStep = FIRST,
     config: ExecutorConfig = TWO_SIZES,
     growable_resources: tuple[Resource, ...] = ("memory", "gpu"),
     superseded: str = "",
@@ -89,7 +89,7 @@ def close(
     """The outcome of a job and the messages about it."""
     messages: list[str] = []
     closed, num_from_worker, next_attempts = close_job(
-        replace(end, task=Plan(**task), number=number, rung=rung),
+        replace(end, task=Plan(**task), number=number, resource_step=resource_step),
         config,
         growable_resources,
         on_message=messages.append,
@@ -116,10 +116,10 @@ def test_what_a_dead_job_left_is_tried_alone_in_less_memory_of_the_same_size() -
     assert outcome.num_from_worker == 1
     (retry,) = outcome.next_attempts
     assert retry.entries == ("b", "c")
-    assert (retry.alone, retry.number, retry.rung) == (True, 2, Rung())
+    assert (retry.alone, retry.number, retry.resource_step) == (True, 2, ResourceStep())
     assert isinstance(retry.task, Plan)
     assert retry.task.num_smaller == 1
-    assert retry.before == GRANTED
+    assert retry.previous_request == GRANTED
     assert messages == [
         "a worker died with 2 entries, each of which is now retried alone"
     ]
@@ -131,29 +131,33 @@ def test_one_entry_is_told_of_in_the_singular() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lacking", "rung"),
-    [("memory", Rung(memory=1)), ("gpu", Rung(gpu=1)), (None, Rung())],
+    ("lacking", "resource_step"),
+    [
+        ("memory", ResourceStep(memory=1)),
+        ("gpu", ResourceStep(gpu=1)),
+        (None, ResourceStep()),
+    ],
 )
 def test_a_death_for_want_of_something_gets_more_of_it(
-    lacking: Resource | None, rung: Rung
+    lacking: Resource | None, resource_step: ResourceStep
 ) -> None:
     outcome, _ = close(ended("died", lacking=lacking))
-    assert [retry.rung for retry in outcome.next_attempts] == [rung]
+    assert [retry.resource_step for retry in outcome.next_attempts] == [resource_step]
 
 
 def test_a_backend_that_cannot_give_more_tries_with_the_same() -> None:
     outcome, _ = close(ended("died", lacking="memory"), growable_resources=("gpu",))
-    assert [retry.rung for retry in outcome.next_attempts] == [Rung()]
+    assert [retry.resource_step for retry in outcome.next_attempts] == [ResourceStep()]
 
 
 def test_an_entry_that_dies_alone_climbs_to_the_last_size_and_is_lost_there() -> None:
     death = ended("died", entries="a", lacking="memory")
     outcome, _ = close(death, number=2)
     (retry,) = outcome.next_attempts
-    assert (retry.number, retry.rung) == (3, Rung(memory=1))
+    assert (retry.number, retry.resource_step) == (3, ResourceStep(memory=1))
     assert isinstance(retry.task, Plan)
     assert retry.task.num_smaller == 0  # it is small already
-    outcome, messages = close(death, number=3, rung=retry.rung)
+    outcome, messages = close(death, number=3, resource_step=retry.resource_step)
     assert outcome.next_attempts == []
     assert outcome.report.results == (
         Row("a", f"lost: {DIED}, 3 times, the last time with this entry alone"),
@@ -183,15 +187,15 @@ def test_what_another_time_would_not_mend_is_lost_at_once(kind: End) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "rung"),
+    ("error", "resource_step"),
     [
-        ("out of memory: no room", Rung(memory=1)),
-        ("OutOfMemoryError: CUDA out of memory", Rung(gpu=1)),
-        ("RuntimeError: CUDA out of memory", Rung(gpu=1)),
+        ("out of memory: no room", ResourceStep(memory=1)),
+        ("OutOfMemoryError: CUDA out of memory", ResourceStep(gpu=1)),
+        ("RuntimeError: CUDA out of memory", ResourceStep(gpu=1)),
     ],
 )
 def test_an_entry_that_failed_for_want_of_memory_climbs_and_the_others_stay(
-    error: str, rung: Rung
+    error: str, resource_step: ResourceStep
 ) -> None:
     rows = [Row("a"), Row("b", error), Row("c")]
     outcome, messages = close(ended("reported", reported=rows))
@@ -199,14 +203,19 @@ def test_an_entry_that_failed_for_want_of_memory_climbs_and_the_others_stay(
     assert outcome.report.results == (Row("a"), Row("c"))
     assert outcome.num_from_worker == 2
     (retry,) = outcome.next_attempts
-    assert (retry.entries, retry.rung, retry.before) == (("b",), rung, GRANTED)
+    assert (retry.entries, retry.resource_step, retry.previous_request) == (
+        ("b",),
+        resource_step,
+        GRANTED,
+    )
     assert messages == []
 
 
 def test_an_entry_that_failed_for_want_of_memory_on_the_last_size_is_final() -> None:
     row = Row("a", "out of memory: no room")
     outcome, _ = close(
-        ended("reported", entries="a", reported=[row]), rung=Rung(memory=1)
+        ended("reported", entries="a", reported=[row]),
+        resource_step=ResourceStep(memory=1),
     )
     assert outcome.report.results == (row,)
     assert outcome.next_attempts == []
@@ -249,10 +258,12 @@ def test_a_job_without_any_report_has_an_empty_one() -> None:
     assert outcome.report.stage_seconds == {}
 
 
-def test_tries_on_the_same_rung_become_one() -> None:
+def test_tries_on_the_same_resource_step_become_one() -> None:
     first = Attempt(entries=("a",), task=Plan(), number=2)
-    larger = Attempt(entries=("b",), task=Plan(), number=2, rung=Rung(memory=1))
-    last = Attempt(entries=("c", "d"), task=Plan(), number=3, before=GRANTED)
+    larger = Attempt(
+        entries=("b",), task=Plan(), number=2, resource_step=ResourceStep(memory=1)
+    )
+    last = Attempt(entries=("c", "d"), task=Plan(), number=3, previous_request=GRANTED)
     assert merge_attempts([first, larger, last]) == [
         replace(last, entries=("a", "c", "d")),
         larger,

@@ -148,7 +148,7 @@ def await_end(job: Array, *, timeout_s: float = 200) -> None:
 
     def running() -> bool:
         listed = task_states(job.job_id or 0, len(job.chunks))
-        return not all(state.ended for state in listed.values())
+        return not all(state.has_ended for state in listed.values())
 
     while set(job.states().values()) - {"DONE", "LOST"} or running():
         assert time.monotonic() < deadline, job.states()

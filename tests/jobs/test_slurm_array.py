@@ -14,7 +14,7 @@ from thinsection.errors import ClusterError, ConfigError, StoreError
 from thinsection.jobs import slurm_array
 from thinsection.jobs.backend import Attempt, BackendContext, Submitted
 from thinsection.jobs.execute import execute
-from thinsection.jobs.executor import ExecutorConfig, Rung
+from thinsection.jobs.executor import ExecutorConfig, ResourceStep
 from thinsection.jobs.slurm import (
     SlurmBackend,
     array_status,
@@ -175,7 +175,7 @@ class TestSlurm(WorkerContract):
         )
         asked = [array.request.memory_bytes // GIB for array in self.slurm.arrays]
         assert asked == [1, 3, 5]
-        assert [a.attempt.rung.memory for a in self.slurm.arrays] == [0, 1, 2]
+        assert [a.attempt.resource_step.memory for a in self.slurm.arrays] == [0, 1, 2]
         assert "--mem=5120M" in self.slurm.arrays[2].script.read_text()
 
     def test_what_fails_for_want_of_gpu_memory_gets_the_next_card(
@@ -208,7 +208,7 @@ def test_an_array_comes_back_as_it_was_written(tmp_path: Path) -> None:
     array = written(tmp_path, config, killed={"2": 1}, refused=(7,))
     assert load_array(array.folder, KINDS) == array
     assert array.states() == {1: "WRITTEN", 2: "WRITTEN"}
-    assert array.ended() == {}
+    assert array.ended_jobs() == {}
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_an_entry_that_ran_out_of_time_alone_is_not_tried_again(
     array = written(tmp_path)
     array.submit()
     slurm.states[0] = {1: PENDING, 2: TaskState(state="TIMEOUT")}
-    assert array.ended()[2].end == "fatal"
+    assert array.ended_jobs()[2].end == "fatal"
 
 
 def test_an_array_that_squeue_has_forgotten_is_looked_up_in_the_accounting(
@@ -382,7 +382,7 @@ def test_an_array_that_squeue_has_forgotten_is_looked_up_in_the_accounting(
     array.submit()
     slurm.states[0] = {}
     slurm.accounted = {1: CANCELLED, 2: TaskState(state="OUT_OF_MEMORY")}
-    ended = array.ended()
+    ended = array.ended_jobs()
     assert (ended[1].end, ended[2].end, ended[2].lacking) == (
         "fatal",
         "died",
@@ -409,8 +409,8 @@ def test_tasks_are_reported_as_they_end(
     array.submit()
     monkeypatch.setattr(slurm_array, "task_states", slow)
     (array.folder / "results" / "2.json").unlink()
-    assert set(array.ended()) == {1}
-    assert set(array.ended()) == {1, 2}
+    assert set(array.ended_jobs()) == {1}
+    assert set(array.ended_jobs()) == {1, 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -447,28 +447,30 @@ def test_an_entry_that_is_tried_alone_asks_for_its_own_time(
     task = PlannedTask(folder=tmp_path, warning=warning)
     before = Request(cpus=2, memory_bytes=2 * GIB, gpus=0, walltime_s=before_s)
     entries = tuple(Number(value=value) for value in range(3))
-    attempt = Attempt(entries=entries, task=task, number=2, before=before)
+    attempt = Attempt(entries=entries, task=task, number=2, previous_request=before)
     config = ExecutorConfig(executor="slurm")
     array = write_array(BackendContext(config, attempt, tmp_path), 1, submit=False)
     assert array.request == replace(before, memory_bytes=4 * GIB, walltime_s=alone_s)
     assert f"# {origin}" in array.script.read_text()
 
 
-def test_the_rungs_of_the_settings(tmp_path: Path) -> None:
+def test_the_resource_steps_of_the_settings(tmp_path: Path) -> None:
     config = ExecutorConfig(job_memory="16G, 32G", gpu="a40,a100-80", gres="gpu:2")
-    assert config.next_rung(Rung(), "memory") == Rung(memory=1)
-    assert config.next_rung(Rung(memory=1), "memory") is None
-    assert config.next_rung(Rung(memory=1), "gpu") == Rung(memory=1, gpu=1)
-    assert (config.at_rung(Rung(gpu=1)).gres, config.at_rung(Rung()).job_memory) == (
-        "gpu:a100-80:2",
-        "16G",
+    assert config.next_step(ResourceStep(), "memory") == ResourceStep(memory=1)
+    assert config.next_step(ResourceStep(memory=1), "memory") is None
+    assert config.next_step(ResourceStep(memory=1), "gpu") == ResourceStep(
+        memory=1, gpu=1
     )
+    assert config.at_step(ResourceStep(gpu=1)).gres == "gpu:a100-80:2"
+    assert config.at_step(ResourceStep()).job_memory == "16G"
     constrained = ExecutorConfig(
         gpu="a40,h100", gres="gpu:1", directive=("--constraint={gpu}",)
     )
-    assert constrained.at_rung(Rung(gpu=1)).directive == ("--constraint=h100",)
-    assert constrained.at_rung(Rung(gpu=1)).gres == "gpu:1"
-    assert ExecutorConfig(gpu="a40", gres="gpu:1").at_rung(Rung()).gres == "gpu:1"
+    assert constrained.at_step(ResourceStep(gpu=1)).directive == ("--constraint=h100",)
+    assert constrained.at_step(ResourceStep(gpu=1)).gres == "gpu:1"
+    assert (
+        ExecutorConfig(gpu="a40", gres="gpu:1").at_step(ResourceStep()).gres == "gpu:1"
+    )
 
 
 def test_the_status_says_why_tasks_wait_and_what_nodes_have(

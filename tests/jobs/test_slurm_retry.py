@@ -53,7 +53,7 @@ def test_squeue_says_how_each_task_ended(monkeypatch: pytest.MonkeyPatch) -> Non
         "7_1|RUNNING|0|\n7_2|FAILED|9|\n7_3|FAILED|512|\n7_4|FAILED|35072|\n",
     )
     found = task_states(7, 4)
-    assert [s.ended for s in found.values()] == [False, True, True, True]
+    assert [s.has_ended for s in found.values()] == [False, True, True, True]
     assert [s.died for s in found.values()] == [
         False,
         True,
@@ -198,7 +198,7 @@ def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_more_and_do
     with pytest.raises(Submitted) as submitted:
         run([tmp_path / "a.tiff"], out=out, config=config)
     await_end(out)
-    ended = submitted.value.array.ended()[1]
+    ended = submitted.value.array.ended_jobs()[1]
     assert (ended.end, ended.lacking) == ("died", "memory")
     messages: list[str] = []
     (found,) = collect(out, TASKS, on_message=messages.append)

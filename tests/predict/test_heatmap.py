@@ -35,8 +35,8 @@ from thinsection.predict.model_file import load_model, save_model
 from thinsection.predict.replacing import remove_stale_heatmaps
 from thinsection.results.relink import relink
 from thinsection.results.tiled_slide import tiled_slide
-from thinsection.store.claims import move_slides
 from thinsection.store.geojson import write_tiles_geojson
+from thinsection.store.slide_ids import move_slides
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 
 LESION: Box = (2100, 900, 2950, 1750)

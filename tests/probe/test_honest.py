@@ -11,7 +11,7 @@ from tests.probe.make import blobs
 from thinsection.config import as_mapping
 from thinsection.evaluation.cases import Groups, group_rows
 from thinsection.probe import CaseSet, SurvivalSet, TileSet, make_split
-from thinsection.probe.honest import permuted
+from thinsection.probe.honest import permutation_of_labels
 from thinsection.probe.probes import cases as case_probes
 from thinsection.probe.probes.cases import slide_probe, survival_probe
 from thinsection.probe.probes.tiles import (
@@ -143,10 +143,10 @@ def test_survival_selects_its_penalty_inside_and_rotation_changes_nothing() -> N
 
 def test_labels_are_permuted_by_group_where_a_group_has_one() -> None:
     labels, of_row = np.repeat([0, 1, 1, 0], 5), tuple(np.repeat(list("abcd"), 5))
-    mixed = permuted(labels, Groups("patients", of_row), seed=3)
+    mixed = permutation_of_labels(labels, Groups("patients", of_row), seed=3)
     assert all(len(set(labels[mixed][i : i + 5])) == 1 for i in range(0, 20, 5))
     assert sorted(labels[mixed]) == sorted(labels)
-    assert len(set(labels[permuted(labels, None, seed=3)][:5])) == 2
+    assert len(set(labels[permutation_of_labels(labels, None, seed=3)][:5])) == 2
 
 
 def test_patients_of_unequal_size_may_leave_a_permuted_class_few_rows() -> None:
@@ -164,7 +164,9 @@ def test_patients_of_unequal_size_may_leave_a_permuted_class_few_rows() -> None:
     data = TileSet(name="few", class_names=("a", "b"), train=train, val=val)
     protocol = dataclasses.replace(QUICK, null_draws=8, repeats=1)
     fewest = min(
-        np.bincount(labels[permuted(labels, owners, seed)], minlength=2).min()
+        np.bincount(
+            labels[permutation_of_labels(labels, owners, seed)], minlength=2
+        ).min()
         for seed in range(1, 9)
     )
     assert fewest < 16  # fewer than the shots

@@ -7,7 +7,7 @@ from thinsection.arrays import get_namespace
 from thinsection.arrays.filters import gray_from_rgb
 from thinsection.qc.checks.artefact_network import artefact_maps
 from thinsection.qc.checks.check import QcView, Regions
-from thinsection.qc.checks.default_ink import find_default_ink
+from thinsection.qc.checks.pen_ink import find_pen_ink
 
 
 def view_of(
@@ -37,5 +37,5 @@ def view_of(
         regions_at=regions_at,
         probability_of=probability_of,
         artefact_maps=lambda: artefact_maps(ns, rgb, mpp_th),
-        default_ink=lambda: find_default_ink(rgb, mpp_th),
+        pen_ink=lambda: find_pen_ink(rgb, mpp_th),
     )

@@ -18,9 +18,9 @@ from thinsection.files.atomic import read_json, read_table, write_json
 from thinsection.results.folder import open_results
 from thinsection.results.relink import Relinked, relink
 from thinsection.slide.cohort import SlideEntry, load_cohort
-from thinsection.store.claims import assign_stored_ids
 from thinsection.store.identity import fingerprint
 from thinsection.store.ledger import SlideLedger, StageRecord
+from thinsection.store.slide_ids import assign_stored_ids
 from thinsection.testing.synthetic import write_he_slide
 
 SMALL: dict[str, Any] = {"memory": "256MiB", "pretrained": False, "tile_px": 128}

@@ -25,12 +25,12 @@ from thinsection.run.calibration import (
     Calibration,
     EncoderSize,
     calibrate,
-    encoder_number,
+    encoder_measurement,
     is_quick,
-    keep,
     measure_cpu_peak,
     measure_decoding,
     measure_maps,
+    store_calibration,
 )
 from thinsection.run.cost import (
     ASSUMED_EFFICIENCY,
@@ -202,11 +202,11 @@ def test_a_machine_is_measured_once_and_an_encoder_once(
     path = tmp_path / "thinsection" / "plan.json"
     assert calibrate(machine) == MACHINE
     assert calibrate(machine) == MACHINE
-    assert encoder_number("encoders", "lite0", rate) == 12.5
-    assert encoder_number("encoders", "lite0", rate) == 12.5
-    assert encoder_number("peaks", "lite0|32", lambda: 5) == 5
-    assert encoder_number("peaks", "lite0|32", lambda: 6) == 5
-    assert encoder_number("encoders", "lite0", rate) == 12.5
+    assert encoder_measurement("encoders", "lite0", rate) == 12.5
+    assert encoder_measurement("encoders", "lite0", rate) == 12.5
+    assert encoder_measurement("peaks", "lite0|32", lambda: 5) == 5
+    assert encoder_measurement("peaks", "lite0|32", lambda: 6) == 5
+    assert encoder_measurement("encoders", "lite0", rate) == 12.5
     assert calls == ["machine", "encoder"]
     path.write_text("{ torn")
     calibrate(machine)
@@ -440,7 +440,7 @@ def test_bf16_is_proposed_with_its_gain_and_its_error_on_tiles_of_the_slide(
         engine = engine_version("torch")
         rates = {f"{name}|fp32|256|{engine}": 50.0}
         rates[f"{name}|bf16|256|{engine}"] = 50.0 * gain
-        keep(replace(MACHINE, encoders=rates))
+        store_calibration(replace(MACHINE, encoders=rates))
         encode = EncodeConfig(engine="torch", batch_size=4, **settings)
         return plan([tmp_path / "a.tiff"], config=RunConfig(encode=encode)).advice
 

@@ -16,7 +16,7 @@ from thinsection.run.calibration import (
     Calibration,
     EncoderSize,
     is_calibrated,
-    keep,
+    store_calibration,
 )
 from thinsection.run.cost import GridSize, Planner, SlideSize
 from thinsection.run.job import MAX_OPENED, run_request
@@ -182,7 +182,7 @@ def test_plan_and_script_print_the_same_request(
     from thinsection.cli.app import build_app
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    keep(MACHINE)
+    store_calibration(MACHINE)
     slides = tmp_path / "slides"
     slides.mkdir()
     for index in range(2):
@@ -247,9 +247,9 @@ def test_a_plan_says_what_it_measures_and_only_where_it_does(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert not is_calibrated()
-    keep(MACHINE)
+    store_calibration(MACHINE)
     assert is_calibrated() and not is_calibrated("other|fp32|256")
-    keep(replace(MACHINE, encoders={"one|fp32|256": 9.0}))
+    store_calibration(replace(MACHINE, encoders={"one|fp32|256": 9.0}))
     assert is_calibrated("one|fp32|256")
 
 

@@ -29,8 +29,8 @@ from thinsection.run.run import check_folder, make_task, run
 from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve
-from thinsection.store.claims import CLAIMS_NAME, assign_stored_ids
 from thinsection.store.ledger import SLIDES
+from thinsection.store.slide_ids import SLIDE_IDS_NAME, assign_stored_ids
 from thinsection.usage.analysis import Request
 
 NUM_CASES = 12
@@ -228,7 +228,7 @@ def test_results_of_earlier_versions_keep_the_ids_that_they_have(
         typed = json.loads(text)["slide"]["slide_path"]
         assert typed.startswith("cas/")
         old[Path(typed).parent.name] = new_name.name
-    (tmp_path / "out" / CLAIMS_NAME).unlink()
+    (tmp_path / "out" / SLIDE_IDS_NAME).unlink()
     monkeypatch.chdir(tmp_path / "cas")
     again = tissue(["."], tmp_path / "out")
     assert again.counts["skipped"] == 3
@@ -264,7 +264,7 @@ def test_processes_that_name_one_cohort_at_once_agree(
     code = (
         "import sys; from pathlib import Path;"
         "from thinsection.slide.cohort import load_cohort;"
-        "from thinsection.store.claims import assign_stored_ids;"
+        "from thinsection.store.slide_ids import assign_stored_ids;"
         "found = assign_stored_ids(Path(sys.argv[1]), load_cohort(sys.argv[2:]));"
         "print(*(f'{e.slide_path}={e.slide_id}' for e in found), sep='\\n')"
     )
@@ -298,7 +298,7 @@ def test_names_that_differ_in_unicode_form_alone_are_named(tmp_path: Path) -> No
 
 
 def test_a_damaged_list_of_ids_is_named(tmp_path: Path) -> None:
-    (tmp_path / CLAIMS_NAME).write_text("[")
+    (tmp_path / SLIDE_IDS_NAME).write_text("[")
     entry = SlideEntry(slide_id="a", slide_path=str(tmp_path / "a.svs"))
     with pytest.raises(
         StoreError, match=r"list of slide ids must be readable.*remove it"

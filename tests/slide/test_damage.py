@@ -21,7 +21,7 @@ from thinsection.slide import child, open_slide
 from thinsection.slide.child import try_in_child
 from thinsection.slide.formats.tiff_decoder import check_jpeg2000_size
 from thinsection.slide.formats.tiff_reader import TiffSlide
-from thinsection.slide.geometry import believed_mpp
+from thinsection.slide.geometry import plausible_mpp
 from thinsection.testing import run_and_measure
 from thinsection.testing.slide_contract import KINDS, SIZE
 from thinsection.testing.synthetic import write_pyramid
@@ -259,11 +259,11 @@ def test_empty_blocks_and_impossible_resolutions_are_notes(path: Path) -> None:
             f"blocks without bytes, which are shown white: 2 of {len(counts)} on level 0",
         )
     for mpp in ((0.499, 0.00116), (0.5, 2.5), (0.002, 0.002), (300.0, 300.0)):
-        believed, note = believed_mpp(mpp)
+        believed, note = plausible_mpp(mpp)
         assert believed is None
         assert "not possible for a slide, so its resolution counts as missing" in note
     for good in ((0.25, 0.5), (0.05, 0.05), (16.0, 16.0)):
-        assert believed_mpp(good) == (good, "")
+        assert plausible_mpp(good) == (good, "")
 
 
 @pytest.mark.parametrize(("place", "bit"), [(9, 64), (13, 64), (11, 1)])

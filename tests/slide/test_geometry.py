@@ -11,7 +11,6 @@ from thinsection.errors import InvalidInputError, MissingMppError, UpsamplingErr
 from thinsection.slide.geometry import (
     ROUNDING,
     ReadPlan,
-    believed_mpp,
     best_level,
     corner_l0,
     l0_from_lv,
@@ -21,6 +20,7 @@ from thinsection.slide.geometry import (
     nominal_power,
     origins_lv,
     plan_read,
+    plausible_mpp,
     positive_number,
 )
 from thinsection.types import Level, Mpp
@@ -174,7 +174,7 @@ def test_a_slide_that_is_too_coarse_is_refused_with_remedies() -> None:
 def test_a_resolution_that_programs_write_by_default_is_taken_as_missing(
     dpi: int, mpp: float
 ) -> None:
-    found, said = believed_mpp((mpp, mpp))
+    found, said = plausible_mpp((mpp, mpp))
     assert found is None
     assert (
         said
@@ -184,8 +184,8 @@ def test_a_resolution_that_programs_write_by_default_is_taken_as_missing(
 
 
 def test_a_coarse_slide_is_believed() -> None:
-    assert believed_mpp((20.0, 20.0)) == ((20.0, 20.0), "")
-    assert believed_mpp(None) == (None, "")
+    assert plausible_mpp((20.0, 20.0)) == ((20.0, 20.0), "")
+    assert plausible_mpp(None) == (None, "")
 
 
 # converters between frames
@@ -302,8 +302,8 @@ def test_numbers_at_the_ends_of_what_is_positive(
 
 
 def test_the_coarser_of_two_axes_decides_whether_a_resolution_is_believed() -> None:
-    assert believed_mpp((0.5, 20.1))[0] is None
-    assert believed_mpp((352.8, 0.5)) == (
+    assert plausible_mpp((0.5, 20.1))[0] is None
+    assert plausible_mpp((352.8, 0.5)) == (
         None,
         "the file states 352.8 µm/px (72 dpi), which is not possible for a slide, so its "
         "resolution counts as missing",

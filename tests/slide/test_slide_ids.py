@@ -9,10 +9,10 @@ from thinsection.slide import ids as slide_ids
 from thinsection.slide.ids import (
     SlideFile,
     assign_ids,
-    file_of,
+    file_key,
     folded,
-    is_odd,
-    stem_of,
+    is_unsafe,
+    slide_stem,
 )
 
 
@@ -98,7 +98,7 @@ def test_new_slides_do_not_get_one_hash_twice(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_names_that_no_folder_can_have(name: str, odd: bool) -> None:
-    assert is_odd(name) == odd
+    assert is_unsafe(name) == odd
 
 
 def test_an_odd_stem_gets_a_safe_id() -> None:
@@ -106,7 +106,7 @@ def test_an_odd_stem_gets_a_safe_id() -> None:
     assert ids["/x/1"] == f"a_b_c-{digest('/x/1')}"
     assert ids["/x/2"] == f"slide-{digest('/x/2')}"
     assert ids["/x/3"] == f"{'x' * 135}-{digest('/x/3')}"
-    assert not any(is_odd(slide_id) for slide_id in ids.values())
+    assert not any(is_unsafe(slide_id) for slide_id in ids.values())
 
 
 def test_a_long_stem_leaves_room_for_the_longest_hash() -> None:
@@ -124,11 +124,11 @@ def test_the_file_of_a_link_is_its_target_and_its_stem_its_own(tmp_path: Path) -
     target.touch()
     link = tmp_path / "link.tif"
     link.symlink_to(target)
-    assert file_of(str(link)) == str(target.resolve())
-    assert stem_of(str(link)) == "link"
+    assert file_key(str(link)) == str(target.resolve())
+    assert slide_stem(str(link)) == "link"
 
 
 def test_the_file_of_a_url_is_the_url() -> None:
-    assert file_of("s3://b/x.zarr/") == "s3://b/x.zarr"
-    assert stem_of("https://h/a.svs?token=b/c.d") == "a"
-    assert stem_of("/x/what?.svs") == "what?"
+    assert file_key("s3://b/x.zarr/") == "s3://b/x.zarr"
+    assert slide_stem("https://h/a.svs?token=b/c.d") == "a"
+    assert slide_stem("/x/what?.svs") == "what?"

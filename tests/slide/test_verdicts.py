@@ -12,8 +12,8 @@ from thinsection.slide.auto_reader import find_difference
 from thinsection.slide.base import Slide
 from thinsection.slide.formats.tiff_reader import TiffSlide
 from thinsection.slide.level_check import (
-    is_known_to_agree,
-    keep_agreement,
+    cache_agreement,
+    is_cached_agreement,
     slide_stamps,
 )
 from thinsection.slide.look import Look
@@ -179,13 +179,13 @@ def test_a_file_of_verdicts_keeps_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(level_check, "_SHARDS", 1)
-    monkeypatch.setattr(level_check, "_MOST", 3)
+    monkeypatch.setattr(level_check, "_MAX_PER_SHARD", 3)
     paths = [tmp_path / f"{number}.tif" for number in range(5)]
     for path in paths:
         path.write_bytes(b"a")
-        keep_agreement(slide_stamps(str(path)), None)
-        keep_agreement(slide_stamps(str(path)), None)
-    known = [is_known_to_agree(slide_stamps(str(path)), None) for path in paths]
+        cache_agreement(slide_stamps(str(path)), None)
+        cache_agreement(slide_stamps(str(path)), None)
+    known = [is_cached_agreement(slide_stamps(str(path)), None) for path in paths]
     assert known == [False, False, True, True, True]
 
 

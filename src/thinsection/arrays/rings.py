@@ -1,4 +1,4 @@
-"""Disks whose rims are seen in a mask, whole or in part."""
+"""Finds rings in a mask, whole or in part, and fills them to disks."""
 
 import itertools
 from dataclasses import dataclass
@@ -8,49 +8,51 @@ import numpy.typing as npt
 
 from thinsection.types import MaskArray
 
-# Equal parts of a turn, in each of which a rim is seen or not.
-_PARTS = 48
-# The angle in the middle of each part, (_PARTS,), and its direction, (y, x), (_PARTS, 2).
-_ANGLES = (np.arange(_PARTS) + 0.5) * (2 * np.pi / _PARTS)
+# A full turn is divided into this many equal sectors. In each, the rim is seen or not.
+_SECTORS = 48
+# Angle of the middle of each sector, (_SECTORS,), and its direction, (y, x), (_SECTORS, 2).
+_ANGLES = (np.arange(_SECTORS) + 0.5) * (2 * np.pi / _SECTORS)
 _DIRECTIONS = np.stack([np.sin(_ANGLES), np.cos(_ANGLES)], axis=1)
 # A smaller ring cannot be told from a spot.
 _LEAST_RADIUS_PX = 3.0
-# Radii that are looked for, each as a multiple of the one before.
+# Ratio of each radius that is tried to the radius before it.
 _NEXT_RADIUS = 1.12
-# Width of a cell of possible centres: a share of the radius, or pixels if that is more.
+# Width of a cell in which votes for centres are counted: the larger of a share of the radius and
+# a number of pixels.
 _CELL_SHARE = 0.2
 _CELL_PX = 3.0
-# Least votes for a circle, as a share of its whole circumference in pixels. A rim of 1 px must be
-# seen that far, whatever `min_seen` is.
+# Least votes for a circle, as a share of its whole circumference in pixels. A rim 1 px wide is
+# therefore found only if half of it has pixels, even if `min_seen` is less.
 _LEAST_VOTES = 0.5
-# Circles of one radius are alike if their centres are nearer than this share of it. Of these, the
-# one with the most votes is looked at.
+# Two circles of the same radius are alike if their centres are nearer than this share of the
+# radius. Of circles that are alike, only the circle with the most votes is fitted.
 _ALIKE_SHARE = 0.1
-# The circles with the most votes are looked at, and no more.
+# Largest number of circles that are fitted: those with the most votes.
 _MOST_CIRCLES = 2000
-# A pixel this near to an ellipse is on its rim: a share of the radius, or pixels if that is more.
+# A pixel is on the rim of an ellipse if it is nearer than this: the larger of a share of the radius
+# and a number of pixels.
 _NEAR_SHARE = 0.15
 _NEAR_PX = 2.0
-# Least mean width of the rim in a part that is seen. A few spots are less.
+# Least mean width of the rim in a sector that counts as seen. A few spots are less.
 _LEAST_WIDTH_PX = 0.5
-# Times that an ellipse is fitted again to the pixels on its rim.
+# Number of times that an ellipse is fitted again to the pixels on its rim.
 _FITS = 4
-# Weight of a = 0 and of b = 0 in a fit, as points of the rim. It keeps a fit of few points near
-# the ellipse before it.
-_FIRMNESS = 1.0
-# Least number of parts with pixels for a fit.
-_LEAST_PARTS = 5
+# Ridge weight of the coefficients a and b in `_fit_of_points`, which turn a circle into an ellipse,
+# in units of one rim point. It keeps a fit of few points near the ellipse of the fit before.
+_RIDGE_WEIGHT = 1.0
+# Least number of seen sectors for a fit.
+_LEAST_SECTORS = 5
 # Longest ellipse: its longer axis over its shorter one.
 _MAX_ASPECT = 2.0
 # Least share of an ellipse that is inside the image.
 _LEAST_SHOWN = 0.4
 # Largest share of a ring's inside that has pixels. A filled disk is no ring.
 _MOST_FILLED = 0.5
-# Half the edge of the square in which the line of a pixel is measured.
+# Half the edge of the window in which the direction of the stroke through a pixel is measured.
 _REACH_PX = 4
-# A pixel is on a line if (spread along - spread across) / (their sum) is more than this.
+# A pixel is on a stroke if (variance along - variance across) / (their sum) is more than this.
 _LEAST_DIRECTED = 0.25
-# Pixels whose squares are read at once.
+# Number of pixels whose windows are read at once.
 _CHUNK = 1024
 
 Floats = npt.NDArray[np.float64]
@@ -58,7 +60,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ellipse:
-    """An ellipse, by its centre and the matrix that maps it to the unit circle."""
+    """An ellipse: its centre, and the matrix that maps it to the unit circle."""
 
     centre: Floats  # (y, x)
     to_unit: Floats  # (2, 2), of (y, x)
@@ -73,81 +75,83 @@ class _Ellipse:
         return float(np.linalg.det(self.to_unit) ** -0.5)
 
     @property
-    def near(self) -> float:
+    def rim_half_width(self) -> float:
         """Half the width of the rim, as a share of the radius."""
         return max(_NEAR_SHARE, _NEAR_PX / self.radius)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rim:
-    """Pixels near an ellipse, by parts of its turn; distances are shares of its radius there."""
+    """Rim of an ellipse in each sector; distances are shares of the ellipse's radius there."""
 
-    # parts with enough pixels on the rim, (_PARTS,)
+    # True for sectors with enough pixels on the rim, (_SECTORS,)
     seen: npt.NDArray[np.bool_]
-    # distance of the rim's middle and of its outer edge in each part that is seen, (S,)
+    # distance of the rim's middle and of its outer edge in each seen sector, (S,)
     middle: Floats
     edge: Floats
-    # pixels inside the rim
+    # number of pixels inside the rim
     num_inside: int
 
 
 def disks_of_rings(
     mask: MaskArray, *, min_seen: float, min_radius_px: float, max_radius_px: float
 ) -> MaskArray:
-    """Disks inside rings, also inside rings that are seen only in part, bool (H, W), on a CPU.
+    """Disks of all rings, also of rings that are seen only in part, bool (H, W), on a CPU.
 
-    Each pixel votes for the centres of circles through it, which lie across its line (C. Kimme,
-    D. Ballard and J. Sklansky, Communications of the ACM 18, 1975). The circles with the most
-    votes become ellipses that fit the pixels near them. So arcs of one ring count together. The
-    disk ends at the outer edge of the rim.
+    A Hough transform: each pixel votes, for each radius, for the two centres at this distance along
+    the normal of the stroke through it (C. Kimme, D. Ballard and J. Sklansky, Communications of the
+    ACM 18, 1975). The circles with the most votes become ellipses that fit the pixels near them. So
+    several arcs of the same ring count covariance. The disk ends at the outer edge of the rim.
 
     Args:
         mask: bool (H, W).
-        min_seen: least share of the rim that has pixels, of the part inside the image. Rings of
-            which less than .4 is inside are left out.
-        min_radius_px: smaller rings are left out: radius of the circle with the ellipse's area.
-        max_radius_px: larger rings are left out.
+        min_seen: least share of the rim inside the image that has pixels. Rings of which less than
+            .4 is inside the image are left out.
+        min_radius_px: rings with a smaller radius are left out. The radius of an ellipse is that of
+            the circle with the same area.
+        max_radius_px: rings with a larger radius are left out.
 
-    Memory: 5 bytes a pixel, 250 a pixel that is true, 100 a pixel of the largest ring, and 5 MB.
+    Memory: 5 bytes a pixel, 250 bytes a true pixel, 100 bytes a pixel of the largest ring, and
+        5 MB.
     """
     disks = np.zeros_like(mask)
-    # in the order of rows
+    # sorted by row
     pixels = np.argwhere(mask).astype(np.float64)
     for circle in _likely_circles(mask, min_radius_px, max_radius_px):
         # pixels whose row and column are within three radii of the centre
         y, x = circle.centre
         reach = 3 * circle.radius
         top, bottom = np.searchsorted(pixels[:, 0], [y - reach, y + reach])
-        near = pixels[top:bottom]
-        near = near[np.abs(near[:, 1] - x) <= reach]
-        ellipse = _fitted(near, circle)
+        around = pixels[top:bottom]
+        around = around[np.abs(around[:, 1] - x) <= reach]
+        ellipse = _fitted(around, circle)
         if ellipse is None or not min_radius_px <= ellipse.radius <= max_radius_px:
             continue
-        rim = _rim_of(near, ellipse)
+        rim = _rim_of(around, ellipse)
         if _is_ring(rim, ellipse, mask.shape, min_seen):
             _fill(disks, ellipse, rim)
-            # so that they do not count for a second ring
+            # pixels of this ring do not count for another ring
             distance = np.hypot(*_in_unit_plane(pixels, ellipse))
-            pixels = pixels[distance > 1 + ellipse.near]
+            pixels = pixels[distance > 1 + ellipse.rim_half_width]
     return disks
 
 
 def _likely_circles(
     mask: MaskArray, min_radius_px: float, max_radius_px: float
 ) -> list[_Ellipse]:
-    """Circles with many votes, the most first, and no two that are alike."""
-    pixels, across = _directions(mask)
+    """Circles with many votes, sorted by votes, without circles that are alike."""
+    pixels, normals = _directions(mask)
     if not len(pixels):
         return []
     candidates = [np.empty((0, 4))]
     radius = max(min_radius_px, _LEAST_RADIUS_PX)
     while radius <= max_radius_px * _NEXT_RADIUS:
-        votes, centres = _crowded_cells(pixels, across, radius, mask.shape)
+        votes, centres = _crowded_cells(pixels, normals, radius, mask.shape)
         radii = np.full(len(votes), radius)
         shares = votes / (2 * np.pi * radius)
         candidates.append(np.column_stack([shares, centres, radii]))
         radius *= _NEXT_RADIUS
-    # votes as a share of the circumference, y, x, radius
+    # columns: votes as a share of the circumference, y, x, radius
     remaining = np.concatenate(candidates)
     remaining = remaining[np.argsort(-remaining[:, 0], kind="stable")]
     circles: list[_Ellipse] = []
@@ -162,10 +166,10 @@ def _likely_circles(
 
 
 def _directions(mask: MaskArray) -> tuple[Floats, Floats]:
-    """Pixels that lie on a line, and the direction across it, (y, x), both float64 (M, 2).
+    """Pixels that lie on a stroke, and the normal of the stroke there, (y, x), both float64 (M, 2).
 
-    The direction is that in which the pixels around vary least. Where they vary alike in all
-    directions, there is no line.
+    The normal is the direction in which the positions of the pixels around vary least. If they vary
+    equally in all directions, the pixel lies on no stroke.
     """
     rows, columns = np.nonzero(mask)
     dy, dx = np.mgrid[-_REACH_PX : _REACH_PX + 1, -_REACH_PX : _REACH_PX + 1].reshape(
@@ -173,8 +177,8 @@ def _directions(mask: MaskArray) -> tuple[Floats, Floats]:
     )
     powers = np.stack([np.ones_like(dy), dy, dx, dy * dy, dx * dx, dy * dx], axis=1)
     padded = np.pad(mask, _REACH_PX)
-    is_line = np.empty(len(rows), dtype=bool)
-    across = np.empty((len(rows), 2))
+    is_stroke = np.empty(len(rows), dtype=bool)
+    normals = np.empty((len(rows), 2))
     for start in range(0, len(rows), _CHUNK):
         part = slice(start, start + _CHUNK)
         around = padded[
@@ -182,24 +186,25 @@ def _directions(mask: MaskArray) -> tuple[Floats, Floats]:
         ]
         sums = around.astype(np.float32) @ powers.astype(np.float32)
         number, y, x, yy, xx, yx = sums.astype(np.float64).T
-        # a pixel has a spread of its own, 1/12 along each axis
-        spread_y = yy / number - (y / number) ** 2 + 1 / 12
-        spread_x = xx / number - (x / number) ** 2 + 1 / 12
-        together = yx / number - y * x / number**2
-        difference = np.hypot(spread_y - spread_x, 2 * together)
-        is_line[part] = difference > _LEAST_DIRECTED * (spread_y + spread_x)
-        angle = 0.5 * np.arctan2(2 * together, spread_x - spread_y)
-        across[part] = np.stack([np.cos(angle), -np.sin(angle)], axis=1)
-    pixels = np.stack([rows[is_line], columns[is_line]], axis=1).astype(np.float64)
-    return pixels, across[is_line]
+        # a pixel is a square, which has a variance of 1/12 along each axis
+        variance_y = yy / number - (y / number) ** 2 + 1 / 12
+        variance_x = xx / number - (x / number) ** 2 + 1 / 12
+        covariance = yx / number - y * x / number**2
+        difference = np.hypot(variance_y - variance_x, 2 * covariance)
+        is_stroke[part] = difference > _LEAST_DIRECTED * (variance_y + variance_x)
+        angle = 0.5 * np.arctan2(2 * covariance, variance_x - variance_y)
+        normals[part] = np.stack([np.cos(angle), -np.sin(angle)], axis=1)
+    pixels = np.stack([rows[is_stroke], columns[is_stroke]], axis=1).astype(np.float64)
+    return pixels, normals[is_stroke]
 
 
 def _crowded_cells(
-    pixels: Floats, across: Floats, radius: float, shape: tuple[int, int]
+    pixels: Floats, normals: Floats, radius: float, shape: tuple[int, int]
 ) -> tuple[Floats, Floats]:
     """Votes, (C,), and middle, (y, x), (C, 2), of each cell with enough votes.
 
-    Four grids, shifted by half a cell, so that one of them has any centre well inside a cell.
+    Votes are counted on four grids, shifted by half a cell, so that each centre is well inside a
+    cell of at least one grid.
     """
     cell = max(_CELL_PX, _CELL_SHARE * radius)
     # a centre may lie outside the image, by at most a radius
@@ -210,7 +215,7 @@ def _crowded_cells(
     for shift in itertools.product((0.0, 0.5), (0.0, 0.5)):
         votes = np.zeros(height * width, dtype=np.int64)
         for side in (radius, -radius):
-            places = (pixels + side * across + radius) / cell + shift
+            places = (pixels + side * normals + radius) / cell + shift
             rows, columns = places.astype(np.int64).T
             votes += np.bincount(rows * width + columns, minlength=height * width)
         crowded = np.flatnonzero(votes >= _LEAST_VOTES * 2 * np.pi * radius)
@@ -221,7 +226,7 @@ def _crowded_cells(
 
 
 def _in_unit_plane(pixels: Floats, ellipse: _Ellipse) -> Floats:
-    """Pixels, (y, x), where the ellipse is the unit circle, (2, N)."""
+    """Positions of pixels, (y, x), (2, N), in the plane in which the ellipse is the unit circle."""
     places: Floats = ellipse.to_unit @ (pixels - ellipse.centre).T
     return places
 
@@ -230,13 +235,13 @@ def _rim_of(pixels: Floats, ellipse: _Ellipse) -> _Rim:
     """Rim of an ellipse, from the pixels around it."""
     y, x = _in_unit_plane(pixels, ellipse)
     distance = np.hypot(y, x)
-    is_near = np.abs(distance - 1) < ellipse.near
+    is_near = np.abs(distance - 1) < ellipse.rim_half_width
     turns = np.arctan2(y[is_near], x[is_near]) / (2 * np.pi) % 1
-    part = (turns * _PARTS).astype(np.int64) % _PARTS
-    count = np.bincount(part, minlength=_PARTS)
-    total = np.bincount(part, weights=distance[is_near], minlength=_PARTS)
-    # pixels of a line of 1 px in a part
-    length = 2 * np.pi / _PARTS * ellipse.radius
+    sector = (turns * _SECTORS).astype(np.int64) % _SECTORS
+    count = np.bincount(sector, minlength=_SECTORS)
+    total = np.bincount(sector, weights=distance[is_near], minlength=_SECTORS)
+    # length of the arc of a sector, in pixels
+    length = 2 * np.pi / _SECTORS * ellipse.radius
     seen = count >= max(1.0, _LEAST_WIDTH_PX * length)
     middle = total[seen] / count[seen]
     width = count[seen] / length / ellipse.radius
@@ -244,18 +249,19 @@ def _rim_of(pixels: Floats, ellipse: _Ellipse) -> _Rim:
         seen=seen,
         middle=middle,
         edge=middle + width / 2,
-        num_inside=int(np.count_nonzero(distance < 1 - ellipse.near)),
+        num_inside=int(np.count_nonzero(distance < 1 - ellipse.rim_half_width)),
     )
 
 
 def _fitted(pixels: Floats, ellipse: _Ellipse) -> _Ellipse | None:
-    """The ellipse through the pixels near it; None if there are too few, or if it is too long.
+    """Fits the ellipse to the pixels near it; None if they are too few, or if it gets too long.
 
-    Each part of the turn has one point, so that thick parts count no more than thin ones.
+    Each seen sector gives one point, so that a thick part of the rim counts no more than a thin
+    part.
     """
     for _ in range(_FITS):
         rim = _rim_of(pixels, ellipse)
-        if np.count_nonzero(rim.seen) < _LEAST_PARTS:
+        if np.count_nonzero(rim.seen) < _LEAST_SECTORS:
             return None
         fit = _fit_of_points(rim.middle[:, None] * _DIRECTIONS[rim.seen])
         if fit is None:
@@ -270,21 +276,21 @@ def _fitted(pixels: Floats, ellipse: _Ellipse) -> _Ellipse | None:
 
 
 def _fit_of_points(points: Floats) -> _Ellipse | None:
-    """The ellipse through points near the unit circle, (y, x), (P, 2); None: no ellipse fits.
+    """The ellipse through points near the unit circle, (y, x), (P, 2); None if no ellipse fits.
 
-    The fit is the least squares of x² + y² = a(x² - y²) + 2bxy + 2cx + 2dy + e. With a = b = 0 it
-    is that of a circle (I. Kåsa, IEEE Transactions on Instrumentation and Measurement 25, 1976).
+    The least-squares solution of x² + y² = a(x² - y²) + 2bxy + 2cx + 2dy + e. With a = b = 0 the
+    ellipse is a circle (I. Kåsa, IEEE Transactions on Instrumentation and Measurement 25, 1976).
     """
     y, x = points.T
     equations = [x * x - y * y, 2 * x * y, 2 * x, 2 * y, np.ones_like(y)]
-    # two more: a = 0 and b = 0
-    kept = _FIRMNESS * np.eye(2, 5)
+    # two more equations: a = 0 and b = 0
+    ridge = _RIDGE_WEIGHT * np.eye(2, 5)
     (a, b, c, d, e), *_ = np.linalg.lstsq(
-        np.concatenate([np.stack(equations, axis=1), kept]),
+        np.concatenate([np.stack(equations, axis=1), ridge]),
         np.concatenate([x * x + y * y, np.zeros(2)]),
         rcond=None,
     )
-    # far longer than `_MAX_ASPECT`, or no ellipse
+    # an ellipse far longer than `_MAX_ASPECT`, or another kind of curve
     if np.hypot(a, b) > 0.9:
         return None
     # For a point p this is p·Mp - 2 p·v = e. Completing the square gives
@@ -300,20 +306,21 @@ def _fit_of_points(points: Floats) -> _Ellipse | None:
 def _is_ring(
     rim: _Rim, ellipse: _Ellipse, shape: tuple[int, int], min_seen: float
 ) -> bool:
+    """True if enough of the rim is inside the image and seen, and the disk is not filled."""
     y, x = (_DIRECTIONS @ ellipse.from_unit.T + ellipse.centre).T
     shown = (y >= 0) & (y < shape[0]) & (x >= 0) & (x < shape[1])
-    share_shown = np.count_nonzero(shown) / _PARTS
+    share_shown = np.count_nonzero(shown) / _SECTORS
     num_seen = np.count_nonzero(rim.seen & shown)
-    inside_px = np.pi * ((1 - ellipse.near) * ellipse.radius) ** 2
+    inside_px = np.pi * ((1 - ellipse.rim_half_width) * ellipse.radius) ** 2
     return bool(
         share_shown >= _LEAST_SHOWN
-        and num_seen >= max(_LEAST_PARTS, min_seen * share_shown * _PARTS)
+        and num_seen >= max(_LEAST_SECTORS, min_seen * share_shown * _SECTORS)
         and rim.num_inside <= _MOST_FILLED * share_shown * inside_px
     )
 
 
 def _fill(disks: MaskArray, ellipse: _Ellipse, rim: _Rim) -> None:
-    """Fills the ellipse up to the rim's outer edge, which is interpolated where it is not seen."""
+    """Fills the ellipse up to the rim's outer edge, which is interpolated in unseen sectors."""
     reach = rim.edge.max() * np.linalg.norm(ellipse.from_unit, axis=1)
     top, left = np.maximum(0, np.floor(ellipse.centre - reach)).astype(int)
     bottom, right = np.maximum(0, np.ceil(ellipse.centre + reach) + 1).astype(int)

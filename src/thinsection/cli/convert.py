@@ -73,13 +73,13 @@ def convert(
     """
     from thinsection.slide.convert import FORMATS
     from thinsection.slide.convert import convert as write
-    from thinsection.slide.ids import is_odd
+    from thinsection.slide.ids import is_unsafe
 
     if to not in FORMATS:
         raise InvalidInputError(f"to must be one of: {', '.join(FORMATS)}; got {to!r}")
     mpp = None if slide_mpp is None else (slide_mpp, slide_mpp)
 
-    if image is not None and is_odd(f"slide-{image}"):
+    if image is not None and is_unsafe(f"slide-{image}"):
         raise InvalidInputError(
             f"image must name a file, got {image!r}; choose the picture by its number"
         )

@@ -109,13 +109,13 @@ def _plan_job(
 ) -> JobPlan:
     """Request that `thinsection slurm script` would make, and the nodes that fit it."""
     from thinsection.jobs.backend import make_chunks
-    from thinsection.jobs.executor import Rung
+    from thinsection.jobs.executor import ResourceStep
     from thinsection.jobs.request import resource_directives
     from thinsection.run.job import fitting_request
 
     chunks = make_chunks(entries, spec.executor)
     request, nodes = fitting_request(chunks, spec, gpu_bytes)
-    first = spec.executor.at_rung(Rung())
+    first = spec.executor.at_step(ResourceStep())
     return JobPlan(
         num_tasks=len(chunks),
         **request.numbers,

@@ -1,4 +1,4 @@
-"""De-identified copies of slides, and what was looked at, removed and kept."""
+"""De-identified copies of slides, with reports of the data that were examined, removed and kept."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,16 +20,15 @@ from thinsection.files.atomic import atomic_path
 
 
 def examine(slide_path: str | Path) -> Report:
-    """Reports what of a slide would be removed and kept, and what cannot be looked at.
+    """Reports which data of a slide would be removed or kept, and which cannot be examined.
 
-    Nothing is written.
+    Nothing is written. `removed` is empty if there is nothing to remove in the data that were
+    examined.
 
-    `removed` is empty where nothing is to be removed from the places that were looked at.
-
-    Memory: one segment, 64 MiB of decoded ones, and what the file lists of its segments.
+    Memory: one stored segment, 64 MiB of decoded segments, and the file's tables of segments.
 
     Raises:
-        InvalidInputError: a format that is not de-identified here, or a damaged file.
+        InvalidInputError: a format that is not supported here, or a damaged file.
     """
     slide_path = Path(slide_path)
     if is_dicom(slide_path):
@@ -45,27 +44,28 @@ def deidentify(
     sheet: str | Path | None = None,
     overwrite: bool = False,
 ) -> Report:
-    """Writes a TIFF or NDPI slide without what may identify a patient; pixels stay equal.
+    """Writes a copy of a TIFF or NDPI slide without data that may identify a patient.
 
-    The copy is a new file into which only known structures go, each after a look at its form. It is
-    looked at again before it takes its name. For DICOM see `deidentify_dicom`.
+    Pixels stay equal. The copy is a new file that gets only known structures, each after a check of
+    its form. The finished copy is examined again before it gets its name. For DICOM see
+    `deidentify_dicom`.
 
     Args:
         slide_path: the slide.
-        out: the copy. Its name is the caller's, and may identify somebody too.
-        sheet: a PNG to write with every image of the copy, for a person to look at.
-        overwrite: replace files that exist.
+        out: path of the copy. The caller chooses its name, which may identify a patient too.
+        sheet: path of a PNG with every image of the copy, for a person to look at.
+        overwrite: True to replace existing files.
 
-    Memory: one segment, 64 MiB of decoded ones, and what the file lists of its segments.
+    Memory: one stored segment, 64 MiB of decoded segments, and the file's tables of segments.
 
     Raises:
-        InvalidInputError: a format that is not de-identified here, or a damaged file.
-        OutputError: a file exists, and not overwrite; or the copy still holds something.
+        InvalidInputError: a format that is not supported here, or a damaged file.
+        OutputError: a file exists and `overwrite` is False; or the copy still has data to remove.
     """
     slide_path = Path(slide_path)
     out = Path(out)
     if is_dicom(slide_path):
-        read_instance(slide_path)  # raises where it is broken
+        read_instance(slide_path)  # raises if the file is damaged
         raise InvalidInputError(
             f"slide must be a TIFF, got the DICOM file {slide_path.name!r}; use deidentify_dicom"
         )
@@ -90,25 +90,27 @@ def deidentify_dicom(
     sheet: str | Path | None = None,
     overwrite: bool = False,
 ) -> dict[Path, Report]:
-    """Writes the files of DICOM slides without what may identify a patient, under their names.
+    """Writes copies of DICOM files without data that may identify a patient, under their names.
 
-    Files of label, overview and localizer images are left out, and so are levels and thumbnails
-    that do not show what the largest level of their series shows. Give all files of a study in one
-    call: UIDs are replaced by random ones, the same for the same in one call.
+    Files of label, overview and localizer images are left out. Levels and thumbnails are left out
+    if they do not show the same tissue as the largest level of their series. Pass all files of a
+    study in one call: within a call, each UID is replaced by one random UID everywhere.
 
     Args:
         slide_paths: the files.
-        folder: where the copies go; None: only look.
-        sheet: a PNG to write with every image of the copies.
-        overwrite: replace files that exist.
+        folder: folder of the copies; None only examines the files.
+        sheet: path of a PNG with every image of the copies.
+        overwrite: True to replace existing files.
 
-    Returns: a report for each file. One that says 'the whole file' under removed has no copy.
+    Returns:
+        A report for each file. A file whose report has 'the whole file' under `removed` has no
+        copy.
 
-    Memory: one frame, 64 MiB of decoded ones of each file, and the elements before the pixels.
+    Memory: one frame, 64 MiB of decoded frames of each file, and the elements before the pixels.
 
     Raises:
-        InvalidInputError: a file that is no whole-slide image, or a damaged one.
-        OutputError: a file exists, and not overwrite; or a copy still holds something.
+        InvalidInputError: a file that is no whole-slide image, or a damaged file.
+        OutputError: a file exists and `overwrite` is False; or a copy still has data to remove.
     """
     instances = [read_instance(path) for path in slide_paths]
     targets: dict[Path, Path] = {}
@@ -150,10 +152,12 @@ def deidentify_dicom(
 
 
 def _judged(series: Sequence[DicomInstance]) -> list[tuple[DicomInstance, str]]:
-    """Returns each file of a slide with why it is left out, '' where it is kept."""
+    """Returns each file of a slide with the reason why it is left out; '' if it is copied."""
     judged: list[tuple[DicomInstance, str]] = []
     with ExitStack() as stack:
-        shown: list[StoredImage] = []  # known to show the slide, finest first
+        shown: list[
+            StoredImage
+        ] = []  # images that are sure to show the slide, finest first
         largest_first = sorted(
             series, key=lambda file: (-file.num_pixels, not file.is_volume)
         )
@@ -176,7 +180,7 @@ def _judged(series: Sequence[DicomInstance]) -> list[tuple[DicomInstance, str]]:
 
 
 def _copy_instance(instance: DicomInstance, target: Path | None, uids: UidMap) -> None:
-    """Writes one file and looks at the copy, or only looks."""
+    """Writes the copy of one file and examines it; without a target only examines the file."""
     with instance.path.open("rb") as source:
         if target is None:
             write_copy(instance, uids, source, None)
@@ -190,7 +194,7 @@ def _copy_instance(instance: DicomInstance, target: Path | None, uids: UidMap) -
 
 
 def _refuse_present(out: Path, *, overwrite: bool) -> None:
-    """OutputError: the file exists."""
+    """Raises OutputError: the file exists."""
     if out.exists() and not overwrite:
         raise OutputError(
             f"out must not exist, got {str(out)!r}; pass --overwrite, or another name"
@@ -198,7 +202,7 @@ def _refuse_present(out: Path, *, overwrite: bool) -> None:
 
 
 def _refuse_leftovers(report: Report, out: Path) -> None:
-    """OutputError: a copy that was looked at again still has something to remove."""
+    """Raises OutputError: the report of a finished copy still has data to remove."""
     if report.removed:
         raise OutputError(
             f"copy must not contain anything that is removed, got {report.removed} in "

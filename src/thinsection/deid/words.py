@@ -1,4 +1,4 @@
-"""Words of a slide's description that are kept: those that say how its pixels are to be read."""
+"""Parts of an Aperio description that a copy keeps: those that are needed to read the pixels."""
 
 import re
 from collections.abc import Iterator
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from thinsection.types import Size
 
-APERIO = "Aperio"  # how a description of theirs begins
+APERIO = "Aperio"  # beginning of a description by Aperio's software
 _MAKER = "Aperio Image Library"
-# versions 8.0.0 to 12.4.99 of their library; 19.75.04 is a date
+# versions 8.0.0 to 12.4.99 of the library; 19.75.04 would be a date
 _MAKER_LINE = re.compile(rf"{_MAKER}( v?([89]|1[0-2])\.[0-4]\.\d{{1,2}})?", re.ASCII)
 # names of profiles that Aperio's scanners write
 _PROFILE_NAMES = (
@@ -19,7 +19,7 @@ _PROFILE_NAMES = (
 
 @dataclass(frozen=True)
 class _Number:
-    """Form of a number, and between which values it can mean what its key says."""
+    """Form of a number, and the range of values that are possible for its key."""
 
     form: str
     least: float
@@ -31,8 +31,8 @@ class _Number:
         return self.least <= float(text.replace(",", ".")) <= self.most
 
 
-# Positions, times and counts of the scanner (Left, Exposure Time, ...) say nothing about the
-# pixels. They can hold any number, so they are left out.
+# Positions, times and counts of the scanner (Left, Exposure Time, ...) are not needed to read the
+# pixels, and any number could hide in them, so they are left out.
 _NUMBERS = {
     "AppMag": _Number(r"\d{1,3}([.,]\d{1,2})?", 0.1, 200),
     "MPP": _Number(r"\d{0,2}[.,]\d{1,6}|\d{1,2}", 0.01, 50),  # µm/px
@@ -41,7 +41,8 @@ _NUMBERS = {
 _WIDTH_KEYS = ("OriginalWidth",)
 _HEIGHT_KEYS = ("OriginalHeight", "Originalheight")
 _PROFILE_KEY = "ICC Profile"
-# '46000x32914 [0,100 46000x32914] (256x256) -> 387x463 JPEG/RGB Q=30'; only the first part must be
+# '46000x32914 [0,100 46000x32914] (256x256) -> 387x463 JPEG/RGB Q=30'; only the first part is
+# required
 _PLACE = r"\[\d{1,7},\d{1,7} \d{1,7}x\d{1,7}\]"
 _CODEC = r"(JPEG/RGB|JPEG/YCbCr|JPEG/YCC|J2K/KDU|J2K/YUV16|J2K/RGB|JPEG|LZW|RAW)"
 _SIZES_LINE = re.compile(
@@ -52,7 +53,7 @@ _SIZES_LINE = re.compile(
 
 @dataclass(frozen=True)
 class KnownSizes:
-    """Sizes that a description may name, because the image has them: (width, height), px."""
+    """Sizes of the image, which its description may contain: (width, height), px."""
 
     slide: Size
     page: Size
@@ -60,10 +61,10 @@ class KnownSizes:
 
 
 def kept_description(text: str, sizes: KnownSizes) -> tuple[str, list[str]]:
-    """Returns what is kept of an ImageDescription, and what is left out, one line each.
+    """Returns the kept part of an ImageDescription, and a line for each part that is left out.
 
-    Of Aperio's words these are kept: the maker, the sizes that the image has, and pairs whose value
-    can be what its key says. Nothing is kept of any other text.
+    Kept of a description by Aperio: the maker, the true sizes of the image, and pairs whose value
+    is possible for their key. Of other descriptions nothing is kept.
     """
     text = text.strip("\0 ")
     if not text:
@@ -92,7 +93,7 @@ def kept_description(text: str, sizes: KnownSizes) -> tuple[str, list[str]]:
 
 
 def _fits(key: str, value: str, sizes: KnownSizes) -> bool | None:
-    """Tells whether a value can be what its key says; None where the key is left out."""
+    """Tells whether a value is possible for its key; None if the key is not kept at all."""
     if key in _NUMBERS:
         return _NUMBERS[key].fits(value)
     if key in _WIDTH_KEYS:
@@ -105,9 +106,9 @@ def _fits(key: str, value: str, sizes: KnownSizes) -> bool | None:
 
 
 def _head_lines(head: str, sizes: KnownSizes, removed: list[str]) -> Iterator[str]:
-    """Yields the lines before the pairs: the maker, and the sizes as the image has them.
+    """Yields the lines before the pairs: the maker, and the true sizes of the image.
 
-    A slide that was cut out of another one repeats both lines for that one; these are left out.
+    A slide that was cut out of another slide repeats both lines for that slide; these are left out.
     """
     lines = [line.strip() for line in re.split(r"[\r\n;]+", head)]
     makers = [line for line in lines if _MAKER_LINE.fullmatch(line)]
@@ -129,7 +130,7 @@ def _head_lines(head: str, sizes: KnownSizes, removed: list[str]) -> Iterator[st
 
 
 def _sizes_line(stated: re.Match[str], sizes: KnownSizes) -> str:
-    """Returns a line of sizes with the image's own numbers in the places of the stated ones."""
+    """Returns a line of sizes in which the true sizes of the image replace the stated sizes."""
     whole = _size_text(sizes.slide)
     line = whole
     if stated["place"] == f" [0,0 {whole}]":

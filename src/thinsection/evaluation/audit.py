@@ -14,13 +14,13 @@ import numpy as np
 
 from thinsection.config import section
 from thinsection.evaluation.cases import listed_names, patient_of
+from thinsection.evaluation.cell_values import is_missing
 from thinsection.evaluation.copies import CopyPair, copied_slides
 from thinsection.evaluation.embeddings import open_embeddings
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.leaks import Contents, read_labelled
 from thinsection.evaluation.metrics import Counts, IndexArray
-from thinsection.evaluation.readings import is_missing
 from thinsection.evaluation.tables import read_rows
 from thinsection.slide.ids import plain_id
 from thinsection.types import counted

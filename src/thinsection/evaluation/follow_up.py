@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from thinsection.evaluation.readings import (
+from thinsection.evaluation.cell_values import (
     Cell,
     ColumnValues,
     Meaning,

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from thinsection.errors import InvalidInputError
+from thinsection.evaluation.cell_values import ordered_classes
 from thinsection.evaluation.embeddings import feature_files
 from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.label_values import (
@@ -16,7 +17,6 @@ from thinsection.evaluation.label_values import (
     read_values,
 )
 from thinsection.evaluation.labels import known_patients, label_counts, read_labels_of
-from thinsection.evaluation.readings import ordered_classes
 from thinsection.evaluation.tables import LabelTable
 from thinsection.files.atomic import write_table
 from thinsection.types import counted

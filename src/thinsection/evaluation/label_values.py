@@ -9,8 +9,7 @@ import numpy as np
 
 from thinsection.config import nearest, option
 from thinsection.errors import ConfigError
-from thinsection.evaluation.follow_up import MISSING_TIME, TIMES_SIGN, read_follow_up
-from thinsection.evaluation.readings import (
+from thinsection.evaluation.cell_values import (
     Cell,
     ColumnValues,
     Meaning,
@@ -19,14 +18,15 @@ from thinsection.evaluation.readings import (
     class_name,
     event_of,
     flag_of,
+    is_bound,
     is_code,
-    is_limit,
     ordered_classes,
     parse_overrides,
     plain_text,
     read_cells,
     shown_readings,
 )
+from thinsection.evaluation.follow_up import MISSING_TIME, TIMES_SIGN, read_follow_up
 from thinsection.evaluation.tables import LabelTable
 from thinsection.evaluation.target import FAR, Kind, Target, TaskName, outliers
 from thinsection.types import counted
@@ -204,7 +204,7 @@ def _kind(texts: Sequence[str], columns: LabelsConfig) -> Kind:
     for text in classes:
         digits = sum(sign.isdigit() for sign in text)
         has_form = digits and all(s.isdigit() or s in ".,+- '%" for s in text)
-        if numbers.read(text) is not None or is_limit(text) or has_form:
+        if numbers.read(text) is not None or is_bound(text) or has_form:
             like_numbers.append(text)
     read = [number for number in map(numbers.read, classes) if number is not None]
     if len(like_numbers) > MOST_CLASSES and len(like_numbers) * 2 >= len(classes):
@@ -301,7 +301,7 @@ class _Reading:
         numbers = Numbers([text for text in texts.values() if text is not None])
 
         def reading(value: str) -> tuple[Meaning, str]:
-            is_unread_limit = is_limit(value) and numbers.read(value) is None
+            is_unread_limit = is_bound(value) and numbers.read(value) is None
             return ("limit", "") if is_unread_limit else numbers.reading(value)
 
         cells = self._cells(0, reading)

@@ -26,19 +26,19 @@ from thinsection.evaluation.cases import (
     spelling_notes,
     take_rows,
 )
+from thinsection.evaluation.cell_values import (
+    ValueReading,
+    class_name,
+    is_missing,
+    missing_words,
+    ordered_classes,
+)
 from thinsection.evaluation.embeddings import FeatureFiles, feature_files
 from thinsection.evaluation.label_values import (
     LabelCell,
     LabelsConfig,
     LabelValues,
     read_values,
-)
-from thinsection.evaluation.readings import (
-    ValueReading,
-    class_name,
-    is_missing,
-    missing_words,
-    ordered_classes,
 )
 from thinsection.evaluation.tables import LabelTable, TextRow, read_label_table
 from thinsection.evaluation.target import INTERVALS, Kind, PositiveRule, Target

@@ -514,7 +514,7 @@ def value_scorers(
     def mean_over_targets(
         score: Callable[..., FloatVector], weights: Weights
     ) -> FloatVector:
-        return mean_with_value(score(x, y, weights).T)
+        return nan_mean(score(x, y, weights).T)
 
     return {
         "pearson": partial(mean_over_targets, partial(pearson, fold=fold)),
@@ -524,8 +524,8 @@ def value_scorers(
     }
 
 
-def mean_with_value(scores: npt.ArrayLike) -> FloatVector:
-    """Mean over the first axis (folds, targets) of those with a value; NaN where none has one."""
+def nan_mean(scores: npt.ArrayLike) -> FloatVector:
+    """Mean over the first axis (folds, targets) without NaN; NaN if all values are NaN."""
     values = np.asarray(scores, dtype=np.float64)
     num_finite = np.isfinite(values).sum(axis=0)
     return ratio(np.nansum(values, axis=0), num_finite, empty=np.nan)
@@ -536,7 +536,7 @@ def fold_mean(scorers: Sequence[Scorer], parts: Sequence[IndexArray]) -> Scorer:
 
     def score(weights: Weights) -> FloatVector:
         pairs = zip(scorers, parts, strict=True)
-        return mean_with_value([of_fold(weights[:, rows]) for of_fold, rows in pairs])
+        return nan_mean([of_fold(weights[:, rows]) for of_fold, rows in pairs])
 
     return score
 

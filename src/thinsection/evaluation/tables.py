@@ -16,7 +16,7 @@ from thinsection.errors import ConfigError, DatasetError, rewording
 from thinsection.evaluation.cases import CASE_COLUMNS, patient_of
 from thinsection.evaluation.metrics import Fold
 from thinsection.files.atomic import read_json
-from thinsection.files.tables import SUFFIXES, Table, open_table, split_sheet
+from thinsection.files.tables import SUFFIXES, Table, open_table, path_and_sheet
 from thinsection.slide.ids import KnownIds
 from thinsection.types import Document, Json
 
@@ -308,7 +308,7 @@ def read_label_table(
         ConfigError: the file does not exist.
         DatasetError: it is no table, lacks a column, or no column names a slide or a case.
     """
-    if not split_sheet(path)[0].is_file():
+    if not path_and_sheet(path)[0].is_file():
         raise ConfigError(f"labels must be an existing file, got {str(path)!r}")
     table = open_table(path, columns)
     by_plain_name: dict[str, str] = {}

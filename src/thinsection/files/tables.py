@@ -49,7 +49,7 @@ _COMMENT = "#"
 _CDE = "CDE_ID"  # begins the cells of the third header row of TCGA's biotabs
 
 
-def split_sheet(path: Path) -> tuple[Path, str]:
+def path_and_sheet(path: Path) -> tuple[Path, str]:
     """Returns the file and the sheet of 'labels.xlsx#Sheet2'; '' where no sheet is named."""
     if path.exists() or SHEET_SIGN not in path.name:
         return path, ""
@@ -134,7 +134,7 @@ def open_table(
     Raises:
         error: the file is no table, has no rows, or lacks a column; or a row may be shifted.
     """
-    file, sheet = split_sheet(path)
+    file, sheet = path_and_sheet(path)
     try:
         with file.open("rb") as stream:
             head = stream.read(HEAD_BYTES)

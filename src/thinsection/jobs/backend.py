@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from thinsection.errors import ClusterError, ConfigError, named_error_words, rewording
-from thinsection.jobs.executor import EXECUTORS, ExecutorConfig, Resource, Rung
+from thinsection.jobs.executor import EXECUTORS, ExecutorConfig, Resource, ResourceStep
 from thinsection.jobs.task import AnyReport, AnyTask, OnEvent, Report
 from thinsection.types import ignore_message
 from thinsection.usage.analysis import Request
@@ -58,7 +58,7 @@ def ignore_event(event: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """Entries that are tried in the same way and, once that has ended, how it ended.
+    """Entries that are tried in the same way, and the end of this try once it has ended.
 
     The driver makes one attempt of all entries. A job is the part of it that a backend sends to
     one worker; it is an attempt too, with a task that is adapted to the worker.
@@ -67,8 +67,8 @@ class Attempt:
         entries: the entries.
         task: the work.
         number: 1 for the first attempt.
-        rung: memory size and GPU.
-        before: resources of the batch job that worked on these entries last and died.
+        resource_step: which memory size and GPU of the settings' lists the attempt uses.
+        previous_request: resources of the batch job that worked on these entries last and died.
         failures: errors of the cluster so far.
         end: None: not ended. 'reported': all entries have a result. 'died': the process was killed
             from outside, or ran out of memory. 'failed': an error of the worker or the cluster,
@@ -82,8 +82,8 @@ class Attempt:
     entries: tuple[Any, ...]
     task: AnyTask
     number: int = 1
-    rung: Rung = Rung()
-    before: Request | None = None
+    resource_step: ResourceStep = ResourceStep()
+    previous_request: Request | None = None
     failures: int = 0
     end: End | None = None
     report: AnyReport = NO_REPORT
@@ -96,14 +96,16 @@ class Attempt:
         """True if each entry is a separate job, because an earlier job with it died."""
         return self.number > 1
 
-    def retry(self, entries: Sequence[object], rung: Rung) -> "Attempt":
-        """Next attempt of some entries, each alone and with smaller batches than in the first."""
+    def retry(
+        self, entries: Sequence[object], resource_step: ResourceStep
+    ) -> "Attempt":
+        """Next attempt of some entries: each entry alone, with smaller batches than at first."""
         return Attempt(
             entries=tuple(entries),
             task=self.task if self.alone else self.task.smaller(),
             number=self.number + 1,
-            rung=rung,
-            before=self.before,
+            resource_step=resource_step,
+            previous_request=self.previous_request,
         )
 
     def ended(
@@ -124,7 +126,7 @@ class Attempt:
             reason=reason,
             error=error,
             lacking=lacking,
-            before=granted,
+            previous_request=granted,
         )
 
     def ended_by_death(
@@ -215,7 +217,7 @@ class Backend(ABC):
         """Stores its arguments; nothing is started yet."""
         self.context = context
         # settings with one memory size and one GPU
-        self.config = context.config.at_rung(context.attempt.rung)
+        self.config = context.config.at_step(context.attempt.resource_step)
         # clean-up that ends all that the backend has started
         self.stack = ExitStack()
         # jobs that have not ended, by the backend's own key

@@ -21,7 +21,7 @@ A death costs only the entry that caused it, and no entry is tried without end:
 
 A lost entry is recorded as failed. Entries that are tried again wait until all other jobs have
 ended. They run in a new backend, which may start larger workers, use another GPU or submit another
-job array. A rung is one choice of sizes: a memory size and a GPU.
+job array. A resource step is one choice of sizes: a memory size and a GPU.
 """
 
 from collections import deque
@@ -38,7 +38,12 @@ from thinsection.jobs.backend import (
     ignore_event,
     load_backend,
 )
-from thinsection.jobs.executor import ExecutorConfig, Resource, Rung, chosen_executor
+from thinsection.jobs.executor import (
+    ExecutorConfig,
+    Resource,
+    ResourceStep,
+    chosen_executor,
+)
 from thinsection.jobs.task import AnyReport, Entry, OnEvent, Report, Result, Task
 from thinsection.types import ignore_message
 
@@ -177,7 +182,7 @@ def close_job(
 
     Args:
         job: the job, with its end.
-        config: settings with all rungs.
+        config: settings with the memory sizes and GPUs of all retries.
         growable_resources: resources of which the next attempt can get more.
         on_message: called with a line if entries are tried again alone.
         is_superseded: True for an entry that a newer job has; that job decides on it.
@@ -187,11 +192,11 @@ def close_job(
         the worker reported, which come first; attempts for the other entries.
     """
 
-    def larger_rung(lacking: Resource | None) -> Rung | None:
-        """Rung with more of what ran out; None if there is none, or if nothing ran out."""
+    def larger_step(lacking: Resource | None) -> ResourceStep | None:
+        """Step with more of the resource that ran out; None if no such step, or nothing ran out."""
         if lacking is None or lacking not in growable_resources:
             return None
-        return config.next_rung(job.rung, lacking)
+        return config.next_step(job.resource_step, lacking)
 
     task = job.task
     report = job.report
@@ -200,14 +205,14 @@ def close_job(
     next_attempts: list[Attempt] = []
     # results are in the order of the entries, and stop early if the job did
     for entry, result in zip(job.entries, report.results):
-        rung = None
+        resource_step = None
         if not is_superseded(entry):
-            rung = larger_rung(task.lacking_resource(result))
-        if rung is None:
+            resource_step = larger_step(task.lacking_resource(result))
+        if resource_step is None:
             entries.append(entry)
             results.append(result)
         else:
-            next_attempts.append(job.retry([entry], rung))
+            next_attempts.append(job.retry([entry], resource_step))
     num_reported = len(results)
 
     missing: list[object] = []
@@ -219,13 +224,13 @@ def close_job(
         elif not is_superseded(entry):
             missing.append(entry)
 
-    rung = None
+    resource_step = None
     if job.end == "died":
-        rung = larger_rung(job.lacking)
-        if rung is None and not job.alone:
-            rung = job.rung
-    if missing and rung is not None:
-        next_attempts.append(job.retry(missing, rung))
+        resource_step = larger_step(job.lacking)
+        if resource_step is None and not job.alone:
+            resource_step = job.resource_step
+    if missing and resource_step is not None:
+        next_attempts.append(job.retry(missing, resource_step))
         if len(missing) == 1:
             on_message("a worker died with 1 entry, which is now retried alone")
         else:
@@ -250,15 +255,15 @@ def close_job(
 
 
 def merge_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Joins attempts on the same rung into one.
+    """Merges attempts with the same resource step.
 
-    It has the entries of all of them; its other fields are those of the last one.
+    A merged attempt has the entries of all of them; its other fields are those of the last attempt.
     """
-    merged_by_rung: dict[Rung, Attempt] = {}
+    merged_by_step: dict[ResourceStep, Attempt] = {}
     for attempt in attempts:
-        earlier = merged_by_rung.get(attempt.rung)
+        earlier = merged_by_step.get(attempt.resource_step)
         earlier_entries = earlier.entries if earlier else ()
-        merged_by_rung[attempt.rung] = replace(
+        merged_by_step[attempt.resource_step] = replace(
             attempt, entries=earlier_entries + attempt.entries
         )
-    return list(merged_by_rung.values())
+    return list(merged_by_step.values())

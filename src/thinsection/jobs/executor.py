@@ -1,7 +1,7 @@
 """Settings of executors, and their list.
 
 If the settings list several memory sizes or GPUs, every entry starts with the first. An entry that
-runs out of memory is retried with the next one. A `Rung` is a position in these lists.
+runs out of memory is retried with the next one. A `ResourceStep` is a position in these lists.
 """
 
 import re
@@ -65,8 +65,8 @@ EXECUTORS: Registry[type] = Registry("executor", "thinsection.executors", _BUILT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
-    """Positions in the settings' lists of memory sizes and GPUs, from 0."""
+class ResourceStep:
+    """Positions in the settings' lists of memory sizes and GPUs, from 0; a retry moves on."""
 
     memory: int = 0
     gpu: int = 0
@@ -204,22 +204,26 @@ class ExecutorConfig:
         """Memory of a worker process on this node."""
         return self.worker_memory or self.job_memory
 
-    def next_rung(self, rung: Rung, lacking: Resource) -> Rung | None:
+    def next_step(
+        self, resource_step: ResourceStep, lacking: Resource
+    ) -> ResourceStep | None:
         """Position with the next GPU or the next memory size; None after the last."""
         if lacking == "gpu":
-            gpu = rung.gpu + 1
-            return replace(rung, gpu=gpu) if gpu < len(_split(self.gpu)) else None
-        memory = rung.memory + 1
+            gpu = resource_step.gpu + 1
+            return (
+                replace(resource_step, gpu=gpu) if gpu < len(_split(self.gpu)) else None
+            )
+        memory = resource_step.memory + 1
         num_sizes = max(len(_split(self.worker_memory)), len(_split(self.job_memory)))
-        return replace(rung, memory=memory) if memory < num_sizes else None
+        return replace(resource_step, memory=memory) if memory < num_sizes else None
 
-    def at_rung(self, rung: Rung) -> "ExecutorConfig":
+    def at_step(self, resource_step: ResourceStep) -> "ExecutorConfig":
         """Settings with one memory size and one GPU.
 
         If several GPUs are listed, a job requests its GPU by name, in `--gres` or at {gpu} in the
         settings.
         """
-        card = _pick(self.gpu, rung.gpu)
+        card = _pick(self.gpu, resource_step.gpu)
         gres = self.gres
         says_card = "{gpu}" in " ".join((gres or "", *self.directive))
         if len(_split(self.gpu)) > 1 and not says_card:
@@ -234,8 +238,8 @@ class ExecutorConfig:
             directive=tuple(
                 line.replace("{gpu}", card or "") for line in self.directive
             ),
-            worker_memory=_pick(self.worker_memory, rung.memory),
-            job_memory=_pick(self.job_memory, rung.memory),
+            worker_memory=_pick(self.worker_memory, resource_step.memory),
+            job_memory=_pick(self.job_memory, resource_step.memory),
         )
 
 

@@ -12,7 +12,12 @@ from pathlib import Path
 from thinsection.errors import ConfigError
 from thinsection.files.urls import VARIABLE
 from thinsection.jobs.backend import MAX_ARRAY
-from thinsection.jobs.executor import CONTROL, ExecutorConfig, Rung, parse_walltime
+from thinsection.jobs.executor import (
+    CONTROL,
+    ExecutorConfig,
+    ResourceStep,
+    parse_walltime,
+)
 from thinsection.types import GIB, MIB, counted, format_bytes, parse_bytes
 from thinsection.usage.analysis import Request, format_walltime
 from thinsection.usage.monitor import TIME_LIMIT_VARIABLE
@@ -32,7 +37,7 @@ def job_request(
     config: ExecutorConfig, predicted: Numbers | None = None, *, warning: str = ""
 ) -> Request:
     """Resources of a job: from flags (the first of a list), else predictions, else defaults."""
-    config = config.at_rung(Rung())
+    config = config.at_step(ResourceStep())
     names_gpu = (config.gres or "").startswith("gpu")
     numbers: Numbers = {
         "cpus": (DEFAULT.cpus, "default"),

@@ -81,7 +81,7 @@ class SlurmBackend(Backend):
         self.sent = dict(enumerate(jobs, start=1))
 
     def poll(self, *, waiting: int) -> Sequence[Attempt]:
-        ended = self._array.ended(among=self.sent)
+        ended = self._array.ended_jobs(among=self.sent)
         if not ended:
             threading.Event().wait(self.poll_s)
         for index in ended:
@@ -95,19 +95,19 @@ def write_array(
     """Writes the folder of an array and submits it.
 
     Comments in the script give the sources of the numbers. If Slurm refuses the memory of a second
-    try, the previous amount is requested.
+    attempt, the amount of the first attempt is requested.
 
     Args:
-        context: settings, entries, and the folder for that of the array.
+        context: settings, entries, and the folder in which the array's folder is made.
         chunk_size: entries per array task.
         submit: False only writes the array.
 
     Raises:
         ClusterError: Slurm is missing, or refuses the array.
     """
-    before = context.attempt.before
+    previous = context.attempt.previous_request
     request = _job_request(context.attempt, chunk_size, context.config)
-    if before is None:
+    if previous is None:
         request = fit_to_nodes(request, node_list(), context.config)
     for line in request.lines:
         context.on_message(line)
@@ -118,13 +118,13 @@ def write_array(
         number = array.submit()
     except ClusterError as error:
         shutil.rmtree(array.folder)  # no other process has seen it
-        if before is None or request == before:
+        if previous is None or request == previous:
             raise
         context.on_message(
             "Slurm refuses a job with more memory, so the next job requests the same as before: "
             f"{error}"
         )
-        request = replace(before, origins=("as before",))
+        request = replace(previous, origins=("as before",))
         array = _save_array(context, chunk_size, request)
         number = array.submit()
     context.on_message(
@@ -157,27 +157,28 @@ def _save_array(context: BackendContext, chunk_size: int, request: Request) -> A
 
 def _job_request(attempt: Attempt, chunk_size: int, config: ExecutorConfig) -> Request:
     """Request of the task or the settings; more memory for a second attempt after a death."""
-    current = config.at_rung(attempt.rung)
+    step = attempt.resource_step
+    current = config.at_step(step)
     chunks = chunked(attempt.entries, chunk_size)
-    before = attempt.before
-    if before is None:
+    previous = attempt.previous_request
+    if previous is None:
         return attempt.task.request(chunks, current) or job_request(current)
     listed = current.job_memory or current.worker_memory
-    memory_bytes = before.memory_bytes
+    memory_bytes = previous.memory_bytes
     origin = "as before"
-    if attempt.rung.memory and listed:
+    if step.memory and listed:
         memory_bytes = parse_bytes(listed)
         origin = "next value of --job-memory, because tasks died"
-    elif config.next_rung(attempt.rung, "memory") is None and not attempt.rung.gpu:
-        memory_bytes = _MORE * before.memory_bytes
+    elif config.next_step(step, "memory") is None and not step.gpu:
+        memory_bytes = _MORE * previous.memory_bytes
         origin = f"{_MORE} times the memory of the tasks that died"
-    walltime_s, reason = _time_alone(attempt, chunks, current, before)
+    walltime_s, reason = _time_alone(attempt, chunks, current, previous)
     origins = (
         f"{format_bytes(memory_bytes)}: {origin}",
         f"{format_walltime(walltime_s)}: {reason}",
     )
     return replace(
-        before,
+        previous,
         memory_bytes=memory_bytes,
         walltime_s=walltime_s,
         origins=origins,
@@ -189,22 +190,22 @@ def _time_alone(
     attempt: Attempt,
     chunks: Sequence[Sequence[object]],
     config: ExecutorConfig,
-    before: Request,
+    previous: Request,
 ) -> tuple[int, str]:
     """Seconds for entries that are tried alone, and their source.
 
-    The job before had several entries, so its time is the upper limit. The prediction is doubled,
-    because the job may have died of a time that was predicted too short.
+    The previous job had several entries, so its time is the upper limit. The prediction is doubled,
+    because the job may have died because its predicted time was too short.
     """
     try:
         planned = attempt.task.request(chunks, config)
-    except ThinsectionError:  # it was no obstacle for the job before
+    except ThinsectionError:  # the previous job ran without a prediction, too
         planned = None
     if planned is None or planned.warning:
-        return before.walltime_s, "as before"
+        return previous.walltime_s, "as before"
     seconds = _MORE_TIME * planned.walltime_s
-    if seconds >= before.walltime_s:
-        return before.walltime_s, "as before"
+    if seconds >= previous.walltime_s:
+        return previous.walltime_s, "as before"
     return seconds, f"{_MORE_TIME} times what these entries need alone"
 
 
@@ -262,7 +263,7 @@ class Collected:
             self.waiting += state not in ("DONE", "LOST", "WRITTEN")
 
         attempts: list[Attempt] = []
-        for job in array.ended().values():
+        for job in array.ended_jobs().values():
             is_final = job.end == "died" and not retry
             closed, _, next_attempts = close_job(
                 replace(job, end="fatal") if is_final else job,

@@ -1,11 +1,14 @@
 """A Slurm array of any kind of task, as a folder.
 
+Words: a `Task` is the work. Slurm calls each job of an array an array task; it works on the entries
+of one array index.
+
 FOLDER/slurm/<name>/tasks.json       the task, the entries of each array index, the request
                     array.sh         script for sbatch
                     job_id           Slurm's number of the array
-                    logs/A_a.log     one per array task
-                    results/<i>.json reports of index i, for all its entries or the first ones,
-                                     rewritten as each one ends
+                    logs/A_a.log     log of array index a
+                    results/<i>.json reports of index i, for all its entries or the first ones;
+                                     rewritten after each entry
                     results/<i>.error  error that ended index i
 """
 
@@ -25,7 +28,7 @@ from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ClusterError, StoreError, ThinsectionError, error_words
 from thinsection.files.atomic import write_json, write_text
 from thinsection.jobs.backend import Attempt, chunked
-from thinsection.jobs.executor import ExecutorConfig, Resource, Rung
+from thinsection.jobs.executor import ExecutorConfig, Resource, ResourceStep
 from thinsection.jobs.request import SINFO, batch_script
 from thinsection.jobs.task import AnyReport, AnyTask, Report, merge_reports
 from thinsection.registry import Registry
@@ -33,7 +36,7 @@ from thinsection.usage.analysis import Request
 
 FOLDER = "slurm"
 DOCUMENT_NAME = "tasks.json"
-# below the folder that the user names: in an output folder, and in the records of its invocations
+# patterns of arrays in an output folder, and in the records of its invocations
 _PLACES = (f"{FOLDER}/*/{DOCUMENT_NAME}", f"records/*/{FOLDER}/*/{DOCUMENT_NAME}")
 _TIMEOUT_S = 60
 _TASK = re.compile(r"^\d+_(\d+)$")
@@ -56,22 +59,22 @@ class TaskState:
     state: str = ""
     # exit code of the batch script
     exit_code: int = 0
-    # signal that ended it; 0 if none
+    # signal that ended the task; 0 if none
     signal: int = 0
-    # Slurm's word for why it waits, such as PartitionConfig; '' if it does not
+    # Slurm's word for why the task waits, such as PartitionConfig; '' if it does not wait
     waits_for: str = ""
 
     @property
-    def ended(self) -> bool:
-        """True if it is neither queued nor running."""
+    def has_ended(self) -> bool:
+        """True if the task is neither queued nor running."""
         return self.state in _ENDED
 
     @property
     def died(self) -> bool:
-        """True if it was killed from outside, but not by the user; a retry may help.
+        """True if the task was killed from outside, but not by the user; a retry may help.
 
-        An exit code of the task (settings, weights) would be the same again. A shell or container
-        reports a signal as 128 + signal.
+        A task that ended with an exit code of its own (settings, weights) would end so again. A
+        shell or container reports a signal as 128 + signal.
         """
         if self.state == "FAILED":
             return self.signal > 0 or self.exit_code > 128
@@ -79,7 +82,7 @@ class TaskState:
 
     @property
     def lacking(self) -> Resource | None:
-        """Memory, if Slurm reports that or it is likely, as after SIGKILL by the kernel."""
+        """'memory' if Slurm reports so, or if it is likely, as after SIGKILL; else None."""
         was_killed = signal.SIGKILL in (self.signal, self.exit_code - 128)
         return "memory" if self.state == "OUT_OF_MEMORY" or was_killed else None
 
@@ -110,15 +113,16 @@ def sbatch(script: Path) -> int:
 
 
 def task_states(job_id: int, num_tasks: int) -> dict[int, TaskState]:
-    """State per array index for tasks in squeue; ended tasks stay listed for some minutes.
+    """State per array index, from squeue; ended indices stay listed for some minutes.
 
-    A line without an index refers to all tasks without one: cancelled before they began.
+    A line without an index stands for all indices that have no line of their own; they were
+    cancelled before they began.
     """
     command = ["squeue", "--noheader", "--array", "--states=all", f"--Format={_FORMAT}"]
     try:
         text = _call([*command, f"--jobs={job_id}"])
     except ClusterError as error:
-        # it ended long ago and squeue has dropped it
+        # the array ended long ago and squeue has dropped it
         if "Invalid job id" in str(error):
             return {}
         raise
@@ -136,13 +140,16 @@ def task_states(job_id: int, num_tasks: int) -> dict[int, TaskState]:
         match = _TASK.match(name)
         if match:
             listed[int(match.group(1))] = task
-        elif task.ended:
+        elif task.has_ended:
             unlisted = dict.fromkeys(range(1, num_tasks + 1), task)
     return unlisted | listed
 
 
 def accounted_states(job_id: int) -> dict[int, TaskState]:
-    """States from Slurm's accounting, which keeps ended tasks; empty without accounting."""
+    """State per array index, from Slurm's accounting, which keeps ended jobs.
+
+    Empty if the cluster has no accounting.
+    """
     command = ["sacct", "--noheader", "--parsable2", "--allocations"]
     try:
         text = _call([*command, f"--jobs={job_id}", "--format=JobID,State,ExitCode"])
@@ -204,11 +211,12 @@ class Array:
     """Array that was written, and perhaps submitted.
 
     Attributes:
-        folder: the folder of its files.
-        attempt: the entries, and the task, adapted to the CPUs of an array task.
-        chunk_size: entries of each array task except the last.
-        request: resources of each array task.
-        config: settings with all memory sizes and GPUs.
+        folder: folder of the array's files.
+        attempt: the entries, and the work (`Task`), adapted to the CPUs of one array index.
+        chunk_size: number of entries of each array index; the last index may have fewer.
+        request: resources of each array index.
+        config: executor settings, with the memory sizes and GPUs of all retries;
+            `attempt.resource_step` picks one.
     """
 
     folder: Path
@@ -219,7 +227,7 @@ class Array:
 
     @cached_property
     def chunks(self) -> list[tuple[object, ...]]:
-        """Entries of array index 1, 2, ..."""
+        """Entries of each array index; indices count from 1."""
         return chunked(self.attempt.entries, self.chunk_size)
 
     @property
@@ -241,7 +249,7 @@ class Array:
         """
         text = batch_script(
             self.folder,
-            self.config.at_rung(self.attempt.rung),
+            self.config.at_step(self.attempt.resource_step),
             num_tasks=len(self.chunks),
             request=self.request,
         )
@@ -252,8 +260,8 @@ class Array:
             "entries": [as_mapping(entry) for entry in self.attempt.entries],
             "task": as_mapping(attempt.task),
             "number": attempt.number,
-            "rung": as_mapping(attempt.rung),
-            "before": attempt.before and attempt.before.numbers,
+            "rung": as_mapping(attempt.resource_step),
+            "before": attempt.previous_request and attempt.previous_request.numbers,
         }
         document = {
             "attempt": attempt_document,
@@ -291,7 +299,7 @@ class Array:
             raise
 
     def reports(self, index: int) -> list[AnyReport]:
-        """Reports of array index `index` so far, for its first entries."""
+        """Reports of an array index so far, for its first entries."""
         path = self._result_path(index, "json")
         if not path.exists():
             return []
@@ -312,20 +320,29 @@ class Array:
         return reports
 
     def states(self) -> dict[int, str]:
-        """State per array index: 'DONE' (reported), Slurm's state if it is listed, or 'LOST'."""
+        """State per array index: 'DONE' (all entries reported), Slurm's state, or 'LOST'.
+
+        An index is lost if it has ended, or is no longer listed, without reports of all entries.
+        All indices are 'WRITTEN' if the array was not submitted.
+        """
         return {index: state for index, (state, _) in self._look_up(None).items()}
 
     def waiting_reasons(self) -> Counter[str]:
-        """Slurm's reasons for which array tasks wait, with the number of tasks."""
+        """Number of waiting array indices by Slurm's reason for the wait."""
         states = self._look_up(None).values()
         reasons = [task.waits_for for state, task in states if state == _WAITING]
         return Counter(filter(None, reasons))
 
-    def ended(self, *, among: Collection[int] | None = None) -> dict[int, Attempt]:
-        """Array tasks that ended; the accounting still lists tasks that squeue has dropped."""
+    def ended_jobs(self, *, among: Collection[int] | None = None) -> dict[int, Attempt]:
+        """Jobs that have ended, with their end, by array index.
+
+        Args:
+            among: indices to look at; None means all.
+        """
         states = self._look_up(among)
+        # the accounting still has jobs that squeue no longer lists
         accounted: dict[int, TaskState] = {}
-        if ("LOST", TaskState()) in states.values():
+        if any(state == "LOST" and not task.state for state, task in states.values()):
             accounted = accounted_states(self.job_id or 0)
         ended = {}
         for index, (state, task) in states.items():
@@ -341,12 +358,13 @@ class Array:
     def _look_up(
         self, among: Collection[int] | None
     ) -> dict[int, tuple[str, TaskState]]:
-        """State of some indices (None means all) as in `states`, and what squeue says of it."""
+        """State as in `states`, and state by squeue, of some indices; None means all."""
         indices = range(1, len(self.chunks) + 1) if among is None else among
         job_id = self.job_id
         if job_id is None:
             return dict.fromkeys(indices, ("WRITTEN", TaskState()))
-        # squeue is asked before the results are read, since a task reports first and then leaves it
+        # squeue is asked first: a job writes its results before it leaves the queue, so that no
+        # result is missed
         listed = task_states(job_id, len(self.chunks))
         states = {}
         for index in indices:
@@ -355,16 +373,17 @@ class Array:
             state = task.state
             if num_reported == len(self.chunks[index - 1]):
                 state = "DONE"
-            elif task.ended or not task.state:
+            elif task.has_ended or not task.state:
                 state = "LOST"
             states[index] = (state, task)
         return states
 
     def _unreported(self, job: Attempt, index: int, state: TaskState) -> Attempt:
-        """End of an array task that has not reported everything.
+        """The job of an array index that ended without reports of all entries, with its end.
 
-        Not retried are tasks that the user cancelled, that ended by their own error, and single
-        entries that ran out of time. Tasks that Slurm has dropped are retried if they had begun.
+        Jobs that the user cancelled, jobs that ended by an error of their own, and single entries
+        that ran out of time are not retried. Jobs that Slurm no longer lists are retried if they
+        had begun.
         """
         log = self.folder / "logs" / f"{self.job_id}_{index}.log"
         error_path = self._result_path(index, "error")
@@ -406,8 +425,8 @@ def load_array(folder: Path, kinds: Registry[type[AnyTask]]) -> Array:
             ),
             task=from_mapping(task_type, saved["task"]),
             number=saved["number"],
-            rung=Rung(**saved["rung"]),
-            before=Request(**saved["before"]) if saved["before"] else None,
+            resource_step=ResourceStep(**saved["rung"]),
+            previous_request=Request(**saved["before"]) if saved["before"] else None,
         )
         return Array(
             folder,

@@ -32,7 +32,7 @@ from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_labelled, sketches
 from thinsection.evaluation.parts import Drawing, make_parts
 from thinsection.files.atomic import read_json, write_json, write_table, write_text
-from thinsection.files.tables import split_sheet
+from thinsection.files.tables import path_and_sheet
 from thinsection.jobs.execute import execute
 from thinsection.jobs.task import Report
 from thinsection.predict import tested
@@ -440,7 +440,7 @@ def _ensemble(
         threshold=usual.threshold,
         within_floor=usual.within_floor,
         num_tiles=usual.num_tiles,
-        table_sha256=file_sum(split_sheet(Path(config.labels.labels or ""))[0]),
+        table_sha256=file_sum(path_and_sheet(Path(config.labels.labels or ""))[0]),
         trained=tuple(dict.fromkeys(trained_marks)),
         sketches=sketches(contents.means, usual.center),
         lock=lock_of(study, results, scored, temperature),

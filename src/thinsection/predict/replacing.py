@@ -1,11 +1,11 @@
-"""Results that a new one replaces: experiments, validations, and the heatmaps of a model.
+"""Replacing earlier results: experiments, validations, and the heatmaps of a model.
 
-The earlier result records what it was made from. If the new one would be made from the same, it may
-be written again; else the user names another folder, or says `--overwrite`.
+An earlier result records its inputs and settings. If those of the new result are the same, the
+result may be written again; else the user names another folder, or passes `--overwrite`.
 
 Heatmaps of another model with the same name are removed. `train` writes its page before any heatmap
-exists. So `train` and `heatmap` each write the list of links from the pictures that lie in the
-folder of heatmaps: the page never links to a picture that does not exist.
+exists. So both `train` and `heatmap` write the list of links, from the pictures that exist at that
+moment: the page never links to a missing picture.
 """
 
 import json
@@ -19,7 +19,7 @@ from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import parse_json, read_json, write_text
-from thinsection.files.tables import split_sheet
+from thinsection.files.tables import path_and_sheet
 from thinsection.predict.folds import Study
 from thinsection.predict.tested import EXPERIMENT_NAME
 from thinsection.store.identity import file_sum
@@ -27,10 +27,11 @@ from thinsection.types import Document, counted
 from thinsection.weights.origin import slug
 
 REMEDY = 'pass another out="...", or overwrite=True to replace it'
-# settings that change no result: of time and memory, and paths whose content is compared
+# settings that change no result: settings of time and memory, and paths whose content is compared
 NEUTRAL = {"checkpoint_s", "memory", "allow_leakage", "splits"}
+# sections of `TrainConfig` that are compared; "cross" is cross-validation
 SECTIONS = ("head", "fit", "cross")
-MOST_SHOWN = 3  # settings that a message names
+MAX_SHOWN = 3  # differences that a message names
 LINKS_NAME = "heatmaps.js"
 PICTURE_END = ".attention.png"  # the picture of a slide that is linked
 SCALE_NAME = "scale.json"  # scale of the colours, and the SHA-256 of the model
@@ -38,12 +39,12 @@ DRAWN_SUFFIXES = {".png", ".geojson", ".h5"}
 
 
 def check_experiment(out: Path, study: Study, settings: Document) -> None:
-    """Raises InvalidInputError: `out` holds the model of other labels, embeddings or settings.
+    """Raises InvalidInputError: `out` holds a model with other labels, embeddings or settings.
 
     Args:
         out: folder of the experiment.
         study: cases, labels and folds of the new training.
-        settings: mapping of its `TrainConfig`.
+        settings: `TrainConfig` of the new training, as a mapping.
     """
     if not (out / "model.safetensors").is_file():
         return
@@ -58,9 +59,9 @@ def check_experiment(out: Path, study: Study, settings: Document) -> None:
     changes = _changed_data(out, study) + _changed_settings(earlier_settings, settings)
     if not changes:
         return
-    shown = ", ".join(changes[:MOST_SHOWN])
-    if len(changes) > MOST_SHOWN:
-        shown += f" and {counted(len(changes) - MOST_SHOWN, 'other difference')}"
+    shown = ", ".join(changes[:MAX_SHOWN])
+    if len(changes) > MAX_SHOWN:
+        shown += f" and {counted(len(changes) - MAX_SHOWN, 'other difference')}"
     raise InvalidInputError(
         f"out must be a new folder or have the same labels and settings, got a model with other "
         f"ones in {str(out)!r} ({shown}); {REMEDY}"
@@ -68,7 +69,7 @@ def check_experiment(out: Path, study: Study, settings: Document) -> None:
 
 
 def _changed_data(out: Path, study: Study) -> list[str]:
-    """Parts of the data that differ from those of the experiment in `out`, in words."""
+    """Differences between the data of `study` and of the experiment in `out`, in words."""
     try:
         earlier = Study.load(out)
     except (OSError, ValueError, ConfigError):
@@ -108,7 +109,10 @@ def _changed_data(out: Path, study: Study) -> list[str]:
 
 
 def _classes_only(target: Target) -> Target:
-    """The target without the order of two classes and the positive one."""
+    """The target with sorted class names and no positive class.
+
+    So a comparison of two binary targets ignores the order of their classes and the positive class.
+    """
     if target.kind != "binary":
         return target
     names = tuple(sorted(target.names))
@@ -116,14 +120,14 @@ def _classes_only(target: Target) -> Target:
 
 
 def _labels(cohort: Cohort) -> list[str] | tuple[tuple[float | None, ...], ...]:
-    """Class of each case, or its values."""
+    """Class of each case; the values of each case if the target has no exclusive classes."""
     if not cohort.target.exclusive:
         return cohort.values
     return [cohort.target.names[int(value)] for (value,) in cohort.array]
 
 
 def _columns(study: Study) -> tuple[object, ...]:
-    """Sites and subgroups, which decide tables of the page."""
+    """Sites and subgroups of the cases: tables of the page are made of them."""
     cohort = study.cohort
     return cohort.sites, cohort.subgroup_columns, cohort.subgroups
 
@@ -147,12 +151,12 @@ def check_validation(folder: Path, model_sum: str, labels: LabelsConfig) -> None
     Args:
         folder: OUT/validation_MODEL.
         model_sum: sha256 of the model's file.
-        labels: the table and its columns; a missing table is refused where it is read.
+        labels: the table and its columns; a missing table is refused later, when it is read.
     """
     path = folder / "validation.json"
     if labels.labels is None:
         return
-    table, _ = split_sheet(labels.labels)
+    table, _ = path_and_sheet(labels.labels)
     if not table.is_file() or not path.is_file():
         return
     changes = []
@@ -179,7 +183,7 @@ def heatmap_folder(grid: Path, model: str) -> Path:
 
 
 def write_heatmap_links(experiment: Path, heatmaps: Path) -> None:
-    """Writes the list of a folder's pictures, by slide id, as addresses from the experiment.
+    """Writes a relative URL (from the experiment) of each picture in the folder, by slide id.
 
     Memory: 100 bytes a slide.
     """
@@ -193,7 +197,7 @@ def write_heatmap_links(experiment: Path, heatmaps: Path) -> None:
 def refresh_heatmap_links(model: Path, heatmaps: Path) -> None:
     """Writes the list again if the model lies in an experiment whose page links to this folder.
 
-    Nothing is written where the model was moved, or is older than such lists.
+    Nothing is written if the model was moved, or was trained by a version without this list.
     """
     experiment = model.absolute().parent
     try:
@@ -214,10 +218,11 @@ def remove_stale_heatmaps(
     Args:
         heatmaps: GRID/heatmap_MODEL.
         model_sum: SHA-256 of the model's file.
-        replaced_sum: that of the file which it has replaced, for a folder that records no model.
+        replaced_sum: SHA-256 of the model file that was overwritten. It is taken to have drawn the
+            heatmaps if the folder does not record which model did.
 
     Returns:
-        Number of removed files; 0 if this model drew them, or no one knows which one did.
+        Number of removed files; 0 if this model drew them, or if nothing tells which model did.
     """
     try:
         drawn_by = read_json(heatmaps / SCALE_NAME).get("model", "")
@@ -229,7 +234,8 @@ def remove_stale_heatmaps(
     paths = [path for path in heatmaps.iterdir() if path.suffix in DRAWN_SUFFIXES]
     for path in paths:
         path.unlink()
-    # last, so that a killed process is followed by one that removes the others
+    # removed last: if the process is killed before, this file still names the old model, and the
+    # next call removes the rest
     (heatmaps / SCALE_NAME).unlink(missing_ok=True)
     return len(paths)
 

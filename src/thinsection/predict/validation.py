@@ -21,7 +21,7 @@ from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.rows import strict
 from thinsection.files.atomic import write_json, write_table, write_text
-from thinsection.files.tables import split_sheet
+from thinsection.files.tables import path_and_sheet
 from thinsection.predict.answering import UNLIKE, Prediction
 from thinsection.predict.model_file import ModelCard, versions
 from thinsection.predict.pages import validation_page
@@ -126,7 +126,7 @@ def write_validation(
         "uses": None,
     }
     if not internal:
-        folders = [split_sheet(table)[0].absolute().parent]
+        folders = [path_and_sheet(table)[0].absolute().parent]
         if (results / SLIDES).is_dir() and results != folders[0]:
             folders.append(results)
         use = use_of(
@@ -184,7 +184,7 @@ def _sources(model: Locked, cohort: Cohort, table: Path) -> Document:
             "members": len(model.card.members),
             "training_scores": dict(model.card.scores),
         },
-        "labels": {"file": table.name, "sha256": file_sum(split_sheet(table)[0])},
+        "labels": {"file": table.name, "sha256": file_sum(path_and_sheet(table)[0])},
         "task": target.kind,
         "task_words": target.kind_words,
         "target": list(cohort.target.columns),

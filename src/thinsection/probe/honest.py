@@ -1,8 +1,11 @@
-"""The protocol `honest`: settings are chosen on inner folds of what trains, seeds are repeated, and
-the scored rows are looked at once, with settings that no scored row had a say in.
+"""The protocol `honest`: nested cross-validation.
 
-A probe is here its own function, run under protocols that are narrowed to one setting. Beside the
-score stand that of permuted labels (what the probe makes of nothing) and a learning curve.
+Hyperparameters are selected by cross-validation inside the training rows. The final fit is repeated
+with several seeds. The test rows are used only to score it.
+
+This module calls the function of a probe again and again, with protocols that are restricted to one
+hyperparameter setting. Beside the score it reports the score with permuted training labels (chance
+level) and a learning curve.
 """
 
 from collections import Counter
@@ -20,7 +23,7 @@ from thinsection.evaluation.metrics import (
     FloatVector,
     Fold,
     IndexArray,
-    mean_with_value,
+    nan_mean,
 )
 from thinsection.evaluation.rows import Details
 from thinsection.evaluation.splits import draw_rows, drawn_folds
@@ -39,52 +42,59 @@ from thinsection.probe.protocol import (
 )
 from thinsection.probe.result import Choice, ProbeResult, choices, classified
 
-# labels (Nq,), shares (Nq, K), details
-Guess = tuple[IndexArray, FloatVector, Details]
+# predicted labels (Nq,), class probabilities (Nq, K), details
+Prediction = tuple[IndexArray, FloatVector, Details]
 TileSettings = TypeVar("TileSettings", LinearSettings, KnnSettings, FewshotSettings)
-Guesser = Callable[[TileSet, TileSettings, int], Guess]  # of data, settings and seed
-Run = Callable[..., ProbeResult]  # (data, protocol=...): a probe
+Predict = Callable[[TileSet, TileSettings, int], Prediction]  # (data, settings, seed)
+ProbeFunction = Callable[..., ProbeResult]  # (data, protocol=...)
 Cases = CaseSet | SurvivalSet
-MIN_SURVIVORS = 16  # with and without event, for a model to be fitted
+# fewest cases of each kind (event, censored) that a survival model is fitted to
+MIN_SURVIVAL_SHOTS = 16
 
 
 def tile_probe(
     name: str,
     kind: type[TileSettings],
-    guess: Guesser[TileSettings],
+    predict: Predict[TileSettings],
     data: TileSet,
     protocol: Protocol,
     *,
     select: bool = True,
 ) -> ProbeResult:
-    """The result of a guess as the protocol has it; without `select` there is nothing to choose.
+    """Runs the predictor under the protocol, with nested selection if it has inner folds.
 
-    Memory: that of the guess; under `honest` the training rows once more. Raises DatasetError: the
+    `select=False`: the probe has no hyperparameter.
+
+    Memory: that of `predict`; under `honest` the training rows once more. Raises DatasetError: the
     splits do not fit each other; ConfigError: the protocol does not define the probe.
     """
     data = check_tile_set(data)
     settings = protocol.require(name, kind)
     if protocol.inner_folds:
-        run = partial(tile_probe, name, kind, guess, select=select)
-        return _honest_tiles(run, data, protocol, select=select)
-    prediction, share, details = guess(data, settings, protocol.seed)
+        probe = partial(tile_probe, name, kind, predict, select=select)
+        return _honest_tiles(probe, data, protocol, select=select)
+    labels, probability, details = predict(data, settings, protocol.seed)
     return classified(
         name,
         data,
-        prediction,
+        labels,
         metric=settings.metric,
         protocol=protocol,
-        probability=share,
+        probability=probability,
         details=details,
     )
 
 
-def narrowed(
+def restricted(
     protocol: Protocol, choice: Choice, *, most_shots: int | None = None
 ) -> Protocol:
-    """The protocol with one setting of each sweep, nothing to select, for one seed."""
+    """The protocol with one setting in each sweep, so that there is nothing to select.
+
+    `repeats` is ignored, because there are no inner folds.
+    """
     p = replace(protocol, inner_folds=0)
     values = [float(value) for value in choice]
+    # only a linear probe chooses two values: learning rate and epoch
     if p.linear and len(values) == 2:
         rate, epochs = values
         linear = replace(p.linear, lrs=(rate,), epochs=int(epochs), last_epoch=True)
@@ -95,7 +105,8 @@ def narrowed(
     if not values:
         return p
     value = values[0]
-    return replace(  # a probe reads its own alone
+    # set in every section: a probe reads only its own section
+    return replace(
         p,
         knn=p.knn and replace(p.knn, ks=(int(value),)),
         logistic=p.logistic and replace(p.logistic, cs=(value,)),
@@ -104,39 +115,43 @@ def narrowed(
 
 
 def _best(scores: Sequence[dict[Choice, float]]) -> Choice:
-    """Best setting on the mean of those that every fold tried; of equal ones the first."""
+    """The setting with the highest mean score over the folds; the first of ties.
+
+    Only settings that every fold tried are compared.
+    """
     means: dict[Choice, float] = {}
     for choice in scores[0]:
-        if all(choice in of_fold for of_fold in scores):
+        if all(choice in fold_scores for fold_scores in scores):
             means[choice] = float(
-                mean_with_value([of_fold[choice] for of_fold in scores])
+                nan_mean([fold_scores[choice] for fold_scores in scores])
             )
     return max(means, key=means.__getitem__)
 
 
 def _honest_tiles(
-    run: Run, data: TileSet, protocol: Protocol, *, select: bool
+    probe: ProbeFunction, data: TileSet, protocol: Protocol, *, select: bool
 ) -> ProbeResult:
     """Result under a protocol with inner folds, see `tile_probe`."""
     train = data.train
     choice: Choice = ()
     words = "nothing was selected"
     if select:
-        choice, words = _choose_setting(run, data, protocol)
-    chosen = narrowed(protocol, choice)
+        choice, words = _choose_setting(probe, data, protocol)
+    chosen = restricted(protocol, choice)
     seeds = range(protocol.seed, protocol.seed + protocol.repeats)
-    runs = [run(data, protocol=replace(chosen, seed=seed)) for seed in seeds]
+    results = [probe(data, protocol=replace(chosen, seed=seed)) for seed in seeds]
 
     def score_trained_on(part: Split) -> float:
         smallest = int(np.bincount(part.labels, minlength=data.num_classes).min())
-        fitting = choice
-        if len(choice) == 1:  # a number of neighbours
-            fitting = (min(int(choice[0]), len(part)),)
-        own = narrowed(protocol, fitting, most_shots=smallest)
-        return run(replace(data, train=part), protocol=own).score
+        usable_choice = choice
+        if len(choice) == 1:  # k of kNN: at most the number of training rows
+            usable_choice = (min(int(choice[0]), len(part)),)
+        own = restricted(protocol, usable_choice, most_shots=smallest)
+        return probe(replace(data, train=part), protocol=own).score
 
     def null_score(seed: int) -> float:
-        labels = train.labels[permuted(train.labels, train.groups, seed)]
+        order = permutation_of_labels(train.labels, train.groups, seed)
+        labels = train.labels[order]
         return score_trained_on(replace(train, labels=labels))
 
     def shots_score(shots: int, seed: int) -> float:
@@ -147,38 +162,43 @@ def _honest_tiles(
         "selected_on": words,
         **_scores_beside(
             protocol,
-            [r.score for r in runs],
+            [result.score for result in results],
             null_score,
             shots_score,
             smallest_class=np.bincount(train.labels).min(),
         ),
     }
-    guesses = [r.predictions for r in runs if r.predictions]
+    predictions = [result.predictions for result in results if result.predictions]
     return classified(
-        runs[0].probe,
+        results[0].probe,
         data,
-        guesses[0].prediction,
-        metric=runs[0].metric,
+        predictions[0].prediction,
+        metric=results[0].metric,
         protocol=protocol,
         details=details,
-        probability=guesses[0].probability,
-        repeats=np.stack([g.prediction for g in guesses]),
+        probability=predictions[0].probability,
+        repeats=np.stack([each.prediction for each in predictions]),
     )
 
 
-def _choose_setting(run: Run, data: TileSet, protocol: Protocol) -> tuple[Choice, str]:
-    """The best setting on inner folds of the training rows, and these in words."""
+def _choose_setting(
+    probe: ProbeFunction, data: TileSet, protocol: Protocol
+) -> tuple[Choice, str]:
+    """The best setting on inner folds of the training rows, and a sentence about these folds."""
     train = data.train
     inner_folds = protocol.inner_folds
-    folds, unit_words = drawn_folds(
+    # `drawn_over`: 'over patients', or '' for folds over rows
+    folds, drawn_over = drawn_folds(
         train.labels, train.groups, folds=inner_folds, seed=protocol.seed
     )
-    swept = replace(protocol, inner_folds=0)
+    sweep = replace(protocol, inner_folds=0)
     scores = []
-    for fitted, scored in folds:
-        part = replace(data, train=train.take(fitted), val=train.take(scored))
-        scores.append(choices(run(part, protocol=swept)))
-    words = f"chosen on {inner_folds} inner folds of the training rows {unit_words}"
+    for training_rows, validation_rows in folds:
+        part = replace(
+            data, train=train.take(training_rows), val=train.take(validation_rows)
+        )
+        scores.append(choices(probe(part, protocol=sweep)))
+    words = f"chosen on {inner_folds} inner folds of the training rows {drawn_over}"
     return _best(scores), words.strip()
 
 
@@ -190,9 +210,9 @@ def _scores_beside(
     *,
     smallest_class: float,
 ) -> Details:
-    """Scores beside the score: of each seed, of permuted labels, and the learning curve.
+    """Details of a result: score of each seed, scores with permuted labels, learning curve.
 
-    `null_score` takes a seed; `shots_score` a number of rows per class and a seed.
+    `null_score` takes a seed; `shots_score` takes a number of rows per class and a seed.
     """
     seeds = range(protocol.seed, protocol.seed + protocol.null_draws)
     null_scores = [null_score(seed) for seed in seeds]
@@ -200,18 +220,23 @@ def _scores_beside(
     for shots in protocol.shots:
         if shots < smallest_class:
             draws = [shots_score(shots, seed) for seed in seeds]
-            curve[str(shots)] = float(mean_with_value(draws))
+            curve[str(shots)] = float(nan_mean(draws))
     curve["all"] = float(np.mean(scores))
     return {
         "seed_scores": scores,
-        "null_score": float(mean_with_value(null_scores)),
+        "null_score": float(nan_mean(null_scores)),
         "null_scores": null_scores,
         "score_by_shots": curve,
     }
 
 
-def permuted(labels: IndexArray, groups: Groups | None, seed: int) -> IndexArray:
-    """For each row the row whose label it takes: of patients, where each has one label."""
+def permutation_of_labels(
+    labels: IndexArray, groups: Groups | None, seed: int
+) -> IndexArray:
+    """Row indices whose labels permute `labels`: row i takes the label of row result[i].
+
+    Patients swap labels as a whole if each of them has one label.
+    """
     rng = np.random.default_rng(seed)
     codes = np.arange(len(labels)) if groups is None else groups.codes
     order = permuted_rows(labels, codes, rng)
@@ -219,12 +244,15 @@ def permuted(labels: IndexArray, groups: Groups | None, seed: int) -> IndexArray
 
 
 def honest_cases(
-    run: Run,
+    probe: ProbeFunction,
     cases: Cases,
     protocol: Protocol,
     draw_folds: Callable[[Cases, Protocol], Sequence[Fold]],
 ) -> tuple[list[Fold], list[ProbeResult], Details]:
-    """A probe of cases: folds (of each seed), the result of each, what stands beside the score.
+    """Runs a probe of cases under the protocol.
+
+    Returns the outer folds of all seeds, a result for each fold, and the details (scores with
+    permuted labels, learning curve).
 
     Memory: that of the probe, and the cases of a fold once more.
     """
@@ -232,46 +260,50 @@ def honest_cases(
     seeds = range(protocol.seed, protocol.seed + repeats)
     by_seed = [draw_folds(cases, replace(protocol, seed=seed)) for seed in seeds]
     outer = [*chain.from_iterable(by_seed)]
-    swept = replace(protocol, inner_folds=0, folds=protocol.inner_folds)
+    # the probe's own cross-validation on the training cases of an outer fold is the inner loop
+    inner = replace(protocol, inner_folds=0, folds=protocol.inner_folds)
     chosen = [
-        _best([choices(run(cases.take(train), protocol=swept))]) for train, _ in outer
+        _best([choices(probe(cases.take(train), protocol=inner))]) for train, _ in outer
     ]
     results = [
-        run(replace(cases, folds=(fold,)), protocol=narrowed(protocol, choice))
+        probe(replace(cases, folds=(fold,)), protocol=restricted(protocol, choice))
         for fold, choice in zip(outer, chosen, strict=True)
     ]
-    usual = narrowed(protocol, Counter(chosen).most_common(1)[0][0])
+    # the setting that most folds chose
+    usual = restricted(protocol, Counter(chosen).most_common(1)[0][0])
     labels = cases.strata
 
     def null_score(seed: int) -> float:
         scores = []
         order = np.arange(len(labels))
         for train, val in by_seed[0]:
-            mixed = order.copy()
+            # only the training cases get permuted labels
+            label_rows = order.copy()
             groups = cases.groups and cases.groups.take(train)
-            mixed[train] = train[permuted(labels[train], groups, seed)]
-            data = replace(cases.relabelled(mixed), folds=((train, val),))
-            scores.append(run(data, protocol=usual).score)
-        return float(mean_with_value(scores))
+            permutation = permutation_of_labels(labels[train], groups, seed)
+            label_rows[train] = train[permutation]
+            data = replace(cases.relabelled(label_rows), folds=((train, val),))
+            scores.append(probe(data, protocol=usual).score)
+        return float(nan_mean(scores))
 
     def shots_score(shots: int, seed: int) -> float:
         few = tuple(
             (train[draw_rows(labels[train], shots, seed=seed)], val)
             for train, val in by_seed[0]
         )
-        return run(replace(cases, folds=few), protocol=usual).score
+        return probe(replace(cases, folds=few), protocol=usual).score
 
     by_fold = np.array([result.score for result in results]).reshape(len(by_seed), -1)
     training_share = len(by_seed[0][0][0]) / len(labels)
     if isinstance(cases, SurvivalSet):
-        shots = tuple(k for k in protocol.shots if k >= MIN_SURVIVORS)
+        shots = tuple(k for k in protocol.shots if k >= MIN_SURVIVAL_SHOTS)
         protocol = replace(protocol, shots=shots)
     details = {
         "selected": dict(Counter(", ".join(map(str, choice)) for choice in chosen)),
         "selected_on": f"chosen on {protocol.inner_folds} inner folds of the training cases",
         **_scores_beside(
             protocol,
-            mean_with_value(by_fold.T).tolist(),
+            nan_mean(by_fold.T).tolist(),
             null_score,
             shots_score,
             smallest_class=(np.bincount(labels) * training_share).min(),

@@ -22,7 +22,7 @@ from thinsection.qc.checks.check import (
     ReportTable,
     Score,
 )
-from thinsection.qc.checks.default_ink import find_default_ink
+from thinsection.qc.checks.pen_ink import find_pen_ink
 from thinsection.qc.checks.pixel_model import PixelModel, probabilities
 from thinsection.qc.pipeline import Pipeline, load_pipeline
 from thinsection.qc.result import QcResult
@@ -39,9 +39,9 @@ from thinsection.types import MaskArray, MaskFrame, RgbArray
 
 Models = dict[ExampleCheck, PixelModel]
 
-# A check that removes more than this share of the tissue is taken for an error.
+# A check that removes more than this share of the tissue is taken to be wrong.
 _MAX_REMOVED_SHARE = 0.5
-# Properties with the file's comment; OpenSlide and the TIFF reader name it differently.
+# Properties that contain the comment of the file: by OpenSlide, and by the TIFF reader.
 _COMMENTS = ("openslide.comment", "tiff.ImageDescription")
 
 
@@ -121,9 +121,9 @@ def run_qc(
         runner.run(check)
     device_mask_use, device_mask_for_tiles = runner.final_masks()
     mask_use = ns.download(device_mask_use)
-    mask_kept = None
+    mask_for_tiles = None
     if device_mask_for_tiles is not None:
-        mask_kept = ns.download(device_mask_for_tiles)
+        mask_for_tiles = ns.download(device_mask_for_tiles)
     masks = {}
     scores: dict[str, Score] = {}
     warnings = [*scale.warnings, *image_warnings(work_image)]
@@ -156,12 +156,12 @@ def run_qc(
         tables=tables,
         seconds={"read": read_s, **runner.seconds},
         transfers=dict(ns.transfers),
-        mask_kept=mask_kept,
+        mask_kept=mask_for_tiles,
     )
 
 
 def _check_segmentation(pipeline: Pipeline, segmentation: ClassMap | None) -> None:
-    """Raises ConfigError if the classes that a pipeline takes are missing, or given in vain."""
+    """Raises ConfigError: the pipeline needs a segmentation and has none, or takes none."""
     if pipeline.segmenter is None:
         if segmentation is not None:
             raise ConfigError(
@@ -188,7 +188,7 @@ def _make_view(
     """Makes the view for the first check, with all pixels in use."""
     rgb = ns.upload(work_image)
     height, width = work_image.shape[:2]
-    # HistoQC computes it from the long side alone
+    # HistoQC computes the resolution from the long side alone
     mpp_th = scale.slide_mpp * max(slide.size) / max(width, height)
     if not scale.by_long_side:
         area_um2 = math.prod(slide.size) * math.prod(scale.mpp_xy)
@@ -196,7 +196,7 @@ def _make_view(
 
     @cache
     def all_probabilities() -> dict[ExampleCheck, Array]:
-        # all models share features, so the first call computes all probabilities
+        # the models of all checks share their features, so the first call computes all of them
         return probabilities(ns, rgb, get_models())
 
     def gray_at(nominal_mpp: float) -> Array:
@@ -208,9 +208,9 @@ def _make_view(
     maps = cache(partial(artefact_maps, ns, rgb, mpp_th))
 
     @cache
-    def default_ink() -> Array:
+    def pen_ink() -> Array:
         return ns.upload(
-            find_default_ink(work_image, mpp_th, lambda: ns.download(ink_of(maps())))
+            find_pen_ink(work_image, mpp_th, lambda: ns.download(ink_of(maps())))
         )
 
     def associated(name: str) -> RgbArray | None:
@@ -228,24 +228,25 @@ def _make_view(
         regions_at=partial(regions_at, slide, scale.slide_mpp),
         probability_of=probability_of,
         artefact_maps=maps,
-        default_ink=default_ink,
+        pen_ink=pen_ink,
         associated=associated,
         class_areas={name: ns.upload(area) for name, area in areas.items()},
     )
 
 
 class _CheckRunner:
-    """Runs one check after the other; each narrows the mask that the next one gets.
+    """Runs one check after the other; each check narrows the mask that the next check gets.
 
-    A check that would remove most of the tissue, or all pixels that are left, is taken to be
-    wrong: it is overruled, and only its `Outcome.sure_area` is removed. Tiles are then laid also on
-    the other pixels that it found. With `strict` no check is overruled.
+    A check that would remove most of the tissue, or all remaining pixels, is taken to be wrong: it
+    is overruled, and only its `Outcome.sure_area` is removed. Tiles may then cover the rest of the
+    area that the check found. With `strict` no check is overruled.
 
-    The pipeline's `guard` decides which mask the checks after an overruled one get:
+    The pipeline's `guard` decides which mask later checks get after a check was overruled:
 
-        guard on    the mask from before the overruled check, without the sure area
-        guard off   the narrowed mask, so that they measure the same as in HistoQC; a second mask,
-                    from which overruled checks remove only their sure area, is kept for the tiles
+        guard on    the mask from before the overruled check, without its sure area
+        guard off   the mask without the whole area that the overruled check found, so that later
+                    checks measure the same as in HistoQC. Tiles are placed on a second mask,
+                    from which overruled checks remove only their sure area.
     """
 
     def __init__(self, view: QcView, pipeline: Pipeline, *, strict: bool) -> None:
@@ -259,12 +260,12 @@ class _CheckRunner:
         self._stain = ""
         # tissue pixels after the last check that removes glass; 0 until such a check has run
         self._tissue_px = 0
-        # with the guard off: the second mask, once a check was overruled
+        # the second mask, if the guard is off and a check was overruled
         self._mask_for_tiles: Array | None = None
         self._overruled: set[str] = set()
 
     def run(self, check: QcCheck) -> None:
-        """Runs a check and narrows the mask; if the check is overruled, by its sure area alone."""
+        """Runs a check and narrows the mask; an overruled check removes only its sure area."""
         if self._view.mpp_th > check.coarsest_mpp:
             self.not_judged.append(check.name)
             return
@@ -297,8 +298,9 @@ class _CheckRunner:
         num_left = self._count(mask_after)
         num_sure_left = self._count(mask_sure)
         limit = self._tissue_px * _MAX_REMOVED_SHARE
-        removes_all = num_left == 0 < num_before
-        if removes_all or num_before - num_left > limit > 0:
+        removes_all = num_before > 0 and num_left == 0
+        removes_most = 0 < limit < num_before - num_left
+        if removes_all or removes_most:
             can_overrule = self._tissue_px > 0 and not self._strict
             is_overruled = can_overrule and num_sure_left > num_left
             warnings.append(
@@ -317,7 +319,7 @@ class _CheckRunner:
         )
         if check.removes_glass:
             self._tissue_px = num_left
-        # the mask is in the view; dropping it here frees memory
+        # the view holds the mask; dropping it from the outcome frees memory
         self.outcomes[check.name] = replace(
             outcome, mask_use=None, warnings=(*warnings, *outcome.warnings)
         )
@@ -330,12 +332,12 @@ class _CheckRunner:
     def _narrow_masks(
         self, mask_after: Array, mask_sure: Array, *, is_overruled: bool
     ) -> None:
-        """Sets the mask for the next check, and narrows the mask for tiles if there is one.
+        """Sets the mask for the next check; narrows the second mask for tiles if it exists.
 
         Args:
             mask_after: mask of the view without all that the check removes.
             mask_sure: mask of the view without the check's sure area.
-            is_overruled: only the sure area is removed.
+            is_overruled: True if only the sure area is removed.
         """
         mask_before = self._view.mask_use
         if is_overruled and self._pipeline.guard:
@@ -349,26 +351,26 @@ class _CheckRunner:
         self._view = replace(self._view, mask_use=mask_after)
 
     def final_masks(self) -> tuple[Array, Array | None]:
-        """Returns the mask after all checks, and the mask for tiles if it is another one.
+        """Returns the mask after all checks, and the second mask for tiles; None if they agree.
 
-        The area of a check that enforces its mask is removed last, even if a later check filled it;
-        of an overruled check, its sure area.
+        At the end, the area of each check that enforces its mask is removed again, since a later
+        check may have added it back. Of an overruled check only the sure area is removed.
         """
         mask_use = self._view.mask_use
         mask_for_tiles = self._mask_for_tiles
         for name, outcome in self.outcomes.items():
             if not outcome.enforce:
                 continue
-            allowed_area = outcome.affected_area
+            removable_area = outcome.affected_area
             if name in self._overruled:
-                allowed_area = outcome.sure_area
+                removable_area = outcome.sure_area
             enforced_area = outcome.affected_area
             if self._pipeline.guard:
-                enforced_area = allowed_area
+                enforced_area = removable_area
             if enforced_area is not None:
                 mask_use = mask_use & ~enforced_area
-            if mask_for_tiles is not None and allowed_area is not None:
-                mask_for_tiles = mask_for_tiles & ~allowed_area
+            if mask_for_tiles is not None and removable_area is not None:
+                mask_for_tiles = mask_for_tiles & ~removable_area
         return mask_use, mask_for_tiles
 
 

@@ -117,7 +117,7 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
         SlideReadError: the slide's pixels cannot be decoded.
     """
     # imports the models of ink, which a run without unfinished slides does not need
-    from thinsection.qc.checks.default_ink import find_default_ink
+    from thinsection.qc.checks.pen_ink import find_pen_ink
 
     check_slide(slide)
     config = config or TissueConfig()
@@ -125,7 +125,7 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     detected, stain = segment_tissue(picture.thumbnail, config, px_um=picture.px_um)
     mask = detected
     if detected.any():
-        mask = detected & ~find_default_ink(picture.thumbnail, picture.px_um)
+        mask = detected & ~find_pen_ink(picture.thumbnail, picture.px_um)
     pen_fraction = float((detected & ~mask).mean())
     if pen_fraction:
         # specks that remain of a piece between two strokes

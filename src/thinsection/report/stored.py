@@ -31,9 +31,9 @@ from thinsection.files.atomic import parse_json, read_json
 from thinsection.qc.tissue import TISSUE_COLOR, Color
 from thinsection.report.picture import OVERLAYS, PICTURE, Picture, slide_picture
 from thinsection.slide.open import open_slide
-from thinsection.store.claims import check_slide_exists, slide_place
 from thinsection.store.geojson import Feature, mask_features
 from thinsection.store.ledger import SlideLedger
+from thinsection.store.slide_ids import check_slide_exists, slide_place
 from thinsection.types import Document, MaskArray, MaskFrame
 
 # class of the tissue that quality control leaves

@@ -15,15 +15,15 @@ from thinsection.files.urls import is_url
 from thinsection.results.folder import Listener, check_results_folder
 from thinsection.results.tables import write_tables
 from thinsection.slide.cohort import slides_at
-from thinsection.slide.ids import file_of, folded, path_of, stem_of
-from thinsection.store.claims import (
-    Claims,
-    common_end,
-    move_slides,
-    read_claims,
-)
+from thinsection.slide.ids import file_key, folded, path_of_key, slide_stem
 from thinsection.store.identity import fingerprint
 from thinsection.store.outcome import KnownSlide, known_slides
+from thinsection.store.slide_ids import (
+    FileById,
+    common_end,
+    move_slides,
+    read_slide_ids,
+)
 from thinsection.types import ignore_message
 
 
@@ -42,12 +42,12 @@ class _Files:
 
     def __init__(self, paths: Iterable[str]) -> None:
         # of several links to a file the first
-        by_file = {file_of(path): path for path in reversed([*paths])}
+        by_file = {file_key(path): path for path in reversed([*paths])}
         self.paths = tuple(sorted(by_file.values()))
         self._contents: dict[str, str] = {}
         self._by_name: dict[str, list[str]] = {}
         for path in self.paths:
-            self._by_name.setdefault(folded(stem_of(path)), []).append(path)
+            self._by_name.setdefault(folded(slide_stem(path)), []).append(path)
 
     def named(self, name: str) -> list[str]:
         """Files of this name, whatever its capitals."""
@@ -103,8 +103,10 @@ def relink(
             f"new place must contain slides, got none in {', '.join(map(str, places))}"
         )
     slides = known_slides(out)
-    claims = read_claims(out)
-    candidates = {slide.slide_id: _candidates(slide, claims, files) for slide in slides}
+    listed_slides = read_slide_ids(out)
+    candidates = {
+        slide.slide_id: _candidates(slide, listed_slides, files) for slide in slides
+    }
     found = {}
     ambiguous = {}
     missing = []
@@ -129,11 +131,11 @@ def relink(
     )
 
 
-def _candidates(slide: KnownSlide, claims: Claims, files: _Files) -> list[str]:
+def _candidates(slide: KnownSlide, listed_slides: FileById, files: _Files) -> list[str]:
     """Files that may be this slide: one if it is found, none if it is missing."""
-    claim = claims.get(slide.slide_id)
-    former = slide.slide_path or (path_of(claim.file) if claim else "")
-    name = stem_of(former) if former else slide.slide_id
+    listed = listed_slides.get(slide.slide_id)
+    former = slide.slide_path or (path_of_key(listed.file) if listed else "")
+    name = slide_stem(former) if former else slide.slide_id
     content = slide.ledger.source.get("samples", "")
     fitting = files.named(name)
     if content:

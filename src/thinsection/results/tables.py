@@ -6,9 +6,9 @@ from pathlib import Path
 
 from thinsection.files.atomic import write_table
 from thinsection.slide.cohort import SlideEntry
-from thinsection.store.claims import equal_slides
 from thinsection.store.ledger import SLIDES, SlideLedger
 from thinsection.store.outcome import KnownSlide, failure_path, ledger_facts
+from thinsection.store.slide_ids import equal_slides
 from thinsection.types import Document
 
 SUMMARY_COLUMNS = (

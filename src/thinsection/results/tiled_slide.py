@@ -13,8 +13,8 @@ from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.cohort_table import SlidesConfig
 from thinsection.slide.geometry import ReadPlan, best_level
-from thinsection.store.claims import check_slide_exists, slide_place
 from thinsection.store.ledger import SlideLedger
+from thinsection.store.slide_ids import check_slide_exists, slide_place
 from thinsection.store.tiles_h5 import Attributes, read_tiles
 from thinsection.tiles import TileTable
 from thinsection.types import Size

@@ -41,9 +41,10 @@ _RATE_S = 2.0  # CPU-seconds for the measurement of an encoder
 _TILE_PX = 256  # edge of the decoded tile in pixels
 _RATE_TILES = 8  # tiles in the batch that is timed
 _MAPS_PX = 512  # edge of the image for the artefact network in pixels
-_PEAK_BATCHES = 2.5  # batches in the process whose peak memory is measured
+# number of tiles that `_PEAK_SCRIPT` encodes, in batches: 1 + 1/3 + 1, rounded up
+_PEAK_BATCHES = 2.5
 _PEAK_TIMES = 3  # processes whose peak memory is measured
-_PEAK_FLOPS = 2e12  # below this total of operations, peak measurements are quick
+_PEAK_FLOPS = 2e12  # most operations of all peak measurements that count as quick
 
 Engine = Literal["torch", "openvino"]
 
@@ -52,7 +53,9 @@ Engine = Literal["torch", "openvino"]
 class Calibration:
     """Rates of one machine."""
 
-    process_bytes: int  # resident memory of a process that has loaded the libraries
+    process_bytes: (
+        int  # peak resident memory of a process that has loaded the libraries
+    )
     start_s: float  # CPU-seconds until the libraries are loaded
     decode_px_per_s: float  # JPEG pixels decoded per CPU-second
     # pixels of the JPEG per CPU-second if it is decoded at half its size; 0 if not measured
@@ -61,9 +64,9 @@ class Calibration:
     slide_s: float = 0.35
     # CPU-seconds of the artefact network per pixel of 4 µm
     maps_s_per_px: float = 2e-7
-    # key -> tiles per CPU-second
+    # key of an encoder -> tiles per CPU-second
     encoders: dict[str, float] = field(default_factory=dict)
-    # key and batch size -> peak bytes of a process that encodes such batches
+    # key of an encoder and batch size -> peak bytes of a process that encodes such batches
     peaks: dict[str, int] = field(default_factory=dict)
 
 
@@ -88,7 +91,8 @@ def machine_key() -> str:
         str(cpu_count()),
     ]
     parts += [version(name) for name in ("thinsection", "torch", "simplejpeg", "numpy")]
-    # names of what was sped up or slowed down: with another name here, rates are measured again
+    # version of the measured code: change a string when the code becomes faster or slower, so that
+    # stored rates are measured again
     parts += ["half size", "three networks"]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
@@ -96,35 +100,41 @@ def machine_key() -> str:
 def calibrate(measure: Callable[[], Calibration] | None = None) -> Calibration:
     """Stored measurements of this machine, or new ones if there are none."""
     if not is_calibrated():
-        keep((measure or measure_machine)())
-    return Calibration(**_kept()[machine_key()])
+        store_calibration((measure or measure_machine)())
+    return Calibration(**_stored_calibrations()[machine_key()])
 
 
-def is_calibrated(key: str | None = None) -> bool:
-    """True if rates of this machine are stored; with an encoder, also its rate here."""
-    kept = _kept().get(machine_key())
-    return kept is not None and (key is None or key in kept["encoders"])
+def is_calibrated(encoder_key: str | None = None) -> bool:
+    """True if rates of this machine are stored, and with `encoder_key` also that encoder's rate.
+
+    Its peak memory may still be missing.
+    """
+    stored = _stored_calibrations().get(machine_key())
+    if stored is None:
+        return False
+    return encoder_key is None or encoder_key in stored["encoders"]
 
 
-def encoder_number(
+def encoder_measurement(
     table: Literal["encoders", "peaks"], key: str, measure: Callable[[], float]
 ) -> float:
-    """Number of an encoder from one of `Calibration`'s tables: stored, or measured now."""
+    """A measured value of an encoder (rate or peak memory): the stored one, or measured now."""
     machine = calibrate()
-    numbers: dict[str, float] = getattr(machine, table)
-    if key not in numbers:
-        numbers = {**numbers, key: measure()}
-        keep(replace(machine, **{table: numbers}))  # type: ignore[arg-type]
-    return numbers[key]
+    values: dict[str, float] = getattr(machine, table)
+    if key not in values:
+        values = {**values, key: measure()}
+        store_calibration(replace(machine, **{table: values}))  # type: ignore[arg-type]
+    return values[key]
 
 
-def keep(calibration: Calibration) -> None:
+def store_calibration(calibration: Calibration) -> None:
     """Adds this machine's measurements to the file, atomically."""
-    document = _kept() | {machine_key(): asdict(calibration)}
+    document = _stored_calibrations() | {machine_key(): asdict(calibration)}
     write_json(user_cache_dir() / _FILE, document)
 
 
-def _kept() -> Document:
+def _stored_calibrations() -> Document:
+    """Calibrations in the file, by `machine_key`; empty if there is no readable file."""
     try:
         document = json.loads((user_cache_dir() / _FILE).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):  # a damaged cache is measured again
@@ -134,7 +144,7 @@ def _kept() -> Document:
 
 def measure_machine() -> Calibration:
     """Measures memory in a fresh process, decoding and the artefact network in this one; 10 s."""
-    seconds, peak = _run_probe(_START_PROBE)
+    seconds, peak = _run_script(_START_SCRIPT)
     return Calibration(
         process_bytes=int(peak),
         start_s=seconds,
@@ -144,7 +154,7 @@ def measure_machine() -> Calibration:
     )
 
 
-def _run_probe(code: str, *arguments: str) -> list[float]:
+def _run_script(code: str, *arguments: str) -> list[float]:
     """Numbers that a fresh process prints as JSON; it loads a run's libraries before `code`."""
     command = [sys.executable, "-c", _IMPORTS + code, *arguments]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -195,11 +205,11 @@ def encoder_size(
     on_gpu: bool = False,
     engine: Engine = "torch",
 ) -> EncoderSize:
-    """Size of the encoder for a batch, by dry passes for a CPU or a GPU.
+    """Size of the encoder for a batch on a CPU or a GPU, from forward passes on empty tiles.
 
     `engine` is the planned engine, not the one that the encoder runs on now.
 
-    Raises InvalidInputError: an encoder of another package, which allows no dry pass.
+    Raises InvalidInputError: an encoder of another package, whose forward pass cannot be simulated.
     """
     if not isinstance(encoder, NetworkTileEncoder):
         raise InvalidInputError(
@@ -224,12 +234,13 @@ def encoder_size(
 def measure_rate(
     encoder: TileEncoder, *, tile_px: int, engine: Engine = "torch"
 ) -> float:
-    """Tiles per CPU-second over all threads, after a warm-up; freed memory is kept as in a run.
+    """Tiles per CPU-second over all threads, after a warm-up.
 
-    For OpenVINO, the encoder with random weights is converted, and the graph is not stored.
+    The allocator is set as in a run: it does not return freed memory to the system. For OpenVINO,
+    the encoder with random weights is converted, and the graph is not stored.
     """
     if engine == "openvino" and isinstance(encoder, NetworkTileEncoder):
-        with _graphs() as folder:
+        with _temporary_graph_folder() as folder:
             encoder.to_openvino(folder)
     keep_freed_memory()
     tiles = torch.randint(0, 256, (_RATE_TILES, tile_px, tile_px, 3), dtype=torch.uint8)
@@ -253,7 +264,7 @@ def measure_cpu_peak(
     Returns the mean of a few processes, since the layout of small objects in the heap is random and
     changes the peak.
     """
-    with _graphs() as folder:
+    with _temporary_graph_folder() as folder:
         arguments = (
             name,
             precision,
@@ -263,14 +274,15 @@ def measure_cpu_peak(
             str(folder),
         )
         if engine == "openvino":
-            # converts the graph, which otherwise only the very first run does
-            _run_probe(_PEAK_PROBE, *arguments)
-        peaks = [_run_probe(_PEAK_PROBE, *arguments)[0] for _ in range(_PEAK_TIMES)]
+            # not measured: it converts the graph and stores it in `folder`; the later processes
+            # load it, as all runs but the first do
+            _run_script(_PEAK_SCRIPT, *arguments)
+        peaks = [_run_script(_PEAK_SCRIPT, *arguments)[0] for _ in range(_PEAK_TIMES)]
     return int(statistics.mean(peaks))
 
 
 @contextmanager
-def _graphs() -> Iterator[Path]:
+def _temporary_graph_folder() -> Iterator[Path]:
     """Temporary folder for graphs that are converted only for a measurement."""
     user_cache_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=user_cache_dir(), prefix=TMP_MARK) as folder:
@@ -291,13 +303,13 @@ def peak():
     lines = [line for line in open('/proc/self/status') if line.startswith('VmHWM')]
     return int(lines[0].split()[1]) * 1024
 """
-_START_PROBE = """
+_START_SCRIPT = """
 torch.nn.functional.conv2d(torch.zeros(1, 3, 64, 64), torch.zeros(8, 3, 3, 3))
 torch.zeros(64, 64) @ torch.zeros(64, 64)
 times = os.times()
 print(json.dumps([times.user + times.system, peak()]))
 """
-_PEAK_PROBE = """
+_PEAK_SCRIPT = """
 from pathlib import Path
 from thinsection.machine import keep_freed_memory
 name, precision, edge, batch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from thinsection.errors import BudgetError, CohortError, ConfigError, ThinsectionError
 from thinsection.files.urls import is_url
-from thinsection.jobs.executor import Rung
+from thinsection.jobs.executor import ResourceStep
 from thinsection.jobs.request import (
     DEFAULT,
     Numbers,
@@ -109,7 +109,7 @@ def fitting_request(
     """
     nodes = node_list()
     request = fit_to_nodes(run_request(chunks, spec), nodes, spec.executor)
-    first = spec.executor.at_rung(Rung())
+    first = spec.executor.at_step(ResourceStep())
     gres_parts = (first.gres or "").split(":")[1:]
     wanted_gpus = [part for part in gres_parts if not part.isdigit()]
 

@@ -47,10 +47,10 @@ from thinsection.run.task import ended_slides, write_ended
 from thinsection.slide.ids import SlideFile
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve, stages_of
-from thinsection.store.claims import add_claims
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, StageRecord, load_ledger
 from thinsection.store.outcome import SlideResult, failure_path, known_slides
+from thinsection.store.slide_ids import add_slide_ids
 from thinsection.types import counted
 
 OnMessage = Callable[[str], None]
@@ -163,11 +163,13 @@ def _place_slides(
     on_wait: OnMessage,
 ) -> MergeSummary:
     """Places the files and the ledger of each slide."""
-    claims: dict[str, SlideFile] = {}
+    file_by_id: dict[str, SlideFile] = {}
     for source in reversed(sources):
-        claims.update(source.claims)
+        file_by_id.update(source.file_by_id)
     planned = {slide.slide_id for slide in plan.slides} | set(plan.unfinished)
-    add_claims(out, {name: claims[name] for name in planned if name in claims})
+    add_slide_ids(
+        out, {name: file_by_id[name] for name in planned if name in file_by_id}
+    )
     slides = []
     num_files = 0
     num_bytes = 0
@@ -231,9 +233,9 @@ def _place_slide(
 
 def _whole_path(source: SourceFolder, slide_id: str, path: str) -> str:
     """Path of a slide; one that was relative to the run's folder becomes absolute."""
-    claim = source.claims.get(slide_id)
+    listed = source.file_by_id.get(slide_id)
     is_relative = path and not is_url(path) and not Path(path).is_absolute()
-    return claim.file if is_relative and claim is not None else path
+    return listed.file if is_relative and listed is not None else path
 
 
 def _place_file(

@@ -14,10 +14,10 @@ from thinsection.files.lock import LOCK_NAME, is_held
 from thinsection.results.records import Record, read_records
 from thinsection.run.task import ended_slides
 from thinsection.slide.ids import SlideFile
-from thinsection.store.claims import read_claims
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
 from thinsection.store.outcome import SlideResult, read_failure
+from thinsection.store.slide_ids import read_slide_ids
 from thinsection.types import Document, counted
 
 # facts of a stage that tell which model made it; they must be equal for all slides of a folder
@@ -41,7 +41,7 @@ class SourceFolder:
     folder: Path
     ledgers: Mapping[str, SlideLedger]  # by slide id
     failures: Mapping[str, SlideResult]  # by slide id
-    claims: Mapping[str, SlideFile]  # by slide id
+    file_by_id: Mapping[str, SlideFile]  # by slide id
     records: tuple[Record, ...]
 
     @classmethod
@@ -61,7 +61,7 @@ class SourceFolder:
             folder=folder,
             ledgers={ledger.slide_id: ledger for ledger in load_ledgers(folder)},
             failures=failures,
-            claims=read_claims(folder),
+            file_by_id=read_slide_ids(folder),
             records=tuple(read_records(folder)),
         )
 

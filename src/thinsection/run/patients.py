@@ -30,8 +30,8 @@ from thinsection.run.pooling import (
 from thinsection.slide.cohort_table import named_columns
 from thinsection.slide.ids import KnownIds, assign_ids
 from thinsection.stages.config import PoolingConfig
-from thinsection.stages.features import deciding
-from thinsection.stages.leaves import fit_warnings
+from thinsection.stages.features import result_fields
+from thinsection.stages.leaves import compatibility_warnings
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.outcome import SlideResult, Status
 from thinsection.store.tiles_h5 import (
@@ -209,7 +209,7 @@ def _write_embedding(
         return "empty"
     deciding_values = {
         "fusion": pooling.patients,
-        "slide_encoder": deciding(encoder.identity),
+        "slide_encoder": result_fields(encoder.identity),
         "slides": hashes,
     }
     text = json.dumps(deciding_values, sort_keys=True)
@@ -267,7 +267,7 @@ def _hashes_of_tiles(
         tiles = read_embedded_tiles(file.path)
         if len(tiles.coords_l0):
             # refuses tiles that do not fit; `aggregate` has shown the warnings before
-            fit_warnings(tiles, encoder, file.path)
+            compatibility_warnings(tiles, encoder, file.path)
             layout = layout_of(tiles, file, pooling)
             hashes[file.slide_id] = content_key(tiles, encoder, layout)
     return hashes

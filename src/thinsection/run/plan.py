@@ -18,7 +18,7 @@ from thinsection.encode.registry import is_brought
 from thinsection.encode.specs import find_spec
 from thinsection.errors import BudgetError, ThinsectionError
 from thinsection.files.pages import bars_html, notebook_html
-from thinsection.jobs.executor import Rung
+from thinsection.jobs.executor import ResourceStep
 from thinsection.machine import cpu_count
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.tissue import tissue_mask
@@ -205,7 +205,7 @@ class _PlannedEncoder:
 
     def tiles_per_s(self) -> float:
         """Tiles per CPU-second: stored, or measured now."""
-        return calibration.encoder_number(
+        return calibration.encoder_measurement(
             "encoders",
             self.key,
             lambda: calibration.measure_rate(
@@ -267,7 +267,9 @@ def _measured_encoder(
             tile_px=planned.tile_px,
             engine=planned.engine,
         )
-        peak = calibration.encoder_number("peaks", f"{key}|{batch_size}", measure_peak)
+        peak = calibration.encoder_measurement(
+            "peaks", f"{key}|{batch_size}", measure_peak
+        )
         size = replace(size, cpu_peak_bytes=int(peak))
     return size, tiles_per_s
 
@@ -345,7 +347,7 @@ def planned_gpu(spec: RunConfig) -> Gpu | None:
 
     Raises ConfigError: unknown GPU.
     """
-    settings = spec.executor.at_rung(Rung())
+    settings = spec.executor.at_step(ResourceStep())
     if settings.gpu is not None:
         return cost.find_gpu(settings.gpu)
     kind, _, model = (settings.gres or "").partition(":")
@@ -441,7 +443,7 @@ def fast_advice(
 def _warnings(memory: MemoryPlan, formulas: Planner) -> tuple[str, ...]:
     """Sentences about limits that are too low for the run."""
     executor = formulas.spec.executor
-    job_memory = executor.at_rung(Rung()).job_memory
+    job_memory = executor.at_step(ResourceStep()).job_memory
     gpu = formulas.gpu
     size = formulas.encoder
     warnings = []

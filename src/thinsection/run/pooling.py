@@ -27,10 +27,10 @@ from thinsection.results.tables import write_tables
 from thinsection.run.task import set_threads
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import AggregateRunConfig, PoolingConfig
-from thinsection.stages.features import deciding
+from thinsection.stages.features import result_fields
 from thinsection.stages.leaves import (
     PoolingStage,
-    fit_warnings,
+    compatibility_warnings,
     pool_tiles,
     tile_layout,
 )
@@ -297,7 +297,7 @@ def _pool_recorded(
             recorded_address=address, recorded_key=ledger.stages[address].key
         )
         tiles = read_embedded_tiles(file.path)
-        warnings = fit_warnings(tiles, slide_encoder, file.path)
+        warnings = compatibility_warnings(tiles, slide_encoder, file.path)
         stage = PoolingStage(
             features=features,
             slide_encoder=slide_encoder_identity(slide_encoder),
@@ -336,7 +336,7 @@ def _pool_foreign(
             "`thinsection run` first"
         )
     layout = layout_of(tiles, file, pooling)
-    facts = _facts(tiles, fit_warnings(tiles, encoder, file.path))
+    facts = _facts(tiles, compatibility_warnings(tiles, encoder, file.path))
     name = encoder.label(file.path.parent.name.removeprefix("features_"))
     folder = file.out / f"slide_features_{name}"
     target = folder / f"{file.slide_id}.h5"
@@ -371,7 +371,7 @@ def content_key(
 ) -> str:
     """Hash of all that the slide embedding depends on: encoder, layout, embeddings, coordinates."""
     deciding_values = {
-        "slide_encoder": deciding(slide_encoder.identity),
+        "slide_encoder": result_fields(slide_encoder.identity),
         "size_l0": layout.size_l0,
         "stride_l0": layout.stride_l0,
     }

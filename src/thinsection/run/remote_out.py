@@ -19,7 +19,6 @@ from thinsection.results.records import RECORD_NAME, RECORDS
 from thinsection.run.process import OnEvent, RunEvent
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
-from thinsection.store.claims import CLAIMS_NAME
 from thinsection.store.ledger import (
     ELSEWHERE_NAME,
     FAILURE_NAME,
@@ -29,6 +28,7 @@ from thinsection.store.ledger import (
     load_ledger,
 )
 from thinsection.store.outcome import SlideResult, record_failure
+from thinsection.store.slide_ids import SLIDE_IDS_NAME
 
 # files of a slide from which the tables of a run are made
 _FILES_FOR_TABLES = (LEDGER_NAME, FAILURE_NAME)
@@ -122,7 +122,7 @@ class Uploads:
                 name.startswith(f"{SLIDES}/")
                 and PurePath(name).name in _FILES_FOR_TABLES
             )
-            if is_kept or name == CLAIMS_NAME:
+            if is_kept or name == SLIDE_IDS_NAME:
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(target.read(name))

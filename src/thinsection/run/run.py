@@ -49,9 +49,9 @@ from thinsection.stages.spec import (
     stages_of,
 )
 from thinsection.stages.stage import AnyStage
-from thinsection.store.claims import assign_stored_ids
 from thinsection.store.ledger import SLIDES, SlideLedger
 from thinsection.store.outcome import SlideResult, describe, slides_done
+from thinsection.store.slide_ids import assign_stored_ids
 from thinsection.types import MIB, PlainValues, counted, format_bytes, ignore_message
 from thinsection.usage.monitor import resource_monitor
 

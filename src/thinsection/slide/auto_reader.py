@@ -1,7 +1,7 @@
-"""Choice of a reader by 'auto', and the order in which unknown files are opened safely.
+"""Choice of a reader by 'auto', and safe opening of unknown files.
 
-Our own parser sees a file first: what it finds sound may be opened by C libraries in this process,
-anything else is first tried in a child.
+Our own parser reads a file first. If it finds the file sound, C libraries may open it in this
+process; any other file is first tried in a child process.
 """
 
 from itertools import product
@@ -28,8 +28,8 @@ from thinsection.slide.dicom_series import (
 )
 from thinsection.slide.geometry import corner_l0
 from thinsection.slide.level_check import (
-    is_known_to_agree,
-    keep_agreement,
+    cache_agreement,
+    is_cached_agreement,
     slide_stamps,
 )
 from thinsection.slide.look import Look
@@ -46,14 +46,21 @@ from thinsection.types import Mpp, PointL0, Size
 
 # the reader that 'auto' prefers to OpenSlide
 FASTEST = "tiff"
-_DICOM = "dicom"  # the reader that knows all pictures of a DICOM slide
+_DICOM = "dicom"  # the reader that lists all pictures of a DICOM slide
 _AGREES = f"{FASTEST}: fastest reader that agrees with OpenSlide"
 _OWN_METADATA = (
     f"{FASTEST}: uses the OME metadata of the file, for which OpenSlide knows no vendor"
 )
-_NO_VENDOR = (None, "generic-tiff")  # of a slide that OpenSlide opens as any TIFF
-_PLAIN_SUFFIXES = (".png", ".jpg", ".jpeg")  # of files that OpenSlide never opens
-# where px are compared: shares of a level's width and height, its border included
+_NO_VENDOR = (
+    None,
+    "generic-tiff",
+)  # vendors of a slide that OpenSlide opens as a plain TIFF
+_PLAIN_SUFFIXES = (
+    ".png",
+    ".jpg",
+    ".jpeg",
+)  # suffixes of files that OpenSlide never opens
+# places where pixels are compared, as shares of a level's width and height; with its borders
 _PROBES = (
     (0.5, 0.5),
     (0.31, 0.23),
@@ -64,9 +71,9 @@ _PROBES = (
     (1.0, 1.0),
 )
 _PROBE_PX = 48
-# Lower levels are interpolated as OpenSlide does it; its arithmetic has 8 bits. Allowed absolute
-# difference, of 255: largest and mean. White noise, the worst case, gave 3.4 and .35; levels that
-# are 1 px apart differ by tens wherever there is texture.
+# Largest allowed absolute differences of lower levels, of 255: maximum and mean. Lower levels are
+# interpolated as in OpenSlide, whose arithmetic has 8 bits. White noise, the worst case, gave 3.4
+# and .35; a shift by 1 px gives differences of tens wherever there is texture.
 _LEVEL_MAX = 4.0
 _LEVEL_MEAN = 0.75
 
@@ -74,18 +81,19 @@ _LEVEL_MEAN = 0.75
 def open_auto(path: str, slide_mpp: Mpp | None, image: str | None = None) -> Slide:
     """Opens a slide by the fastest reader that agrees with OpenSlide.
 
-    `Slide.choice` says which one it is, and why. A file that agreed before and has the same stamps
-    is not compared again.
+    `Slide.choice` states the reader and the reason. A file that agreed before and has the same
+    stamps (size, times, inode) is not compared again.
 
     Args:
         path: the file or folder.
-        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
+        slide_mpp: (x, y) µm per level-0 px, in place of the resolution that the file states.
         image: name or number of the picture that is the slide.
 
     Raises:
         ImageError: the file has no such picture.
-        ProvedDamageError: parts of a TIFF are missing by its own words; no other reader is asked.
-        SlideOpenError: no reader opens it; the message has the answer of each.
+        ProvedDamageError: the structure of a TIFF proves that parts of it are missing; no other
+            reader is tried.
+        SlideOpenError: no reader opens the file; the message has the answer of each reader.
     """
     attempts = _Attempts(path, slide_mpp)
     if is_folder_slide(path):
@@ -96,7 +104,7 @@ def open_auto(path: str, slide_mpp: Mpp | None, image: str | None = None) -> Sli
         return _open_dicom(attempts, image)
     stamps = slide_stamps(path)
     fast = attempts.open(FASTEST, image)
-    if fast is not None and is_known_to_agree(stamps, slide_mpp):
+    if fast is not None and is_cached_agreement(stamps, slide_mpp):
         fast.choice = _AGREES
         return fast
     plain = None
@@ -107,7 +115,7 @@ def open_auto(path: str, slide_mpp: Mpp | None, image: str | None = None) -> Sli
     if plain is None:
         try:
             reference = attempts.open("openslide", image, checked=checked)
-        except ImageError as error:  # a picture that only our reader tells apart
+        except ImageError as error:  # a picture that only our reader can find
             if fast is None:
                 raise
             attempts.answers.append(f"{LEFT_TO_TIFF}: {error}")
@@ -129,7 +137,7 @@ def open_auto(path: str, slide_mpp: Mpp | None, image: str | None = None) -> Sli
         return reference
     slide = _choose(fast, reference, attempts.answers)
     if slide.choice == _AGREES:
-        keep_agreement(stamps, slide_mpp)
+        cache_agreement(stamps, slide_mpp)
     return slide
 
 
@@ -137,8 +145,8 @@ class _Attempts:
     """Attempts to open a slide by one reader after the other.
 
     Attributes:
-        suffix: that of the file, lower case.
-        answers: why readers did not open it, or were not taken.
+        suffix: suffix of the file, lower case.
+        answers: reasons why readers did not open the file, or were not used.
     """
 
     def __init__(self, path: str, slide_mpp: Mpp | None) -> None:
@@ -152,7 +160,7 @@ class _Attempts:
     ) -> Slide | None:
         """Opens the slide, or adds the reader's answer to `answers` and returns None.
 
-        Readers that are not tried on any file are asked only for files of their suffixes.
+        A reader outside `TRIED_ON_ANY_FILE` is tried only on files with its suffixes.
         """
         path = self._path
         try:
@@ -165,7 +173,9 @@ class _Attempts:
         # no other reader may show one channel of many, or another picture
         except (ChannelsError, ImageError):
             raise
-        except ProvedDamageError as error:  # others would show what is missing as white
+        except (
+            ProvedDamageError
+        ) as error:  # other readers would show missing parts as white
             raise ProvedDamageError(
                 f"no reader opens {Path(path).name!r}: {error}"
             ) from error
@@ -176,7 +186,10 @@ class _Attempts:
         return None
 
     def open_by_others(self, image: str | None) -> Slide:
-        """Opens it by the readers that are tried last; SlideOpenError with every answer."""
+        """Opens the slide by the readers that are tried last.
+
+        Raises SlideOpenError: no reader opens it; the message has all answers.
+        """
         names = [name for name in READERS.names() if name not in TRIED_ON_ANY_FILE]
         if Path(self._path).is_file() and self.suffix not in _PLAIN_SUFFIXES:
             names.insert(0, "image")
@@ -194,7 +207,7 @@ class _Attempts:
 
 
 def _open_dicom(attempts: _Attempts, image: str | None) -> Slide:
-    """Opens a DICOM slide by OpenSlide where it shows what our own inventory of the files says."""
+    """Opens a DICOM slide by OpenSlide if its levels are those of our own inventory."""
     own = attempts.open(_DICOM, image)
     reference = None
     if own is None or own.picture is own.pictures[0]:
@@ -223,8 +236,11 @@ def _open_dicom(attempts: _Attempts, image: str | None) -> Slide:
 
 
 def _choose(fast: Slide, reference: Slide, answers: list[str]) -> Slide:
-    """Returns the faster slide where it agrees with OpenSlide's, and closes the other one."""
-    # levels, channels and units are then the file's own, of which OpenSlide sees a part
+    """Returns the faster reader's slide if it agrees with OpenSlide's, else OpenSlide's.
+
+    Closes the other slide.
+    """
+    # the OME metadata state levels, channels and units, of which OpenSlide reads only a part
     is_ome = any(name.startswith("ome.") for name in fast.properties)
     if is_ome and reference.vendor in _NO_VENDOR:
         difference = ""
@@ -255,26 +271,26 @@ def load_safely(
     look: Look | None = None,
     image: str | None = None,
 ) -> Slide:
-    """Opens a slide by one reader, which a child tries first where nobody checked the file.
+    """Opens a slide by one reader; a file that is not known to be sound is first tried in a child.
 
     Args:
         name: the reader.
         path: the file or folder.
-        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
-        checked: True where our own parser has found the file sound.
-        look: which channels are shown, for a reader that picks them.
+        slide_mpp: (x, y) µm per level-0 px, in place of the resolution that the file states.
+        checked: True if our own parser has found the file sound.
+        look: channels to show, for a reader that picks channels.
         image: name or number of the picture that is the slide.
 
     Raises:
         ImageError: the file has no such picture.
-        SlideOpenError: the reader does not open the file, or would not survive it.
+        SlideOpenError: the reader does not open the file, or dies or hangs over it.
     """
     READERS.load(name)  # a missing package is reported here, not by the child
     if is_dicom_path(path):
         check_one_slide(files_of_slide(path))
     if checked or name in OWN_PARSERS:
         return load_slide(name, path, slide_mpp, look=look, image=image)
-    # whether our own parser finds nothing that harms a library, and why it refuses
+    # True if our own parser finds nothing that harms a C library; and the error if it refuses
     is_sound = False
     refusal = None
     if not is_folder_slide(path):
@@ -288,7 +304,7 @@ def load_safely(
     if not is_sound:
         from thinsection.slide.child import try_in_child
 
-        # where a TIFF's structure is impossible all its px are doubted
+        # if the structure of a TIFF is impossible, the child reads all of its pixels
         is_tiff = path.lower().endswith(READERS.entry(FASTEST).suffixes)
         try_in_child(
             path,
@@ -301,17 +317,18 @@ def load_safely(
 
 
 class UnreadReference(Exception):
-    """OpenSlide cannot read a place that the slide reads; at all others they agree."""
+    """OpenSlide cannot read a place that the other reader can; at all other places they agree."""
 
 
 def find_difference(slide: Slide, reference: Slide) -> str:
-    """Returns in what a slide differs from OpenSlide's view of it; '' where they agree.
+    """Returns the first difference between a slide and OpenSlide's view of it; '' if they agree.
 
-    Levels that OpenSlide leaves out, because no flag of their pages says so, are not compared.
+    Levels that OpenSlide leaves out, because their pages are not flagged as levels, are not
+    compared.
 
     Raises:
-        UnreadReference: OpenSlide decodes not every place; nobody can then say who is right there,
-            but by OpenSlide it is not to be read at all.
+        UnreadReference: OpenSlide cannot decode some place, so nothing can be compared there; the
+            other places agree.
     """
     own_levels = {level.size: level for level in slide.levels}
     sizes = list(own_levels)
@@ -356,10 +373,10 @@ def find_difference(slide: Slide, reference: Slide) -> str:
 def interpolated(
     slide: Slide, origin_l0: PointL0, level: int, size: Size
 ) -> NDArray[np.float64]:
-    """Reads a region as OpenSlide paints it, float (height, width, 3).
+    """Reads a region with the interpolation of OpenSlide, float (height, width, 3).
 
-    OpenSlide puts px (0, 0) at origin_l0 / downsample of the level, not rounded, and cairo
-    interpolates linearly between px; `Slide.read_region` rounds.
+    OpenSlide places pixel (0, 0) at origin_l0 / downsample of the level without rounding, and cairo
+    interpolates linearly between pixels. `Slide.read_region` rounds.
     Source: openslide-vendor-aperio.c `paint_region`, openslide-grid.c `read_tiles`.
     """
     source = slide.levels[level]

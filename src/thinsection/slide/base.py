@@ -1,4 +1,4 @@
-"""`Slide`: what every reader offers, in the vocabulary of OpenSlide, and what readers share."""
+"""`Slide`: the interface of every reader, in the vocabulary of OpenSlide, and its shared code."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ from thinsection.types import (
     format_mpp,
 )
 
-WHITE = 255  # also an opaque alpha
+WHITE = 255  # also the value of an opaque alpha
 GRAY = "gray: one channel, shown as red, green and blue"  # a note
 
 
 def on_white(pixels: np.ndarray, *, premultiplied: bool = False) -> np.ndarray:
-    """Gray or RGB on a white ground, uint8 (H, W, 1 or 3), rounded to the nearest value.
+    """Blends gray or RGB with a white background, uint8 (H, W, 1 or 3), rounded to nearest.
 
-    Transparent pixels show white: the one rule, which every reader applies. Colours are stored
-    either straight (as if opaque) or premultiplied by their alpha. The file says which: TIFF's
-    ExtraSamples has 2 for straight and 1 for premultiplied alpha, PNG's are straight, OpenSlide's
-    library hands out premultiplied ones.
+    Transparent pixels become white; every reader applies this rule. Colours are stored either
+    straight (as if opaque) or premultiplied by their alpha. A TIFF states it: ExtraSamples is 2 for
+    straight and 1 for premultiplied alpha. PNG stores straight colours. OpenSlide returns
+    premultiplied colours.
 
     Args:
-        pixels: uint8 (H, W, 1 to 4); of 2 or 4 samples the last is alpha.
-        premultiplied: whether colours were multiplied by alpha when they were stored.
+        pixels: uint8 (H, W, 1 to 4); the last of 2 or 4 samples is alpha.
+        premultiplied: True if colours were multiplied by alpha when they were stored.
 
-    Memory: 2 bytes for each colour of a pixel, where some are transparent.
+    Memory: 2 bytes for each colour of a pixel, if any pixel is transparent.
     """
     num_colours = 3 if pixels.shape[2] >= 3 else 1
     colour = pixels[..., :num_colours]
     alpha = pixels[..., num_colours:]
     if alpha.size == 0 or alpha.min() == WHITE:
         return colour
-    # at most 255 * 255 + 128, which 16 bits hold
+    # 16 bits hold the largest product, 255 * 255 + 128
     blended = colour.astype(np.uint16)
     if not premultiplied:
         blended *= alpha
-        # divides a product of two bytes by 255, to the nearest whole number
+        # divides the product of two bytes by 255, rounded to the nearest whole number
         blended += 128
         blended += blended >> 8
         blended >>= 8
@@ -74,35 +74,35 @@ def keep_colours(pixels: RgbArray) -> None:
 class Slide(Closing):
     """An opened slide. Thread-safe: any number of threads may read at once.
 
-    A reader calls this constructor with what it found in the file, fills regions that lie inside a
-    level (`_fill`) and reads the associated images that it names (`_associated`); one of another
-    package also has what `thinsection.registry.Entry` has.
+    A subclass (a reader) calls this constructor with the metadata of the file. It implements
+    `_fill`, which reads regions inside a level, and `_associated`, which reads the associated
+    images. A reader of another package also has the attributes of `thinsection.registry.Entry`.
 
     Attributes:
-        reader: name of the reader that holds it: 'openslide', 'tiff', 'image'.
-        slide_path: the path or URL it was opened from.
-        levels: finest first; `levels[0].downsample == 1.0`.
+        reader: name of the reader: 'openslide', 'tiff', 'image'.
+        slide_path: path or URL from which the slide was opened.
+        levels: pyramid levels, finest first; `levels[0].downsample == 1.0`.
         size: (width, height) of level 0, px.
-        slide_mpp: (x, y) µm per level-0 px, or None where the file does not say.
-        mpp_source: what states `slide_mpp`, in words; '' where nothing does, or nobody knows.
+        slide_mpp: (x, y) µm per level-0 px, or None if the file does not state it.
+        mpp_source: source of `slide_mpp`, in words; '' if there is none, or if it is not known.
         objective_power: nominal magnification of the objective, or None.
-        vendor: the scanner family as OpenSlide names it, or None.
-        properties: the file's own metadata, as strings.
+        vendor: scanner family by OpenSlide's name, or None.
+        properties: metadata of the file, as strings.
         associated_names: names of the associated images ('label', 'macro', 'thumbnail').
-        choice: why 'auto' took this reader.
-        notes: sentences on what was taken otherwise than the file says it.
-        pictures: inventory of the file; empty where the reader makes none.
-        picture: the one of them that is shown; None where the reader makes no inventory.
-        rendering: how pixels were made RGB where a person asked for it; '' as they are stored.
-        recolor: changes pixels that were read, in place.
-        source: counts what was fetched of a slide by URL; None for a local file.
-        held_bytes: memory of a whole decoded image from the first read on; 0 where it is read in
-            parts.
-        on_close: what is closed with the slide.
-        checked: True where our own parser found the file's sizes sound, so that a C library may
-            see it.
-        orientation: TIFF's number for how the pixels must be turned to be upright; 1 for those that
-            are, as of every slide that `open_slide` returns.
+        choice: reason why 'auto' chose this reader.
+        notes: sentences on data that were interpreted otherwise than the file states.
+        pictures: inventory of the file; empty if the reader makes no inventory.
+        picture: the picture of the inventory that is shown; None without an inventory.
+        rendering: the conversion to RGB that the user asked for, in words; '' if there is none.
+        recolor: function that changes pixels in place after they were read.
+        source: counter of the bytes that were fetched for a slide by URL; None for a local file.
+        held_bytes: memory of the whole decoded image, from the first read on; 0 if the reader
+            decodes parts of the image.
+        on_close: resources that are closed with the slide.
+        checked: True if our own parser found the sizes in the file sound, so that it is safe to
+            open it with a C library.
+        orientation: TIFF's number for the turn that makes the pixels upright; 1 if they are
+            upright, as in every slide that `open_slide` returns.
     """
 
     reader: str = ""
@@ -146,7 +146,7 @@ class Slide(Closing):
         return f"{type(self).__name__}({name!r}: {', '.join(self._description())})"
 
     def _repr_html_(self) -> str:
-        """Returns the same with a thumbnail, which is made now; a closed slide has none."""
+        """Returns the description with a thumbnail, which is read now if the slide is open."""
         picture = None
         if not self._closed:
             picture = self.thumbnail((NOTEBOOK_EDGE_PX, NOTEBOOK_EDGE_PX))
@@ -166,7 +166,7 @@ class Slide(Closing):
             words.append("closed")
         return words
 
-    # what a reader fills in
+    # methods that a reader implements
 
     @abstractmethod
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
@@ -180,50 +180,55 @@ class Slide(Closing):
             self._fill(origin, level, region)
 
     def _associated(self, name: str) -> RgbArray:
-        """Returns the image of one of `associated_names`, for readers that find any."""
+        """Returns an image of `associated_names`; for readers that have associated images."""
         raise NotImplementedError
 
-    # what some readers offer
+    # methods that some readers implement
 
     @property
     def stored(self) -> Slide:
-        """Slide in the frame of its file: itself, unless it was turned to be upright."""
+        """The slide as its file stores it: this slide, unless it was turned to be upright."""
         return self
 
     @property
     def reduced(self) -> tuple[Level, ...]:
-        """Levels at 1/2, 1/4 and 1/8 that cost less to decode than the whole ones.
+        """Levels at 1/2, 1/4 and 1/8 of stored levels, which cost less to decode than those.
 
-        They are read as any level, and their indices go on where those of `levels` end. Their
-        pixels are about the means of the level's.
+        They are read like any level; their indices continue those of `levels`. Each of their pixels
+        is about the mean of the pixels that it covers.
         """
         return ()
 
     @property
     def _derived_levels(self) -> tuple[Level, ...]:
-        """All levels that are made of `levels`; their indices go on where those of `levels` end."""
+        """All levels that are computed from `levels`; their indices continue those of `levels`."""
         return self.reduced
 
     def coarse(self, level: int, factor: int) -> Level | None:
-        """Returns a level at 1 / factor (2, 4 or 8), read as any, where that is cheaper.
+        """Returns a level at 1 / factor (2, 4 or 8) of a level; None if it is not cheaper to read.
 
-        Its pixels are about the means of factor x factor px; a rest at the right and lower border,
-        less than one of its pixels, is left out. None where it is not cheaper.
+        It is read like any level. Each of its pixels is about the mean of factor x factor px. A
+        remainder at the right and lower border that fills no whole pixel is left out.
         """
         return None
 
     def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
-        """Learns which tiles will be read, so that what they share is kept for just so long."""
+        """Announces the tiles that will be read.
+
+        The reader then keeps decoded segments that several tiles share until the last of these
+        tiles is read.
+        """
 
     def stored_jpeg(self, level: int, column: int, row: int) -> bytes | None:
-        """Returns a segment of a level as the file stores it, as a JPEG of its own, or None.
+        """Returns a stored segment of a level as a complete JPEG file; None if that is impossible.
 
-        It shows a whole segment, beyond the image's border too. Memory: its bytes, twice.
+        The JPEG shows the whole segment, with its padding beyond the border of the image. Memory:
+        twice the bytes of the segment.
         """
         return None
 
     def icc_profile(self) -> bytes | None:
-        """Returns the colour profile of the file; None where the reader finds none."""
+        """Returns the colour profile of the file; None if the reader finds none."""
         return None
 
     # reading
@@ -238,20 +243,20 @@ class Slide(Closing):
     ) -> RgbArray:
         """Reads pixels of one level as uint8 (size[1], size[0], 3), RGB.
 
-        Pixels outside the slide, and transparent ones, are white (255). Px (0, 0) of the region is
-        px round(origin_l0 / downsample) of the level.
+        Transparent pixels and pixels outside the slide are white (255). Pixel (0, 0) of the region
+        is pixel round(origin_l0 / downsample) of the level.
 
         Args:
             origin_l0: (x, y) of the top-left corner in level-0 px; may lie outside the slide.
             level: pyramid level to read from.
             size: (width, height) in px of that level, each >= 1.
-            out: C-contiguous uint8 array of that shape to decode into; it is what is returned.
+            out: C-contiguous uint8 array of that shape; it is filled and returned.
 
         Memory: the region plus the compressed and decoded segments that it touches.
 
         Raises:
             SlideReadError: a segment cannot be decoded.
-            InvalidInputError: no such level, or an empty size.
+            InvalidInputError: the slide has no such level, or the size is empty.
         """
         source = self._open_level(level)
         region = _array_to_fill(size, out)
@@ -273,12 +278,12 @@ class Slide(Closing):
         return region
 
     def read_regions(self, origins_l0: CoordsL0, level: int, *, out: TileArray) -> None:
-        """Fills `out` with several regions of one size, each as `read_region` returns it.
+        """Fills `out` with several regions of the same size, each as `read_region` returns it.
 
         Args:
-            origins_l0: int64 (B, 2), their top-left corners in level-0 px.
+            origins_l0: int64 (B, 2), top-left corners of the regions in level-0 px.
             level: pyramid level to read from.
-            out: C-contiguous uint8 (B, height, width, 3); the size is read off it.
+            out: C-contiguous uint8 (B, height, width, 3); it gives the size of the regions.
 
         Memory: that of one region, and up to 1 MiB of compressed segments.
         """
@@ -291,7 +296,7 @@ class Slide(Closing):
                 f"got {out.dtype} {out.shape}"
             )
         size: Size = (out.shape[2], out.shape[1])
-        # few regions at a time: Python's numbers are quicker here than arrays of them
+        # for a few regions, Python's numbers are faster than arrays
         origins = origins_l0.tolist()
         down = source.downsample
         corners = [(lv_from_l0(x, down), lv_from_l0(y, down)) for x, y in origins]
@@ -307,7 +312,7 @@ class Slide(Closing):
             self.read_region((x, y), level, size, out=region)
 
     def thumbnail(self, max_size: Size) -> RgbArray:
-        """Reads the whole slide, aspect kept, fitted into max_size, uint8 (H, W, 3).
+        """Reads the whole slide, reduced to fit into max_size with its aspect, uint8 (H, W, 3).
 
         Memory: O(thumbnail + one strip of the level that is read), also when levels are missing.
         """
@@ -320,15 +325,15 @@ class Slide(Closing):
         """The pictures of tiles: `slide.tiles(tiles)[3]` is uint8 (tile_px, tile_px, 3).
 
         Args:
-            tiles: from `tile_grid`, or from `results.tiles` of this slide.
+            tiles: result of `tile_grid`, or of `results.tiles` of this slide.
 
         Raises:
-            InvalidInputError: they do not say how they are read.
+            InvalidInputError: `tiles` do not state how they are read.
         """
         return TilePictures(self, tiles)
 
     def associated_image(self, name: str) -> RgbArray:
-        """Reads one of `associated_names`, uint8 (H, W, 3)."""
+        """Reads an associated image, uint8 (H, W, 3); `name` is one of `associated_names`."""
         if name not in self.associated_names:
             names = ", ".join(self.associated_names) or "none"
             raise InvalidInputError(
@@ -338,7 +343,7 @@ class Slide(Closing):
             return self._associated(name)
 
     def _open_level(self, level: int) -> Level:
-        """Returns the level of an index, derived ones included; refuses it of a closed slide."""
+        """Returns the level (stored or derived) with an index; refuses if the slide is closed."""
         if self._closed:
             raise closed_error(self.slide_path)
         num_levels = len(self.levels)
@@ -354,7 +359,7 @@ class Slide(Closing):
 
     @contextmanager
     def _reading(self, subject: str) -> Iterator[None]:
-        """Turns whatever a decoder raises into SlideReadError: the boundary of every reader."""
+        """Turns every error of a decoder into SlideReadError: the boundary of every reader."""
         try:
             yield
         except (ThinsectionError, MemoryError):
@@ -365,22 +370,22 @@ class Slide(Closing):
             ) from error
 
     def _unreadable(self, problem: str, remedy: str = "") -> SlideReadError:
-        """Returns the error to raise for what cannot be decoded."""
+        """Returns the error for pixels that cannot be decoded."""
         return SlideReadError(f"{problem} in {Path(self.slide_path).name!r}{remedy}")
 
     def drop_decoded(self) -> None:
-        """Frees decoded pixels that a reader keeps for later reads; by default nothing."""
+        """Frees decoded pixels that the reader keeps for later reads; by default there are none."""
 
     def close(self) -> None:
-        """Lets go of the file. Reads that threads have begun end well, later ones raise."""
+        """Closes the file. Reads that threads have begun are completed; later reads raise."""
         if not self._closed:
             self._closed = True
             self.on_close.close()
 
 
 def check_slide(slide: object) -> None:
-    """Raises InvalidInputError: it is no opened slide, such as the path of one."""
-    # a class of another package may read slides without being ours
+    """Raises InvalidInputError: the object is no opened slide, but for example a path."""
+    # a reader of another package need not be a subclass of `Slide`
     if not hasattr(slide, "read_region"):
         raise InvalidInputError(
             f"slide must be an opened slide, got {slide!r}; pass thinsection.open_slide(path)"
@@ -388,7 +393,7 @@ def check_slide(slide: object) -> None:
 
 
 def _array_to_fill(size: Size, out: RgbArray | None) -> RgbArray:
-    """Returns the array to read a region into: `out`, whose form is checked, or a new one."""
+    """Returns the array for a region: `out` after a check of its form, or a new array."""
     if min(size) < 1:
         raise InvalidInputError(f"size must be >= (1, 1), got {size}")
     shape = (size[1], size[0], 3)
@@ -402,7 +407,7 @@ def _array_to_fill(size: Size, out: RgbArray | None) -> RgbArray:
 
 
 def _check_sizes(levels: Sequence[Level], slide_path: str) -> None:
-    """Refuses sizes that no slide has: memory and time follow from what a file declares."""
+    """Refuses sizes that no slide has; a damaged file would ask for endless memory and time."""
     for level in levels:
         width, height = level.size
         if max(width, height) <= MAX_SIDE_PX and width * height <= MAX_PX:

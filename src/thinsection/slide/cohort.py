@@ -1,4 +1,4 @@
-"""Slides that a run takes: files, folders and URLs that are searched, or a cohort table."""
+"""Slides of a run: files, slides in folders and below URLs, and rows of cohort tables."""
 
 import os
 import unicodedata
@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from thinsection.errors import CohortError, naming_file
 from thinsection.files.sources import RemoteFolder
 from thinsection.files.tables import SUFFIXES as TABLE_SUFFIXES
-from thinsection.files.tables import split_sheet
+from thinsection.files.tables import path_and_sheet
 from thinsection.files.trust import allow_local_host, check_table_url
 from thinsection.files.urls import hide_secret, is_url, public_url, without_secrets
 from thinsection.slide.base import Slide
@@ -24,10 +24,10 @@ from thinsection.slide.dicom_series import SUFFIX, group_files, is_dicom_path, r
 from thinsection.slide.ids import (
     SlideFile,
     assign_ids,
-    file_of,
+    file_key,
     folded,
-    is_odd,
-    stem_of,
+    is_unsafe,
+    slide_stem,
 )
 from thinsection.slide.look import Look
 from thinsection.slide.open import open_slide
@@ -42,15 +42,15 @@ class SlideEntry:
     Attributes:
         slide_id: name of the slide's folder in the output; unique in a run.
         slide_path: file or URL.
-        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
-        look: how its pixels become RGB; None as they are.
+        slide_mpp: (x, y) µm per level-0 px, in place of the resolution that the file states.
+        look: rule that converts pixels to RGB; None does not change them.
         image: name or number of the picture of the file; None for the reader's choice.
         patient_id: the patient or case, from the table or the name pattern.
-        label: what is to be predicted.
+        label: value to be predicted.
         split: 'train', 'test' or the like.
         more: further columns of the table, by name.
-        folder: folder of the table, to which paths in it are relative.
-        id_given: True where a table gives the slide_id, which no rule changes then.
+        folder: folder of the table; paths in the table are relative to it.
+        id_given: True if a table gives the slide_id; no rule changes such an id.
     """
 
     slide_id: str
@@ -66,7 +66,7 @@ class SlideEntry:
     id_given: bool = False
 
     def open(self, reader: str) -> Slide:
-        """Opens the slide by that reader, as the entry says it is to be seen."""
+        """Opens the slide with a reader, with the resolution, look and image of the entry."""
         return open_slide(
             self.slide_path,
             reader=reader,
@@ -77,13 +77,13 @@ class SlideEntry:
 
     @property
     def file(self) -> str:
-        """The one name of its file and image; see `file_of`."""
-        return file_of(self.slide_path, self.image)
+        """Unique key of the slide's file and image; see `file_key`."""
+        return file_key(self.slide_path, self.image)
 
     @property
     def stem(self) -> str:
-        """Name by which it gets its id."""
-        return stem_of(self.slide_path, self.image)
+        """Stem of the file name, of which the id is made."""
+        return slide_stem(self.slide_path, self.image)
 
 
 def load_cohort(
@@ -93,21 +93,24 @@ def load_cohort(
 ) -> tuple[SlideEntry, ...]:
     """Returns the slides that files, folders, URLs and cohort tables name, in a stable order.
 
-    Folders are searched for files of the readers' suffixes, subfolders too; of the .dcm
-    files of one series one is taken, since they are one slide; a folder `x.zarr` is one slide.
-    The ids are those of a new results folder, see `ids.py`: the file's name, with a hash of its
-    place where files of one name meet; `store/claims.py` looks up what a results folder knows.
-    Of several names (links) of one file the first is taken; a file name that is no name for a
-    folder on every system gets a safe id. A table's id is taken as it is, or refused.
+    Folders and their subfolders are searched for files with a suffix of a reader. The .dcm files of
+    one series are one slide, so only one of them is taken. A folder `x.zarr` is one slide. If a
+    file has several names (links), the first is taken.
+
+    The ids are those of a new results folder, see `ids.py`: the name of the file, with a hash of
+    its path if several files have the same name. A file name that cannot name a folder on every
+    system gets a safe id. An id of a table is used unchanged, or refused. `store/slide_ids.py`
+    looks up the ids of an existing results folder.
 
     Args:
-        slides: each a slide file, a folder, a URL or a table with a column `slide_path`.
-        settings: resolution, picture and further columns of slides for which the table gives
-            none, how their pixels become RGB, and whether a table may name URLs of this machine.
+        slides: slide files, folders, URLs, and tables with a column `slide_path`.
+        settings: resolution, picture and further columns for slides without them in a table; the
+            rule that converts pixels to RGB; and whether a table may name URLs of this machine.
         on_message: takes a line for each slide whose name was changed or that was left out.
 
     Raises:
-        CohortError: nothing found, a path is missing, an id is doubled or no usable name.
+        CohortError: no slide was found, a path is missing, two slides have the same id, or an id
+            cannot name a folder.
     """
     settings = settings or SlidesConfig()
     slide_mpp = settings.mpp
@@ -122,7 +125,9 @@ def load_cohort(
             )
         else:
             for path in slides_at(item, on_message):
-                all_entries.append(SlideEntry(slide_id=stem_of(path), slide_path=path))
+                all_entries.append(
+                    SlideEntry(slide_id=slide_stem(path), slide_path=path)
+                )
     if settings.image is not None:
         for number, entry in enumerate(all_entries):
             if entry.image is None:
@@ -149,20 +154,20 @@ def load_cohort(
     )
 
 
-# what one argument names
+# slides of one argument
 
 
 def slides_at(item: str, on_message: Callable[[str], None]) -> list[str]:
     """Returns the slides that a user names by a file, a folder or a URL.
 
     Raises:
-        CohortError: there is nothing.
+        CohortError: there is no such file or folder.
     """
     if "\0" in item:
         raise CohortError(f"slide must be a path, got {item!r} with a NUL character")
     path = Path(item)
     if is_url(item):
-        allow_local_host(item)  # the user's own words
+        allow_local_host(item)  # the user typed this URL, so it may be on this machine
         return find_by_url(hide_secret(item))
     if path.is_file() or is_folder_slide(path):
         return [str(path)]
@@ -174,7 +179,7 @@ def slides_at(item: str, on_message: Callable[[str], None]) -> list[str]:
 def _is_table(item: str) -> bool:
     if is_url(item) or "\0" in item:
         return False
-    return split_sheet(Path(item))[0].suffix.lower() in TABLE_SUFFIXES
+    return path_and_sheet(Path(item))[0].suffix.lower() in TABLE_SUFFIXES
 
 
 def _entries_of_table(
@@ -183,9 +188,9 @@ def _entries_of_table(
     """Returns the slides of a table.
 
     Raises:
-        CohortError: URLs differ in a secret alone: nobody can tell whether they are one slide.
+        CohortError: two URLs differ only in a secret, so that they may be the same slide.
     """
-    if not split_sheet(path)[0].is_file():
+    if not path_and_sheet(path)[0].is_file():
         raise CohortError.no_such_slide(str(path))
     rows = read_cohort_rows(path, on_message)
     row_by_url: dict[str, CohortRow] = {}
@@ -208,7 +213,7 @@ def _entries_of_table(
 def _entry_of_row(
     row: CohortRow, folder: Path, *, allow_local_urls: bool
 ) -> SlideEntry:
-    """Returns the slide of one line of a table, which lies in `folder`."""
+    """Returns the slide of one row of a table; `folder` is the folder of the table."""
     columns = row.columns
     path = columns["slide_path"]
     if not path:
@@ -217,13 +222,13 @@ def _entry_of_row(
         check_table_url(path, row.place, allow_local=allow_local_urls)
         path = hide_secret(path)
     else:
-        path = str(folder / path)  # an absolute path stays as it is
+        path = str(folder / path)  # does not change an absolute path
     mpp = columns["slide_mpp"]
     image = columns["image"] or None
-    if image in (Path(path).name, stem_of(path)):
-        image = None  # others call the column of the slides so
+    if image in (Path(path).name, slide_stem(path)):
+        image = None  # in tables of other programs, 'image' is the name of the slide
     return SlideEntry(
-        slide_id=columns["slide_id"] or stem_of(path, image),
+        slide_id=columns["slide_id"] or slide_stem(path, image),
         slide_path=path,
         slide_mpp=parse_mpp(mpp, where=row.place) if mpp else None,
         image=image,
@@ -239,7 +244,7 @@ def _entry_of_row(
 def _with_path_columns(
     entry: SlideEntry, pattern: str, on_message: Callable[[str], None]
 ) -> SlideEntry:
-    """Adds what the slide's path says of it to what its table says."""
+    """Adds the columns that the name pattern finds in the slide's path; the table has priority."""
     columns = path_columns(pattern, entry.slide_path)
     if not columns:
         on_message(
@@ -255,20 +260,20 @@ def _with_path_columns(
     )
 
 
-# one entry a file, one id an entry
+# one entry for each file, one id for each entry
 
 
 def _unique(
     entries: Iterable[SlideEntry], on_message: Callable[[str], None]
 ) -> list[SlideEntry]:
-    """Returns the slides with ids of their own; a file that is named twice is taken once."""
+    """Returns the slides with unique ids; a file that is named twice gives one slide."""
     by_file: dict[str, SlideEntry] = {}
     # first file of each image of each DICOM series of a folder
     series: dict[tuple[Path, str, str | None], str] = {}
     num_more = 0
     for entry in entries:
         file = entry.file
-        slide_file = file_of(entry.slide_path)
+        slide_file = file_key(entry.slide_path)
         place = Path(slide_file)
         uid = ""
         if not is_url(slide_file) and is_dicom_path(place):
@@ -281,7 +286,7 @@ def _unique(
             num_more += 1
             continue
         if file in by_file:
-            by_file[file] = _one_of_two(by_file[file], entry, on_message)
+            by_file[file] = _merge_entries(by_file[file], entry, on_message)
         else:
             by_file[file] = entry
     if num_more:
@@ -293,10 +298,10 @@ def _unique(
     return give_slide_ids(by_file, {}, on_message)
 
 
-def _one_of_two(
+def _merge_entries(
     first: SlideEntry, second: SlideEntry, on_message: Callable[[str], None]
 ) -> SlideEntry:
-    """Returns which of two entries of one file counts: the first, but a table's id wins."""
+    """Returns one of two entries of the same file: the first, or else the one with a table's id."""
     if first.slide_id == second.slide_id and first.id_given >= second.id_given:
         return first
     if first.id_given and second.id_given:
@@ -312,18 +317,18 @@ def _one_of_two(
 
 
 def _check_table_ids(entries: Iterable[SlideEntry]) -> None:
-    """Refuses ids of tables that two slides share, or that no folder can be called."""
-    owners: dict[str, SlideEntry] = {}
+    """Refuses ids of tables that two slides share, and ids that cannot name a folder."""
+    entry_by_id: dict[str, SlideEntry] = {}
     for entry in entries:
         if not entry.id_given:
             continue
-        owner = owners.setdefault(folded(entry.slide_id), entry)
-        if owner is not entry:
+        first = entry_by_id.setdefault(folded(entry.slide_id), entry)
+        if first is not entry:
             raise CohortError(
                 f"slide_id must belong to one slide of a cohort, got {entry.slide_id!r} for "
-                f"{entry.slide_path!r} and {owner.slide_path!r}"
+                f"{entry.slide_path!r} and {first.slide_path!r}"
             )
-        if is_odd(entry.slide_id):
+        if is_unsafe(entry.slide_id):
             raise CohortError(
                 f"slide_id must be usable as the name of a folder, got {entry.slide_id!r} for "
                 f"{entry.slide_path!r}; set a slide_id column in the cohort"
@@ -335,11 +340,11 @@ def give_slide_ids(
     known: Mapping[str, SlideFile],
     on_message: Callable[[str], None] = ignore_message,
 ) -> list[SlideEntry]:
-    """Returns the slides with the ids that they have or get, in the same order.
+    """Returns the slides with their known ids, or with new ids, in the same order.
 
     Args:
-        by_file: the slides, by the name of their file (see `file_of`).
-        known: files of slides that keep their id, by id: those of a results folder.
+        by_file: the slides, by `file_key`.
+        known: files of slides that keep their id, by id; for example those of a results folder.
         on_message: takes a line for each slide whose name was changed.
     """
     table_ids = {
@@ -350,23 +355,23 @@ def give_slide_ids(
     folded_table_ids = {folded(slide_id) for slide_id in table_ids}
     # a table's id wins over the same id of another file
     taken = {
-        slide_id: owner
-        for slide_id, owner in known.items()
+        slide_id: slide
+        for slide_id, slide in known.items()
         if folded(slide_id) not in folded_table_ids
     }
     taken |= table_ids
-    ids = {owner.file: slide_id for slide_id, owner in taken.items()}
+    ids = {slide.file: slide_id for slide_id, slide in taken.items()}
     new_stems = {file: entry.stem for file, entry in by_file.items() if file not in ids}
     new_ids = assign_ids(new_stems, taken)
     for file, slide_id in new_ids.items():
         stem = new_stems[file]
-        if is_odd(stem):
+        if is_unsafe(stem):
             on_message(
                 f"{stem!r} is not a valid name for a folder on all systems; its slide_id is "
                 f"{slide_id!r}"
             )
     ids |= new_ids
-    # names that look the same and differ in their Unicode form alone
+    # names that look the same, because they differ only in their Unicode form
     spellings_by_name: dict[str, set[str]] = {}
     for entry in by_file.values():
         spelling = Path(entry.slide_path).name
@@ -385,7 +390,7 @@ def give_slide_ids(
 def find_in_folder(
     folder: Path, on_message: Callable[[str], None] | None = None
 ) -> list[str]:
-    """Returns the slides of a folder and its subfolders; a slide's own folder is not searched.
+    """Returns the slides of a folder and its subfolders; a folder that is a slide is not searched.
 
     Args:
         folder: the folder.
@@ -394,7 +399,7 @@ def find_in_folder(
     candidates: list[Path] = []
     for parent, folders, files in os.walk(folder):
         candidates += [Path(parent, name) for name in (*folders, *files)]
-        # os.walk goes into what is left in this list
+        # os.walk enters the folders that remain in this list
         folders[:] = [
             name for name in folders if not is_folder_slide(Path(parent, name))
         ]
@@ -420,7 +425,7 @@ def find_in_folder(
 def find_by_url(url: str) -> list[str]:
     """Returns the slides below the URL of a folder; any other URL is a slide itself.
 
-    A URL is a folder's where it ends with `/`, or where its name has no suffix and files lie below.
+    A URL is a folder if it ends with `/`, or if its name has no suffix and files lie below it.
     """
     name = url.split("?", 1)[0]
     if name.lower().endswith(".csv"):
@@ -455,13 +460,15 @@ def _slides_among(paths: Iterable[PurePosixPath]) -> list[str]:
         if path.name.startswith("."):
             continue
         suffix = path.suffix.lower()
-        # by its name alone: nothing of the folder is here
-        folder_slides = [one for one in path.parents if is_folder_slide(f"url://{one}")]
+        # decided by the name, because the files of the folder are remote
+        folder_slides = [
+            parent for parent in path.parents if is_folder_slide(f"url://{parent}")
+        ]
         if folder_slides:
             outermost = folder_slides[-1]
             slides.setdefault(outermost, str(outermost))
         elif suffix == SUFFIX:
-            # their heads cannot be read: the files of a folder are one slide
+            # the heads of remote files are not read: all files of a folder count as one slide
             slides.setdefault(path.parent, str(path))
         elif suffix in suffixes:
             slides.setdefault(path, str(path))

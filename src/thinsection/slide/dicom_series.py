@@ -1,7 +1,7 @@
-"""DICOM files of a folder: which belong to one slide, and what each of them is.
+"""DICOM files of a folder: the files of each slide, and the kind of each file.
 
-A slide is a series: its levels, label and overview are files with one SeriesInstanceUID. A folder
-may hold the files of several slides.
+A slide is a series: its levels, label and overview are files with the same SeriesInstanceUID. A
+folder may contain the files of several slides.
 
 Source: DICOM PS3.3, A.32.8 (VL Whole Slide Microscopy Image), C.7.6.16 and C.8.12.
 """
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 SUFFIX = ".dcm"
 SLIDE_CLASS = "1.2.840.10008.5.1.4.1.1.77.1.6"  # VL Whole Slide Microscopy
-_MOST_NAMED = 3  # files that a message names
-SHARED_GROUPS = 0x52009229  # tag; the elements before it are few
+_MAX_NAMED = 3  # files that a message names
+SHARED_GROUPS = 0x52009229  # tag; the elements before it are small
 IMPLICIT = "1.2.840.10008.1.2"  # transfer syntaxes
 DEFLATED_FILE = f"{IMPLICIT}.1.99"
 _BIG_ENDIAN = f"{IMPLICIT}.2"
@@ -48,10 +48,10 @@ class DicomFile:
 
     Attributes:
         path: the file.
-        series: SeriesInstanceUID; '' where it has none.
-        sop_class: what kind of object it is.
-        flavor: third word of its image type: VOLUME, LABEL, OVERVIEW, THUMBNAIL, ...
-        patient: the patient's number and name.
+        series: SeriesInstanceUID; '' if the file has none.
+        sop_class: SOPClassUID, the kind of DICOM object.
+        flavor: third word of the image type: VOLUME, LABEL, OVERVIEW, THUMBNAIL, ...
+        patient: number and name of the patient.
         container: identifier of the glass.
     """
 
@@ -68,8 +68,8 @@ class DicomFolder:
     """DICOM files of one folder.
 
     Attributes:
-        slides: the files of each slide, in the order of their first file.
-        no_slides: files that are no whole-slide images.
+        slides: the files of each slide, in the order of the first files.
+        no_slides: DICOM files that are no whole-slide images.
         unreadable: files that cannot be read as DICOM.
     """
 
@@ -79,12 +79,12 @@ class DicomFolder:
 
     @property
     def first_files(self) -> list[Path]:
-        """One file of each slide; unreadable files count as one, so that they are missed."""
+        """The first file of each slide, and one unreadable file, so that the run reports it."""
         firsts = [files[0].path for files in self.slides]
         return firsts + list(self.unreadable[:1])
 
     def note(self) -> str:
-        """Returns how many slides the files are, where that is more than one or some are none."""
+        """Returns a note on the number of slides; '' if all files belong to one slide."""
         others = []
         if self.no_slides:
             others.append(f"no whole-slide images: {_names(self.no_slides)}")
@@ -103,7 +103,7 @@ class DicomFolder:
 
 
 def is_dicom_path(path: str | Path) -> bool:
-    """Tells whether a path is by its suffix a DICOM file."""
+    """Tells whether a path has the suffix of DICOM files."""
     return Path(path).suffix.lower() == SUFFIX
 
 
@@ -139,10 +139,10 @@ def files_of_slide(path: str | Path) -> tuple[DicomFile, ...]:
 
 
 def check_one_slide(files: Sequence[DicomFile]) -> None:
-    """Refuses a series whose files are of two patients or of two glasses.
+    """Refuses a series whose files belong to two patients or two glass slides.
 
     Raises:
-        SlideOpenError: they are; the message names files, not the patients.
+        SlideOpenError: they do; the message names two files, not the patients.
     """
     _check_same("patient", [" ".join(file.patient).strip() for file in files], files)
     containers = [file.container for file in files]
@@ -150,12 +150,12 @@ def check_one_slide(files: Sequence[DicomFile]) -> None:
 
 
 def _check_same(what: str, values: Sequence[str], files: Sequence[DicomFile]) -> None:
-    """Refuses files whose values differ; files without one count for nothing."""
-    known = [value for value in values if value]
-    others = [value for value in known if value != known[0]]
+    """Refuses files whose values differ; files without a value are ignored."""
+    stated = [value for value in values if value]
+    others = [value for value in stated if value != stated[0]]
     if not others:
         return
-    one = files[values.index(known[0])].path.name
+    one = files[values.index(stated[0])].path.name
     another = files[values.index(others[0])].path.name
     raise SlideOpenError(
         f"dicom: files with one SeriesInstanceUID must be of one {what}, got different ones in "
@@ -172,7 +172,7 @@ def read_head(path: Path) -> DicomFile | None:
     return _read_head(path, state.st_mtime_ns, state.st_size)
 
 
-# a cohort, its fingerprints and the reader ask for the same files
+# cached, because the cohort, its fingerprints and the reader read the heads of the same files
 @lru_cache(maxsize=1 << 14)
 def _read_head(path: Path, _mtime_ns: int, _size: int) -> DicomFile | None:
     try:
@@ -195,13 +195,14 @@ def _read_head(path: Path, _mtime_ns: int, _size: int) -> DicomFile | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements:
-    """Elements of a file up to some tag.
+    """Elements of a file up to a tag.
 
     Attributes:
         dataset: pydicom's data set.
         syntax: UID of the transfer syntax.
-        end: where the first element lies that was not read; in `inflated` if there is any.
-        inflated: the whole data set of a deflated file, b"" of others.
+        end: byte offset of the first element that was not read; in a deflated file its offset in
+            `inflated`.
+        inflated: the whole data set of a deflated file; b"" for other files.
     """
 
     dataset: "Dataset"
@@ -217,15 +218,15 @@ def read_elements(
 
     Args:
         path: the file.
-        keywords: which elements are kept; None for all.
+        keywords: keywords of the elements to return; None for all.
         before: tag at which reading ends.
 
-    Memory: the elements; of a deflated file all of it, at most 1 GiB.
+    Memory: the elements; for a deflated file its whole data set, at most 1 GiB.
 
     Raises:
-        SlideOpenError: it is no DICOM file, or is damaged.
+        SlideOpenError: the file is no DICOM file, or is damaged.
     """
-    import pydicom  # takes .1 s, and most slides do without it
+    import pydicom  # takes .1 s, and most slides do not need it
 
     tags = None
     if keywords is not None:
@@ -261,14 +262,14 @@ def read_elements(
             )
     except (SlideOpenError, MemoryError):
         raise
-    except Exception as error:  # whatever a parser makes of damage
+    except Exception as error:  # pydicom raises many kinds of errors for damaged files
         raise SlideOpenError(
             f"dicom: not a readable DICOM file: {error or repr(error)}"
         ) from error
 
 
 def _names(paths: Sequence[Path]) -> str:
-    named = [path.name for path in paths[:_MOST_NAMED]]
-    if len(paths) > _MOST_NAMED:
-        named.append(f"and {len(paths) - _MOST_NAMED} more")
+    named = [path.name for path in paths[:_MAX_NAMED]]
+    if len(paths) > _MAX_NAMED:
+        named.append(f"and {len(paths) - _MAX_NAMED} more")
     return ", ".join(named)

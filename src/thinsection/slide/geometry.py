@@ -13,24 +13,24 @@ import numpy as np
 from thinsection.errors import InvalidInputError, MissingMppError, UpsamplingError
 from thinsection.types import CoordsL0, CoordsLv, Level, Mpp, PointL0, Size
 
-# Numbers that differ by less are one number, written in two ways: 0.2498 for 0.25 µm/px, a level
-# of 1999 px for one of 2000. 0.5 % of a 256 px tile is 1.3 px.
+# Numbers that differ by a smaller share count as equal: 0.2498 and 0.25 µm/px, or levels of 1999
+# and 2000 px. 0.5 % of a 256 px tile is 1.3 px.
 ROUNDING = 0.005
-# A level may have 2 m along a side and 26 x 26 cm in all, at 0.25 µm/px. A file that declares more
-# is damaged, and would ask for memory and time without end.
+# Largest side and largest area of a level: 2 m, and 26 x 26 cm, at 0.25 µm/px. A file that declares
+# more is damaged, and would ask for endless memory and time.
 MAX_SIDE_PX = 1 << 23
 MAX_PX = 1 << 40
 MAX_MPP = 20.0  # µm/px; the macro of a slide has about 25
 MIN_MPP = 0.01  # µm/px; light resolves .2 µm
-_MAX_MPP_RATIO = 4.0  # of µm/px along the two axes
+_MAX_MPP_RATIO = 4.0  # largest ratio of the µm/px along the two axes
 _UM_PX_TIMES_POWER = 10.0  # 10x is 1 µm/px by the convention of most scanners
-_EXACT = 1e-9  # relative difference that only floating point makes
+_EXACT = 1e-9  # relative difference that is only floating-point error
 
 
 def nominal_mpp(objective_power: float) -> float:
     """Returns the µm/px that an objective power usually means: 0.5 for 20x.
 
-    It is a guess, so warn where it is used.
+    It is a guess, so a caller that uses it must warn.
     """
     if not 0 < objective_power < math.inf:
         raise InvalidInputError(f"objective_power must be > 0, got {objective_power!r}")
@@ -43,7 +43,7 @@ def nominal_power(mpp: float) -> float:
 
 
 def positive_number(text: str | None) -> float | None:
-    """Parses a number of a file's metadata; None where it is none, or not positive and finite.
+    """Parses a number of a file's metadata; None if it is no number, not positive or not finite.
 
     Scanners in some countries write a decimal comma: '0,4990'.
     """
@@ -57,14 +57,14 @@ def positive_number(text: str | None) -> float | None:
 
 
 def mean_mpp(mpp: Mpp | None) -> float | None:
-    """Returns one resolution, µm/px, for pixels that need not be square; None stays None."""
+    """Returns the mean resolution of both axes, µm/px; None stays None."""
     return None if mpp is None else sum(mpp) / 2
 
 
-def believed_mpp(mpp: Mpp | None) -> tuple[Mpp | None, str]:
-    """Returns a file's resolution, or None and a sentence where no slide has such a one.
+def plausible_mpp(mpp: Mpp | None) -> tuple[Mpp | None, str]:
+    """Returns a file's resolution and '', or None and a note if no slide has such a resolution.
 
-    Programs that know no resolution write 72, 96 or 300 dpi: 352.8, 264.6 or 84.67 µm/px.
+    Programs without a known resolution write 72, 96 or 300 dpi: 352.8, 264.6 or 84.67 µm/px.
     """
     if mpp is None:
         return None, ""
@@ -94,7 +94,7 @@ def corner_l0(level: Level, x_lv: float, y_lv: float) -> PointL0:
 
 
 def lv_from_l0(value_l0: float, downsample: float) -> int:
-    """Converts a level-0 position to px of a level; every reader goes by this rule."""
+    """Converts a level-0 position to px of a level; every reader rounds by this rule."""
     return round(value_l0 / downsample)
 
 
@@ -106,16 +106,16 @@ def origins_lv(coords_l0: CoordsL0, downsample: float) -> CoordsLv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """Plan that says how each tile of one slide is read; made once, before any work.
+    """Plan of how each tile of one slide is read; made once, before any work.
 
     Attributes:
         tile_px: edge of a finished tile, px.
-        tile_mpp: true resolution of a finished tile, µm/px; None of a slide without one.
+        tile_mpp: true resolution of a finished tile, µm/px; None if that of the slide is missing.
         level: index of the pyramid level that is read.
         downsample: level-0 px per px of that level.
-        size_lv: px to read on that level; (tile_px, tile_px) without resampling.
+        size_lv: px of that level that a tile covers; (tile_px, tile_px) without resampling.
         size_l0: level-0 px that a tile covers.
-        stride_l0: (x, y) from one tile to the next, level-0 px.
+        stride_l0: (x, y) distance from one tile to the next, level-0 px.
     """
 
     tile_px: int
@@ -128,12 +128,12 @@ class ReadPlan:
 
     @property
     def resamples(self) -> bool:
-        """True where a tile is resized after it was read."""
+        """True if a tile is resized after it was read."""
         return self.size_lv != (self.tile_px, self.tile_px)
 
 
 def best_level(levels: Sequence[Level], downsample: float) -> Level:
-    """Returns the coarsest level that is not coarser than wanted, within `ROUNDING`."""
+    """Returns the coarsest level whose downsample is at most `downsample`, within `ROUNDING`."""
     limit = downsample * (1 + ROUNDING)
     fine_enough = [level for level in levels if level.downsample <= limit]
     if not fine_enough:
@@ -154,23 +154,24 @@ def plan_read(
 ) -> ReadPlan:
     """Chooses level and resampling for tiles of `tile_px` at `tile_mpp`.
 
-    The level that is nearest to `tile_mpp`, within the tolerance, is read as it is, and `tile_mpp`
-    of the plan is then that level's. Where there is none, the coarsest level that is finer is
-    reduced with an anti-aliasing filter.
+    If a level has `tile_mpp` within the tolerance, the nearest such level is read without
+    resampling, and `tile_mpp` of the plan is the resolution of that level. If there is none, the
+    coarsest finer level is read and reduced with an anti-aliasing filter.
 
     Args:
         levels: levels of the slide, finest first.
-        slide_mpp: (x, y) µm per level-0 px, or None where it is not known.
+        slide_mpp: (x, y) µm per level-0 px, or None if it is missing.
         tile_px: edge of a finished tile, px.
-        tile_mpp: wanted resolution, µm/px; None reads level 0 as it is ('native').
-        overlap: px of a finished tile that it shares with the next one.
-        mpp_tolerance: relative difference that counts as none; rounding always does.
+        tile_mpp: wanted resolution, µm/px; None reads level 0 without resampling ('native').
+        overlap: overlap of neighbouring finished tiles, px.
+        mpp_tolerance: relative difference of two resolutions that counts as equal, at least
+            `ROUNDING`.
         slide: name of the slide, for messages.
-        hint: why the resolution may be missing, for messages.
+        hint: reason why the resolution may be missing, for messages.
 
     Raises:
         InvalidInputError: tile_px, tile_mpp or overlap out of range.
-        MissingMppError: `tile_mpp` is given and the slide has none.
+        MissingMppError: `tile_mpp` is given, and `slide_mpp` is missing.
         UpsamplingError: `tile_mpp` is finer than the slide.
     """
     if tile_px < 1:
@@ -218,7 +219,10 @@ def _ratios(
     tolerance: float,
     slide: str,
 ) -> tuple[float, float]:
-    """Returns level-0 px per tile px along x and y: a level's own where one is near enough."""
+    """Returns level-0 px per tile px along x and y.
+
+    If a level has the wanted resolution within the tolerance, this is the downsample of that level.
+    """
     nearest = min(levels, key=lambda level: _mpp_error(level, slide_mpp, tile_mpp))
     if _mpp_error(nearest, slide_mpp, tile_mpp) <= tolerance:
         ratio = _whole_if_near(nearest.downsample)
@@ -238,20 +242,20 @@ def _ratios(
 
 
 def _mpp_error(level: Level, slide_mpp: Mpp, tile_mpp: float) -> float:
-    """Returns the relative difference of a level's resolution, the larger one of x and y."""
+    """Returns the relative difference of a level's resolution from `tile_mpp`; the larger axis."""
     return max(abs(mpp * level.downsample / tile_mpp - 1) for mpp in slide_mpp)
 
 
 def _whole_if_near(ratio: float) -> float:
-    """Returns the ratio, or the whole number that it is but for rounding."""
-    nearest = round(ratio)  # >= 1, as ratios are
+    """Returns the ratio, or the nearest whole number if they are equal within `ROUNDING`."""
+    nearest = round(ratio)  # at least 1, because ratios are at least 1
     return float(nearest) if abs(ratio / nearest - 1) <= ROUNDING else ratio
 
 
 def _lv_px(tile_px: int, ratio: float, level: Level) -> int:
-    """Returns the px of the level that one edge of a tile takes.
+    """Returns the px of the level that the edge of a tile covers.
 
-    `tile_px` where the level has the wanted resolution, so that nothing is resampled.
+    It is `tile_px` if the level has the wanted resolution, so that nothing is resampled.
     """
     lv_px_per_tile_px = ratio / level.downsample
     if abs(lv_px_per_tile_px - 1) <= ROUNDING:
@@ -275,11 +279,11 @@ for _um, _names in {
 }.items():
     _UM_PER_UNIT |= dict.fromkeys(_names.split(), _um)
 _OF_RESOLUTION_UNIT = {2: UM_PER_INCH, 3: 1e4}  # inch, cm
-_HUGE = ("Mm", "Pm")  # megametre and petametre of OME, which are no mm and no pm
+_HUGE = ("Mm", "Pm")  # megametre and petametre of OME, not to be read as mm and pm
 
 
 def um_per_unit(unit: str | int | None) -> float | None:
-    r"""Returns µm per unit of length; None where it is none ('pixel', 'reference frame').
+    r"""Returns µm per unit of length; None for no unit of length ('pixel', 'reference frame').
 
     Args:
         unit: a name in any capitals, its plural, the sign of µ or Å in any of its Unicode forms,

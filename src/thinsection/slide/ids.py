@@ -1,13 +1,13 @@
-"""Ids of slides: how a run assigns them, and which known id a text of people means.
+"""Ids of slides: how a run assigns them, and which known id a user's text means.
 
-Assigned is the name of the file, with a hash of its place where names repeat. That rule is pure: it
-reads no file, and the order in which files are named does not matter. `store/claims.py` applies it
-to a results folder, which remembers the id of each file.
+The id of a slide is the name of its file, with a hash of its path if several files have the same
+name. This rule is pure: it reads no file, and the order of the files does not matter.
+`store/slide_ids.py` applies it to a results folder, which stores the id of each file.
 
-Ids of slides, cases and patients as people write them: two spellings mean one id where only the
-form differs: the folder and the suffix of a file, outer and doubled spaces, non-breaking spaces,
-the Unicode form, and Excel's '1007.0' for 1007. Capital letters, '_' for '-', and leading zeros may
-be other ids: these are asked back, never joined.
+Users write the ids of slides, cases and patients in several ways. Two spellings mean the same id if
+only their form differs: the folder and the suffix of a file, outer and doubled spaces, non-breaking
+spaces, the Unicode form, and Excel's '1007.0' for 1007. Spellings that differ in capital letters,
+'_' for '-', or leading zeros may be different ids: the user is asked, and they are never joined.
 """
 
 import hashlib
@@ -24,24 +24,25 @@ from thinsection.files.urls import is_url, public_url
 from thinsection.slide.readers import slide_suffixes
 
 _MAX_ID_BYTES = 200
-_IMAGE = "::image="  # between a file and one of its pictures
+_IMAGE = "::image="  # between the path of a file and the name of one of its pictures
 _HASH_BYTES = 65  # "-" and a whole SHA-256, the longest suffix
-_HASH_DIGITS = (8, 16, 64)  # more only where fewer are another file's
-# no folder or file of these can be made on every file system, or reads as one of ours
-_ODD = re.compile(r"[/\\:*?\"<>|\x00-\x1f\x7f\ud800-\udfff]")
+_HASH_DIGITS = (8, 16, 64)  # tried in this order, until the id is free
+# signs that a folder's name cannot have on every file system
+_UNSAFE_SIGNS = re.compile(r"[/\\:*?\"<>|\x00-\x1f\x7f\ud800-\udfff]")
+# names of files of a results folder
 _RESERVED = ("run.json", "slide.json", "failure.json", "summary.csv", "failed.csv")
 
 
 @dataclass(frozen=True, slots=True)
 class SlideFile:
-    """File that a slide id belongs to."""
+    """File of a slide id."""
 
-    file: str  # see `file_of`
-    name: str  # the stem that it was named by: of a link its own, not its target's
+    file: str  # see `file_key`
+    name: str  # the stem that the id was made of: for a link the link's name, not its target's
 
 
-def file_of(slide_path: str, image: str | None = None) -> str:
-    """Returns the one name of a slide: its absolute path or public URL, and its image."""
+def file_key(slide_path: str, image: str | None = None) -> str:
+    """Returns the unique name of a slide: its absolute path or public URL, and its image."""
     if is_url(slide_path):
         file = public_url(slide_path).rstrip("/")
     else:
@@ -49,13 +50,16 @@ def file_of(slide_path: str, image: str | None = None) -> str:
     return file if image is None else f"{file}{_IMAGE}{image}"
 
 
-def path_of(file: str) -> str:
-    """Returns the path or URL in what `file_of` returned."""
+def path_of_key(file: str) -> str:
+    """Returns the path or URL of a slide from its `file_key`."""
     return file.partition(_IMAGE)[0]
 
 
-def stem_of(slide_path: str, image: str | None = None) -> str:
-    """Returns the name of a slide's file without its suffix, as it is written, and its image."""
+def slide_stem(slide_path: str, image: str | None = None) -> str:
+    """Returns the file name of a slide without its suffix, followed by its image if there is one.
+
+    The name of a link is that of the link, not of its target.
+    """
     path = slide_path
     if is_url(slide_path):
         path = slide_path.split("?", 1)[0]
@@ -64,17 +68,17 @@ def stem_of(slide_path: str, image: str | None = None) -> str:
 
 
 def folded(name: str) -> str:
-    """Folds a name, so that names are equal that a file system or a reader may take for one."""
+    """Folds case and Unicode form, so that names that a file system may confuse become equal."""
     return unicodedata.normalize("NFC", name).casefold()
 
 
-def is_odd(name: str) -> bool:
-    """Tells whether an id is no folder's name: separators, hidden names, control characters."""
+def is_unsafe(name: str) -> bool:
+    """Tells whether an id cannot name a folder: separators, hidden names, control characters."""
     if not name or name.startswith(".") or name.lower() in _RESERVED:
         return True
     if len(name.encode(errors="surrogateescape")) > _MAX_ID_BYTES:
         return True
-    return _ODD.search(name) is not None
+    return _UNSAFE_SIGNS.search(name) is not None
 
 
 def assign_ids(
@@ -82,27 +86,27 @@ def assign_ids(
 ) -> dict[str, str]:
     """Returns the slide id of each new file.
 
-    The id is the stem. Where another file, new or known, has the same stem, or where the stem is no
-    folder's name, a hash of the file's place follows it.
+    The id is the stem. If another file, new or known, has the same stem, or if the stem cannot name
+    a folder, a hash of the file's path follows it.
 
     Args:
-        new: stem by file (see `file_of`), of files that have no id yet.
-        taken: files of the slides that keep their id, by that id.
+        new: stem of each file that has no id yet, by file (see `file_key`).
+        taken: file of each slide that keeps its id, by id.
     """
     files_by_stem = Counter(folded(stem) for stem in new.values())
-    names = {owner.file: owner.name for owner in taken.values()}
+    names = {slide.file: slide.name for slide in taken.values()}
     files_by_stem.update(folded(name) for name in names.values())
     used = {folded(slide_id) for slide_id in taken}
     ids = {}
     for file, stem in sorted(new.items()):
         is_shared = files_by_stem[folded(stem)] > 1 or folded(stem) in used
         slide_id = stem
-        if is_shared or is_odd(stem):
-            # the stem as a folder's name, with the shortest free hash of the file's place
+        if is_shared or is_unsafe(stem):
+            # the stem without unsafe signs, with the shortest hash that makes a free id
             safe = stem
             room = _MAX_ID_BYTES - _HASH_BYTES
-            if is_odd(stem) or len(stem.encode()) > room:
-                plain = _ODD.sub("_", stem).lstrip(".").encode()
+            if is_unsafe(stem) or len(stem.encode()) > room:
+                plain = _UNSAFE_SIGNS.sub("_", stem).lstrip(".").encode()
                 safe = plain[:room].decode(errors="ignore") or "slide"
             place = file.encode(errors="surrogateescape")
             digest = hashlib.sha256(place).hexdigest()
@@ -115,7 +119,7 @@ def assign_ids(
     return ids
 
 
-# files of slides that no reader of ours opens, of pictures, and of embeddings
+# suffixes of slides that no reader of ours opens, of pictures, and of embeddings
 _OTHER_SUFFIXES = (
     ".qptiff", ".vsi", ".isyntax", ".kfb", ".sdpc", ".lif", ".jp2", ".bmp", ".h5", ".hdf5", ".pt",
     ".npy", ".geojson",
@@ -128,7 +132,7 @@ _LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
 
 
 def plain_id(text: str) -> str:
-    """Returns an id without what is its form alone: see the head of this file."""
+    """Returns an id without differences of form; see the head of this file."""
     # zero-width signs and byte order marks are of the category Cf
     visible = (sign for sign in text if unicodedata.category(sign) != "Cf")
     name = " ".join(unicodedata.normalize("NFC", "".join(visible)).split())
@@ -155,13 +159,13 @@ def without_suffix(file_name: str) -> str:
 
 
 def loose_id(text: str) -> str:
-    """Returns an id without capitals, separators and leading zeros: what may be a mistake."""
+    """Returns an id without capitals, separators and leading zeros, to find possible mistakes."""
     base = PurePosixPath(plain_id(text).replace("\\", "/")).name
     return _LEADING_ZEROS.sub("", _SEPARATORS.sub("", base.casefold()))
 
 
 class KnownIds:
-    """Ids that are known, and which of them a text means.
+    """Known ids, and a search for the id that a user's text means.
 
     Memory: some 300 bytes an id.
     """
@@ -174,7 +178,7 @@ class KnownIds:
         self._by_loose: Mapping[str, Sequence[str]] | None = None
 
     def find(self, text: str) -> str | None:
-        """Returns the id that a text means, None if it means none.
+        """Returns the id that a text means; None if it means no known id.
 
         Raises:
             InvalidInputError: the text may mean two of the ids.
@@ -197,12 +201,12 @@ class KnownIds:
         return alike[0] if alike else None
 
     def words(self, text: str) -> str:
-        """Returns a text that means no id, with the id that it may be meant for."""
+        """Returns an unknown text, with a similar known id as a suggestion if there is one."""
         similar = self.similar(text)
         return text if similar is None else f"{text} (did you mean {similar}?)"
 
     def match(self, texts: Iterable[str], where: str) -> dict[str, str]:
-        """Returns the id of each text that means one.
+        """Returns the id of each text that means a known id.
 
         Raises:
             InvalidInputError: a text may mean two ids, or two texts mean one id.
@@ -224,7 +228,7 @@ class KnownIds:
 
 
 def _grouped(ids: Iterable[str], key: Callable[[str], str]) -> dict[str, list[str]]:
-    """Returns the ids, sorted, by what a function makes of them."""
+    """Returns the sorted ids in groups, by the result of `key`."""
     groups: dict[str, list[str]] = {}
     for name in sorted(ids):
         groups.setdefault(key(name), []).append(name)

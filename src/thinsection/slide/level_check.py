@@ -1,13 +1,14 @@
-"""Check of a level against a finer one: whether it shows the same, and at which scale.
+"""Check of a level against a finer level: whether it shows the same tissue, and at which scale.
 
-A few places are compared: those with the most contrast on the slide's coarsest level where that is
-small, and some fixed ones. Both levels are reduced to the same few pixels, because programs reduce
-and sharpen levels in ways of their own, and JPEG changes them again.
+A few places of the slide are compared: those with the most contrast on the coarsest level if that
+level is small, and some fixed places. The same place of both levels is reduced to the same few
+pixels before it is compared, because scanners and converters reduce and sharpen levels differently,
+and JPEG changes them again.
 
-What pixels said, here and in the comparison with OpenSlide, is known again by the stamps of the
-file: each comparison takes some 30 ms. Verdicts count for the same file and the same versions of
-the packages that decode it. They are in the user's cache, in at most `_SHARDS` files with `_MOST`
-verdicts each: some 4 MB in all.
+Verdicts are cached, and so is the result of the comparison with OpenSlide, because each comparison
+takes about 30 ms. A cached verdict counts for the same file (path, size, times and inode, its
+stamps) and the same versions of the packages that decode it. The cache is in the user's cache
+folder, in at most `_SHARDS` files with `_MAX_PER_SHARD` verdicts each: some 4 MB in all.
 """
 
 import json
@@ -36,39 +37,45 @@ from thinsection.weights.origin import (
 )
 
 NUM_PLACES = 4
-STREAMED_PLACES = 1  # of a slide by URL, where each place costs requests
-# shares of width and height, where nothing is known of the slide; the first also where something is
+STREAMED_PLACES = 1  # for a slide by URL: each place costs requests
+# fixed places, as shares of width and height, for slides whose coarsest level is not read; the
+# first is used for all slides
 _FIXED = ((0.5, 0.5), (0.31, 0.23), (0.23, 0.71), (0.77, 0.42), (0.62, 0.83))
 _NUM_GUIDED = 2  # places where the coarsest level has the most contrast
-_GUIDE_PX = 1 << 20  # a coarsest level that is larger is not read for it
-_GUIDE_CELLS = 12  # along each side
+_GUIDE_PX = 1 << 20  # a coarsest level with more pixels is not searched for contrast
+_GUIDE_CELLS = (
+    12  # cells along each side of the coarsest level, whose contrast is compared
+)
 _PROBE_PX = 48  # edge of a place on the level
 _MAX_FINER_PX = 384  # edge of a place on the finer level
 _MIN_PROBE_PX = 12
-_BLOCK_PX = 4  # that become one px before they are compared
-# A level fails if its pixels differ from those of the finer one by more than this, of 255, and
-# by more than this share of the variance in both. Levels of real slides gave up to 3.5 and .02,
-# pictures of other places 15 and .24 at least: tissue on glass is alike everywhere.
+_BLOCK_PX = 4  # edge of the blocks of which the means are compared
+# A level fails if its mean difference from the finer level is more than `_MAX_DIFFERENCE` (of 255)
+# and its relative difference is more than `_MAX_RELATIVE_DIFFERENCE`. Correct levels of real slides
+# had at most 3.5 and .02; pictures of other places had at least 15 and .24 (not about 1, because
+# bright glass and dark tissue look alike everywhere).
 _MAX_DIFFERENCE = 5.0
-_MAX_SHARE = 0.12
-_CLEAR = 0.8  # of two scales, the stated one must not be worse than by this factor
-# what the pixels of a level say: it is one at the scale that is stated (or that its size has, where
-# nothing is stated); it is one at the scale of its size, not at the stated one; it shows something
-# else
+_MAX_RELATIVE_DIFFERENCE = 0.12
+# the stated scale is kept unless the relative difference at the scale by size is less than this
+# share of the difference at the stated scale
+_CLEAR = 0.8
 LevelVerdict = Literal["level", "level by size", "other"]
+# a level, at the stated scale (or at the scale of its size if no scale is stated)
 LEVEL: LevelVerdict = "level"
+# a level, at the scale of its size, against the stated scale
 BY_SIZE: LevelVerdict = "level by size"
+# no level: it shows something else
 OTHER: LevelVerdict = "other"
-# what pixels said of levels, by two numbers: the offsets of level 0 and of the level in a TIFF,
-# or the numbers of a picture and of its level
+# verdict of each level, by two numbers: the offsets of level 0 and of the level in a TIFF, or the
+# numbers of a picture and of its level
 Verdicts = dict[tuple[int, int], LevelVerdict]
 Values = npt.NDArray[np.float64]
 Place = tuple[float, float]
 _SHARDS = 256
-_MOST = 128
-_LEVELS = "levels"  # subject of verdicts on levels
-_MOST_LEVELS = 64  # verdicts on levels that are kept of one file
-# packages that decide which pixels the two readers see
+_MAX_PER_SHARD = 128  # verdicts in one file of the cache
+_LEVELS = "levels"  # name of the comparison of a file's levels
+_MAX_CACHED_LEVELS = 64  # a file with more levels is not cached
+# packages whose versions decide which pixels the TIFF reader and OpenSlide return
 _PACKAGES = (
     "thinsection",
     "tifffile",
@@ -80,86 +87,87 @@ _PACKAGES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LevelClaim:
-    """Claim that a part of a file is a level.
+class LevelCandidate:
+    """A part of a file that may be a level.
 
     Attributes:
-        key: what the verdict is kept by.
-        level: the level, at the scale that the file states or that its size has.
-        by_size: level-0 px per px of it by its size, where that contradicts the file; None where
-            it does not.
+        key: key of its verdict in `Verdicts`.
+        level: the level, at the scale that the file states, or else at the scale of its size.
+        downsample_by_size: level-0 px per px of the level, computed from its size, if that
+            contradicts the scale that the file states; else None.
     """
 
     key: tuple[int, int]
     level: Level
-    by_size: float | None = None
+    downsample_by_size: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LevelDifference:
-    """Difference between a level and a finer one.
+    """Difference between a level and a finer level.
 
     Attributes:
         mean: mean absolute difference, of 255.
-        share: squared difference per variance of both; 0 where they are alike, about 1 where they
-            show different things.
+        relative: squared difference over the sum of both variances; 0 for equal pixels, about 1
+            for unrelated pictures.
     """
 
     mean: float
-    share: float
+    relative: float
 
     @property
     def is_other(self) -> bool:
-        """True where the level shows something else than the finer one."""
-        return self.mean > _MAX_DIFFERENCE and self.share > _MAX_SHARE
+        """True if the level shows something else than the finer level."""
+        is_large = self.mean > _MAX_DIFFERENCE
+        return is_large and self.relative > _MAX_RELATIVE_DIFFERENCE
 
 
 def judge_levels(
-    slide: Slide, claims: Sequence[LevelClaim], *, num_places: int = NUM_PLACES
+    slide: Slide, candidates: Sequence[LevelCandidate], *, num_places: int = NUM_PLACES
 ) -> Verdicts:
-    """Returns what the pixels say of each claim.
+    """Returns the verdict on each candidate.
 
-    Each level is compared with the next finer one that is right. One that cannot be read is not
-    judged: that its pixels are damaged is said where they are asked for.
+    Each candidate is compared with the next finer level that was accepted. A level that cannot be
+    read is accepted: the error is raised when its pixels are read.
 
     Args:
-        slide: a slide that has level 0 and the claimed levels, by their indices.
-        claims: the levels to be judged.
-        num_places: places of each level that are compared.
+        slide: a slide that has level 0 and the candidates, by their indices.
+        candidates: the possible levels.
+        num_places: number of places of each level that are compared.
 
     Memory: that of `probe_places`, and two places of 385 px.
     """
     verdicts: Verdicts = {}
-    ordered = sorted(claims, key=lambda claim: claim.level.downsample)
-    right = [slide.levels[0]]
+    ordered = sorted(candidates, key=lambda candidate: candidate.level.downsample)
+    accepted = [slide.levels[0]]
     try:
         places = probe_places(slide, ordered[-1].level)[:num_places]
     except SlideReadError:
         places = list(_FIXED)[:num_places]
-    for claim in ordered:
-        level = claim.level
-        finer = [each for each in right if each.downsample < level.downsample]
+    for candidate in ordered:
+        level = candidate.level
+        finer = [each for each in accepted if each.downsample < level.downsample]
         downsamples = [level.downsample]
-        if claim.by_size is not None:
-            downsamples.append(claim.by_size)
+        if candidate.downsample_by_size is not None:
+            downsamples.append(candidate.downsample_by_size)
         try:
             differences = compare_levels(
-                slide, level, (finer or right)[-1], places, downsamples
+                slide, level, (finer or accepted)[-1], places, downsamples
             )
         except SlideReadError:
-            verdicts[claim.key] = LEVEL
+            verdicts[candidate.key] = LEVEL
             continue
         stated = differences[0]
         by_size = differences[-1]
-        # where both scales fit alike, as on bare glass, the stated one counts
-        counts = stated.share <= max(by_size.share / _CLEAR, 0.01)
-        if (stated if counts else by_size).is_other:
-            verdicts[claim.key] = OTHER
-        elif counts:
-            verdicts[claim.key] = LEVEL
-            right.append(level)
+        # if both scales fit equally well, as on bare glass, the stated scale is taken
+        stated_fits = stated.relative <= max(by_size.relative / _CLEAR, 0.01)
+        if (stated if stated_fits else by_size).is_other:
+            verdicts[candidate.key] = OTHER
+        elif stated_fits:
+            verdicts[candidate.key] = LEVEL
+            accepted.append(level)
         else:
-            verdicts[claim.key] = BY_SIZE
+            verdicts[candidate.key] = BY_SIZE
     return verdicts
 
 
@@ -170,19 +178,19 @@ def compare_levels(
     places: Sequence[Place],
     downsamples: Sequence[float],
 ) -> list[LevelDifference]:
-    """Compares a level with a finer one at each of some scales.
+    """Compares a level with a finer level, once at each of some scales.
 
     Args:
         slide: the slide that has both levels.
         level: the level.
-        finer: a level that is right.
+        finer: a finer level that was accepted.
         places: see `probe_places`.
-        downsamples: level-0 px per px of the level, by which it may be placed.
+        downsamples: possible scales of the level, in level-0 px per px of the level.
     """
     largest = max(downsamples) / finer.downsample
     edge = min(_PROBE_PX, int(_MAX_FINER_PX / largest), *level.size)
     edge = max(min(_MIN_PROBE_PX, *level.size), edge // _BLOCK_PX * _BLOCK_PX)
-    # places lie within both levels at every scale
+    # the last corner at which a place lies within both levels at every scale
     last_x = min(level.size[0], int(finer.size[0] / largest)) - edge
     last_y = min(level.size[1], int(finer.size[1] / largest)) - edge
     pairs: list[list[tuple[Values, Values]]] = [[] for _ in downsamples]
@@ -192,27 +200,27 @@ def compare_levels(
         origin_l0 = corner_l0(level, x, y)
         pixels = slide.read_region(origin_l0, level.index, (edge, edge))
         blocks = max(1, edge // _BLOCK_PX)
-        own = _reduced(pixels, (0, 0, edge, edge), blocks)
+        level_means = _reduced(pixels, (0, 0, edge, edge), blocks)
         for index, downsample in enumerate(downsamples):
             factor = downsample / finer.downsample
             finer_pixels = _read_finer(slide, finer, (x, y), edge, factor)
-            pairs[index].append((own, _reduced(*finer_pixels, blocks)))
+            pairs[index].append((level_means, _reduced(*finer_pixels, blocks)))
     differences = []
-    for each in pairs:
-        own = np.concatenate([pair[0].reshape(-1, 3) for pair in each])
-        other = np.concatenate([pair[1].reshape(-1, 3) for pair in each])
-        variance = own.var(axis=0).sum() + other.var(axis=0).sum()
-        squared = ((own - other) ** 2).mean(axis=0).sum()
-        share = float(squared / variance) if variance > 0 else float(squared > 0)
-        mean = float(np.abs(own - other).mean())
-        differences.append(LevelDifference(mean=mean, share=share))
+    for pairs_at_scale in pairs:
+        coarse = np.concatenate([pair[0].reshape(-1, 3) for pair in pairs_at_scale])
+        fine = np.concatenate([pair[1].reshape(-1, 3) for pair in pairs_at_scale])
+        variance = coarse.var(axis=0).sum() + fine.var(axis=0).sum()
+        squared = ((coarse - fine) ** 2).mean(axis=0).sum()
+        relative = float(squared / variance) if variance > 0 else float(squared > 0)
+        mean = float(np.abs(coarse - fine).mean())
+        differences.append(LevelDifference(mean=mean, relative=relative))
     return differences
 
 
 def probe_places(slide: Slide, coarsest: Level) -> list[Place]:
-    """Returns where levels are compared, as shares of width and height, the best ones first.
+    """Returns the places for the comparison, as shares of width and height; most contrast first.
 
-    Memory: the coarsest level, where it has at most a million px.
+    Memory: the coarsest level, if it has at most a million pixels.
     """
     width, height = coarsest.size
     if width * height > _GUIDE_PX or min(width, height) < _GUIDE_CELLS:
@@ -236,7 +244,10 @@ def probe_places(slide: Slide, coarsest: Level) -> list[Place]:
 def _read_finer(
     slide: Slide, finer: Level, origin_lv: tuple[int, int], edge: int, factor: float
 ) -> tuple[npt.NDArray[np.uint8], tuple[float, float, float, float]]:
-    """Reads what a square of a level covers on a finer one, and where it lies in what was read."""
+    """Reads the area of a square of a level from a finer level.
+
+    Returns the pixels, and the box of the square in them (left, top, right, bottom).
+    """
     left = origin_lv[0] * factor
     top = origin_lv[1] * factor
     size = edge * factor
@@ -253,7 +264,7 @@ def _reduced(
     box: tuple[float, float, float, float],
     num_blocks: int,
 ) -> Values:
-    """Returns the means of a box of pixels, float (num_blocks, num_blocks, 3)."""
+    """Returns the mean color of each block of a box of pixels, (num_blocks, num_blocks, 3)."""
     image = Image.fromarray(pixels)
     small = image.resize((num_blocks, num_blocks), Image.Resampling.BOX, box=box)
     return np.asarray(small, dtype=np.float64)
@@ -264,77 +275,80 @@ def slide_stamps(path: str) -> Stamps | None:
     return read_stamps([Path(path).absolute()])
 
 
-def known_levels(stamps: Stamps | None) -> Verdicts:
-    """Returns what earlier comparisons of this file's levels found.
+def cached_levels(stamps: Stamps | None) -> Verdicts:
+    """Returns the cached verdicts on the levels of a file; empty if there are none.
 
     Args:
         stamps: `slide_stamps` of the file.
     """
-    value = _recorded(stamps, _LEVELS)
-    if stamps is None or not isinstance(value, list):
+    cached = _read_cached(stamps, _LEVELS)
+    if stamps is None or not isinstance(cached, list):
         return {}
-    if value[:1] != [_value(stamps)]:
+    if cached[:1] != [_file_state(stamps)]:
         return {}
-    return {(base, page): verdict for base, page, verdict in value[1:]}
+    return {(base, page): verdict for base, page, verdict in cached[1:]}
 
 
-def keep_levels(stamps: Stamps | None, verdicts: Verdicts) -> None:
-    """Keeps what comparisons of a file's levels found, as `keep_agreement` does."""
-    if stamps is not None and len(verdicts) <= _MOST_LEVELS:
+def cache_levels(stamps: Stamps | None, verdicts: Verdicts) -> None:
+    """Caches the verdicts on the levels of a file, under the conditions of `cache_agreement`."""
+    if stamps is not None and len(verdicts) <= _MAX_CACHED_LEVELS:
         rows = [[base, page, verdict] for (base, page), verdict in verdicts.items()]
-        _keep(stamps, _LEVELS, [_value(stamps), *rows])
+        _write_cached(stamps, _LEVELS, [_file_state(stamps), *rows])
 
 
-def is_known_to_agree(stamps: Stamps | None, slide_mpp: Mpp | None) -> bool:
-    """Tells whether an earlier comparison of this file found no difference.
+def is_cached_agreement(stamps: Stamps | None, slide_mpp: Mpp | None) -> bool:
+    """Tells whether a cached comparison of this file with OpenSlide found no difference.
 
     Args:
         stamps: `slide_stamps` of the file.
-        slide_mpp: the resolution that was given in place of the file's.
+        slide_mpp: the resolution that the user gave in place of the file's; None if none.
     """
     if stamps is None:
         return False
-    return bool(_recorded(stamps, slide_mpp) == _value(stamps))
+    return bool(_read_cached(stamps, slide_mpp) == _file_state(stamps))
 
 
-def keep_agreement(stamps: Stamps | None, slide_mpp: Mpp | None) -> None:
-    """Keeps that a comparison found no difference.
+def cache_agreement(stamps: Stamps | None, slide_mpp: Mpp | None) -> None:
+    """Caches that a comparison with OpenSlide found no difference.
 
-    Nothing is kept if the file has changed since its stamps were read or is too young, or if the
+    Nothing is cached if the file has changed since its stamps were read or is too young, or if the
     cache cannot be written: the slide is then compared again.
     """
     if stamps is not None:
-        _keep(stamps, slide_mpp, _value(stamps))
+        _write_cached(stamps, slide_mpp, _file_state(stamps))
 
 
-def _recorded(stamps: Stamps | None, subject: Mpp | str | None) -> Json:
-    """Returns what is kept of a file on a subject; None where nothing is."""
+def _read_cached(stamps: Stamps | None, comparison: Mpp | str | None) -> Json:
+    """Returns the cached result of a comparison of a file; None if there is none."""
     if stamps is None:
         return None
-    key = _key(stamps, subject)
-    return _read_verdicts(key).get(key)
+    key = _key(stamps, comparison)
+    return _read_shard(key).get(key)
 
 
-def _keep(stamps: Stamps, subject: Mpp | str | None, value: Json) -> None:
-    """Keeps a verdict on a subject, where the file is old enough."""
+def _write_cached(stamps: Stamps, comparison: Mpp | str | None, result: Json) -> None:
+    """Caches the result of a comparison, if the file is old enough."""
     if not are_settled(stamps):
         return
-    key = _key(stamps, subject)
-    verdicts = _read_verdicts(key)
+    key = _key(stamps, comparison)
+    verdicts = _read_shard(key)
     verdicts.pop(key, None)
-    newest = list(verdicts.items())[1 - _MOST :]
+    newest = list(verdicts.items())[1 - _MAX_PER_SHARD :]
     try:
-        path = _shard(key)
+        path = _shard_path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # another process may write in between: its verdict is lost, and found again
-        write_json(path, {**dict(newest), key: value})
+        # if another process writes in between, its verdict is lost and computed again later
+        write_json(path, {**dict(newest), key: result})
     except (OSError, RuntimeError):
         return
 
 
-def _key(stamps: Stamps, subject: Mpp | str | None) -> str:
-    """Returns the key of a file and of what was compared: resolution, or its levels."""
-    parts = [stamps[0][0], subject, _versions()]
+def _key(stamps: Stamps, comparison: Mpp | str | None) -> str:
+    """Returns the key of a comparison in the cache.
+
+    `comparison` is `_LEVELS`, or the resolution at which the slide was compared with OpenSlide.
+    """
+    parts = [stamps[0][0], comparison, _versions()]
     return sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -343,21 +357,21 @@ def _versions() -> tuple[str, ...]:
     return tuple(installed_version(package) for package in _PACKAGES)
 
 
-def _value(stamps: Stamps) -> str:
-    """Returns size, time stamps and inode; the name is in the key."""
+def _file_state(stamps: Stamps) -> str:
+    """Returns size, times and inode of a file as text; its path is in the key."""
     return " ".join(map(str, stamps[0][1:]))
 
 
-def _shard(key: str) -> Path:
-    """Returns the file that keeps a key; RuntimeError: the user has no home folder."""
+def _shard_path(key: str) -> Path:
+    """Returns the file of the cache for a key; RuntimeError: the user has no home folder."""
     number = int(key[:8], 16) % _SHARDS
     return user_cache_dir() / "compared" / f"{number:02x}.json"
 
 
-def _read_verdicts(key: str) -> dict[str, Json]:
-    """Returns the verdicts in the file that keeps a key; none if it is not readable."""
+def _read_shard(key: str) -> dict[str, Json]:
+    """Returns all verdicts in the file of the cache for a key; empty if it is not readable."""
     try:
-        verdicts = read_json(_shard(key))
+        verdicts = read_json(_shard_path(key))
     except (OSError, ValueError, RuntimeError):
         return {}
     return verdicts if isinstance(verdicts, dict) else {}

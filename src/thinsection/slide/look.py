@@ -1,4 +1,4 @@
-"""Rules by which pixels become RGB: channels of a file, and which are shown. Nothing is slow."""
+"""Rules that convert pixels to RGB: which channels are shown, and the colour profile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ import numpy as np
 from thinsection.errors import ChannelsError, ConfigError
 from thinsection.types import counted
 
-MAX_SHOWN = 3  # channels that a picture shows
+MAX_SHOWN = 3  # channels that a picture can show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Rule by which pixels become RGB; the default leaves them as they are.
+    """Rule that converts pixels to RGB; the default does not change them.
 
     Attributes:
-        channels: names, or numbers from 0, shown as red, green and blue.
-        percentiles: of a channel's pixels, those that become 0 and 255.
-        icc: True where the file's colour profile is applied.
+        channels: names, or numbers from 0, of the channels that are shown as red, green and blue.
+        percentiles: percentiles of a channel's pixels whose values become 0 and 255.
+        icc: True to apply the colour profile of the file.
     """
 
     channels: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True)
 class Channels:
-    """Channels of a file that is no picture of 8 bits."""
+    """Channels of a file that is not RGB or gray of 8 bits."""
 
     names: tuple[str, ...]
     dtype: np.dtype[np.generic]
@@ -57,7 +57,7 @@ class Channels:
         )
 
     def index(self, wanted: str) -> int:
-        """Returns the number of a channel that is given by name, in any case, or by number."""
+        """Returns the number of the channel with this name (in any capitals) or this number."""
         names = [name.lower() for name in self.names]
         if wanted.lower() in names:
             return names.index(wanted.lower())
@@ -69,13 +69,13 @@ class Channels:
 
 
 def channel_names(names: Sequence[str], count: int) -> tuple[str, ...]:
-    """Returns `count` names of channels; one that is missing or empty is 'channel N'."""
+    """Returns `count` names of channels; a missing or empty name becomes 'channel N'."""
     padded = [*names, *[""] * count][:count]
     return tuple(name or f"channel {number}" for number, name in enumerate(padded))
 
 
 def unpicked_channels_error(channels: Channels, path: str) -> ChannelsError:
-    """Returns the error for a file whose channels nobody picked, with an example."""
+    """Returns the error for a file of which the user must pick channels, with an example."""
     picks = []
     for number, name in enumerate(channels.names):
         picks += [str(number)] if "," in name else [name]

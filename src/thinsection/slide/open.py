@@ -30,7 +30,7 @@ from thinsection.files.urls import hide_secret, is_url
 from thinsection.slide.auto_reader import load_safely, open_auto
 from thinsection.slide.base import Slide
 from thinsection.slide.dicom_series import is_dicom_path
-from thinsection.slide.geometry import believed_mpp
+from thinsection.slide.geometry import plausible_mpp
 from thinsection.slide.look import Look
 from thinsection.slide.orientation import UPRIGHT, UprightSlide, turn_mpp
 from thinsection.slide.readers import (
@@ -43,14 +43,14 @@ from thinsection.slide.readers import (
 )
 from thinsection.types import Mpp, RgbArray, format_bytes, parse_bytes
 
-# the environment variable that says how much staged slides may take
+# environment variable with the disk space that staged slides may use
 CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"
 _DEFAULT_CACHE = "20GiB"
 _DICOM_BY_URL = (
     "by URL this one file of the DICOM slide is opened, without the other files of its series; "
     "download their folder"
 )
-_STREAMING = "tiff"  # the reader that reads by range requests
+_STREAMING = "tiff"  # name of the reader that uses range requests
 
 
 def open_slide(
@@ -63,31 +63,36 @@ def open_slide(
 ) -> Slide:
     """Opens a slide.
 
-    'auto' opens the file with OpenSlide and with the faster reader, compares levels, resolution
-    and a few probe regions of each level, and keeps the faster one if it agrees (level 0 to the
-    bit; lower levels to OpenSlide's interpolation). `slide.choice` says which it took and why. A
-    file that agreed is known again by its size, time stamps and inode, and not compared again.
-    By URL a TIFF is streamed by range requests, its segments as tiles need them, so that of a
-    pyramid only the levels which a run reads are fetched; so are the chunks of a folder by URL.
-    Other files are staged while in use, and so is a TIFF of one level once pixels are read. What is
-    stored mirrored or turned (TIFF's tag 274, EXIF) is shown upright; `slide.stored` is the slide
-    as its file has it.
+    'auto' opens the file with OpenSlide and with the faster reader. It compares levels, resolution
+    and a few probe regions of each level, and uses the faster reader if it agrees: level 0 to the
+    bit, lower levels within OpenSlide's interpolation. `slide.choice` states the reader and the
+    reason. A file that agreed is not compared again while its size, times and inode are the same.
+
+    A TIFF by URL is streamed by range requests: segments are fetched when tiles need them, so that
+    levels that a run does not read are never fetched. The chunks of a folder by URL are fetched in
+    the same way. Other files are copied to the staging folder while they are open; so is a TIFF
+    with one level, once pixels are read.
+
+    A slide that is stored mirrored or turned (TIFF's tag 274, EXIF) is shown upright;
+    `slide.stored` is the slide as it is stored.
 
     Args:
-        path: file, or a URL that fsspec knows.
+        path: path, or a URL that fsspec supports.
         reader: 'auto', or a name of `available_readers()`.
-        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
-        look: which channels are shown, whether the colour profile is applied; None as it is.
-        image: name of a picture of the file, or its number from 1, that is the slide; None takes
-            the largest that is no macro, label or thumbnail. `slide.notes` say what is not shown.
+        slide_mpp: (x, y) µm per level-0 px, in place of the resolution that the file states.
+        look: channels to show, and whether the colour profile is applied; None changes nothing.
+        image: name of a picture of the file, or its number from 1, to use as the slide. None takes
+            the largest picture that is no macro, label or thumbnail. `slide.notes` name the
+            pictures that are not shown.
 
     Raises:
-        ImageError: the file has no such picture, or none that could be a slide.
+        ImageError: the file has no such picture, or no picture that could be a slide.
         ChannelsError: the file is no RGB or gray picture of 8 bits, and `look` picks no channels.
-        SlideOpenError: no reader opens it, or the URL is not reachable; says what each answered.
+        SlideOpenError: no reader opens the file, with the error of each reader; or the URL cannot
+            be reached.
         MissingDependencyError: a package of the extra `slides`, of the named reader or of the URL
             is missing or too old.
-        ConfigError: no such reader.
+        ConfigError: there is no reader of this name.
         InvalidInputError: slide_mpp is not positive.
         DiskSpaceError: the staging folder has no room for it.
     """
@@ -110,12 +115,12 @@ def open_slide(
     if look.icc:
         apply_icc_profile(slide)
     if slide_mpp is None:
-        slide.slide_mpp, doubt = believed_mpp(slide.slide_mpp)
+        slide.slide_mpp, doubt = plausible_mpp(slide.slide_mpp)
         if slide.slide_mpp is None:
             slide.mpp_source = ""
         if doubt:
             slide.notes = (*slide.notes, doubt)
-    else:  # a person says it of the upright picture
+    else:  # the user states the resolution of the upright picture
         slide.slide_mpp = turn_mpp(slide_mpp, slide.orientation)
         slide.mpp_source = "given"
     return slide if slide.orientation == UPRIGHT else UprightSlide(slide)
@@ -124,7 +129,7 @@ def open_slide(
 def _open_file(
     name: str, reader: str, slide_mpp: Mpp | None, look: Look, image: str | None
 ) -> Slide:
-    """Opens a local file, or a folder that is a slide, which may be a URL."""
+    """Opens a local file, or a folder (local or by URL) that is a slide."""
     path = Path(name)
     if not is_folder_slide(name):
         if not path.is_file():
@@ -137,7 +142,7 @@ def _open_file(
         for picking in PICKS_CHANNELS:
             if path.suffix.lower() in READERS.entry(picking).suffixes:
                 return load_safely(picking, name, slide_mpp, look=look, image=image)
-        # parses TIFFs: slow to import
+        # imported here, because it is slow to import
         from thinsection.slide.formats.tiff_reader import ChannelSlide
 
         return ChannelSlide(name, look, slide_mpp=slide_mpp, image=image)
@@ -148,7 +153,7 @@ def _open_file(
     except (ChannelsError, ImageError):
         raise
     except SlideOpenError as error:
-        # the class says whether other readers may be asked
+        # the class of the error decides whether other readers are tried
         raise type(error)(f"{error} in {name!r}") from error.__cause__
     slide.reader = slide.reader or reader
     slide.choice = f"{reader}: asked for"
@@ -178,14 +183,16 @@ def _open_url(
         if is_dicom_path(local):
             slide.notes = (*slide.notes, _DICOM_BY_URL)
         slide.source = source
-        slide.on_close.push(stack.pop_all())  # the copy goes when the slide is closed
+        slide.on_close.push(
+            stack.pop_all()
+        )  # the copy is deleted when the slide is closed
     return slide
 
 
 def _open_streamed(
     source: FsspecSource, slide_mpp: Mpp | None, image: str | None
 ) -> Slide:
-    """Opens a TIFF whose bytes are fetched as they are needed."""
+    """Opens a TIFF by URL; its bytes are fetched when they are needed."""
     open_tiff = READERS.load(_STREAMING)
     handle = metadata_file(source)
     with parsing(_STREAMING):
@@ -199,7 +206,7 @@ def _open_streamed(
     slide.choice = f"{_STREAMING}: streamed by range requests"
     slide.source = source
     if len(slide.levels) == 1:
-        # the tissue's thumbnail reads all of it, and tiles read most of it again
+        # the thumbnail for the tissue mask reads the whole level, and tiles read most of it again
         def stage_if_room() -> Path | None:
             """Copies the slide until it is closed; None if there is no room."""
             if shutil.disk_usage(tempfile.gettempdir()).free >= source.size:
@@ -213,10 +220,10 @@ def _open_streamed(
 
 
 def _stage(source: FsspecSource, stack: ExitStack) -> Path:
-    """Copies a file by URL into a folder that goes with `stack`. Memory: 8 MiB.
+    """Copies a file by URL into a folder that `stack` deletes. Memory: 8 MiB.
 
     Raises:
-        DiskSpaceError: the copies of slides would take too much together.
+        DiskSpaceError: all copies of slides together would exceed the limit.
     """
     limit = parse_bytes(
         os.environ.get(CACHE_VARIABLE, _DEFAULT_CACHE), name=CACHE_VARIABLE
@@ -235,9 +242,9 @@ def _stage(source: FsspecSource, stack: ExitStack) -> Path:
 
 
 def apply_icc_profile(slide: Slide) -> None:
-    """Makes the slide convert pixels by its ICC profile, if it has one, to sRGB.
+    """Sets the slide to convert pixels to sRGB by its ICC profile; without a profile adds a note.
 
-    Memory: one region more while it is read.
+    Memory: one more region while a region is read.
     """
     profile_bytes = slide.icc_profile()
     if profile_bytes is None:

@@ -1,6 +1,6 @@
-"""Pictures of a file: what each one is, which one is the slide, what is said of the others.
+"""Pictures of a file: the role of each picture, the choice of the slide, and notes on the others.
 
-Pure: a reader makes the inventory of its container, and these rules are the same for all of them.
+Pure: a reader makes the inventory of its container; these rules are the same for all readers.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,16 @@ from typing import Literal
 from thinsection.errors import ImageError
 from thinsection.types import Mpp, Size
 
-# 'plane' is a further focal plane or time of a slide, 'path' a further optical path; 'other' is
-# what its file calls something else (a mask), or a level that does not show what level 0 shows
+# 'plane': a further focal plane or time of a slide. 'path': a further optical path. 'other': a
+# picture that its file calls something else (a mask), or a level that does not show the same tissue
+# as level 0.
 Role = Literal["slide", "plane", "path", "macro", "label", "thumbnail", "other"]
-# pictures that accompany a slide as a rule, so that their presence is no news
+# pictures that most slides have besides the slide, so that no note mentions them
 ACCOMPANYING: tuple[Role, ...] = ("macro", "label", "thumbnail")
-# pictures that are taken for the slide if nobody chooses, in the order of preference
+# roles of pictures that may be the slide if the user chooses none, in the order of preference
 SLIDES: tuple[Role, ...] = ("slide", "plane", "path")
-_MOST_LISTED = 6  # pictures that a note names
-# first words by which programs name the pictures that accompany a slide
+_MAX_LISTED = 6  # pictures that a note names
+# words by which programs name the pictures that accompany a slide
 _WORDS: dict[str, Role] = {
     "label": "label",
     "barcode": "label",
@@ -36,8 +37,8 @@ class PictureLevel:
 
     Attributes:
         size: (width, height), px.
-        downsample: stated px of the picture per px of this level; None where nothing is stated.
-        mpp: stated (x, y) µm/px; None where nothing is stated.
+        downsample: px of the picture per px of this level; None if the file does not state it.
+        mpp: (x, y) µm/px; None if the file does not state it.
     """
 
     size: Size
@@ -50,13 +51,13 @@ class Picture:
     """One picture of a file.
 
     Attributes:
-        number: place in the file's inventory, from 1, as `--image` takes it.
-        name: the file's own name for it; '' where it has none.
-        role: what it is.
-        rule: why it is that, in words.
-        size: (width, height) of its finest level, px.
-        mpp: its own (x, y) µm/px; None where the file states none.
-        levels: its levels, finest first.
+        number: position in the file's inventory, from 1, as for `--image`.
+        name: name of the picture in the file; '' if it has none.
+        role: role of the picture.
+        rule: reason for the role, in words.
+        size: (width, height) of the finest level, px.
+        mpp: (x, y) µm/px of the picture; None if the file does not state it.
+        levels: levels of the picture, finest first.
     """
 
     number: int
@@ -73,9 +74,9 @@ class Picture:
 
 
 def role_of_name(name: str) -> Role | None:
-    """Returns the role that a picture's name begins or ends with, in any case; None for others.
+    """Returns the role that the first or last word of a picture's name means; None if none does.
 
-    'Macro image' and 'slide1_label' are named so; 'labelled' and 'label-free slide' are not.
+    'Macro image' is a macro and 'slide1_label' a label; 'labelled' and 'label-free slide' are not.
     """
     words = name.lower().replace("_", " ").split()
     ends = [word.strip("[](){}:;,.#'\"") for word in (*words[:1], *words[-1:])]
@@ -88,10 +89,10 @@ def role_of_name(name: str) -> Role | None:
 def choose_picture(
     pictures: Sequence[Picture], image: str | int | None, *, slide_path: str
 ) -> Picture:
-    """Returns the picture to show: the named one, or the largest slide.
+    """Returns the picture to show: the picture that `image` names, or the largest slide.
 
-    The largest is taken of the pictures with the role 'slide', else of planes, else of paths; of
-    equally large ones the first.
+    Without `image`: the largest picture with the role 'slide', else the largest plane, else the
+    largest path; the first of equally large ones.
 
     Args:
         pictures: inventory of the file.
@@ -99,7 +100,8 @@ def choose_picture(
         slide_path: the file, for messages.
 
     Raises:
-        ImageError: there is no such picture, or none that could be a slide.
+        ImageError: the file has no picture of this name or number, or no picture that could be a
+            slide.
     """
     if image is not None:
         return _named_picture(pictures, str(image), slide_path)
@@ -114,7 +116,7 @@ def choose_picture(
 
 
 def _named_picture(pictures: Sequence[Picture], image: str, slide_path: str) -> Picture:
-    """Returns the picture of a name, in any case, or of a number."""
+    """Returns the picture with a name (exact, else in any capitals), or with a number."""
     wanted = image.strip()
     named = [picture for picture in pictures if picture.name == wanted]
     if not named and wanted:
@@ -133,12 +135,12 @@ def _named_picture(pictures: Sequence[Picture], image: str, slide_path: str) -> 
 def picture_notes(
     pictures: Sequence[Picture], chosen: Picture, image: str | int | None = None
 ) -> tuple[str, ...]:
-    """Returns what is said of the choice; nothing where only label, macro and thumbnail are left.
+    """Returns notes on the choice; none if only label, macro and thumbnail are not shown.
 
     Args:
         pictures: inventory of the file.
         chosen: the picture that is shown.
-        image: what the person asked for; None where the rule has chosen.
+        image: name or number that the user asked for; None if the rule has chosen.
     """
     left_out = [picture for picture in pictures if picture.number != chosen.number]
     is_usual = all(picture.role in ACCOMPANYING for picture in left_out)
@@ -153,10 +155,10 @@ def picture_notes(
 
 
 def only_picture(image: str | int | None, reader: str, slide_path: str) -> None:
-    """Refuses another picture than the first of a file, for a reader that sees no others.
+    """Refuses any picture but the first, for a reader that sees only the first picture.
 
     Raises:
-        ImageError: another one is asked for.
+        ImageError: the user asks for another picture.
     """
     if image is not None and str(image).strip() != "1":
         raise ImageError(
@@ -166,7 +168,7 @@ def only_picture(image: str | int | None, reader: str, slide_path: str) -> None:
 
 
 def _why(pictures: Sequence[Picture], chosen: Picture, image: str | int | None) -> str:
-    """Returns why a picture is shown."""
+    """Returns the reason why a picture is shown, in words."""
     if image is not None:
         return "asked for"
     rivals = [picture for picture in pictures if picture.role == chosen.role]
@@ -178,10 +180,10 @@ def _why(pictures: Sequence[Picture], chosen: Picture, image: str | int | None) 
 
 
 def _listed(pictures: Sequence[Picture]) -> str:
-    """Returns the pictures in words; of many the first ones and the number of the others."""
-    listed = [str(picture) for picture in pictures[:_MOST_LISTED]]
-    if len(pictures) > _MOST_LISTED:
-        listed.append(f"and {len(pictures) - _MOST_LISTED} more")
+    """Returns the pictures in words; after the first few only the number of the others."""
+    listed = [str(picture) for picture in pictures[:_MAX_LISTED]]
+    if len(pictures) > _MAX_LISTED:
+        listed.append(f"and {len(pictures) - _MAX_LISTED} more")
     return ", ".join(listed) or "none"
 
 

@@ -1,7 +1,7 @@
-"""Readers that are known.
+"""Registry of readers.
 
-Everything that lists readers derives from `READERS`: `--reader`, `thinsection doctor`, which files
-of a folder are slides, what 'auto' tries, and every error that names them.
+Everything that lists readers derives from `READERS`: `--reader`, `thinsection doctor`, the suffixes
+of slides in a folder, the readers that 'auto' tries, and every error that names readers.
 """
 
 from collections.abc import Callable, Iterator
@@ -63,26 +63,26 @@ _BUILT_IN = (
         needs=("pydicom", "imagecodecs"),
     ),
 )
-# A reader is a class or function that is called with the path and `slide_mpp`; it raises
-# SlideOpenError where a file is not its.
+# A reader is a class or function that is called with the path and `slide_mpp`. It raises
+# SlideOpenError for a file that it does not support.
 READERS: Registry[Callable[..., Slide]] = Registry(
     "reader", "thinsection.readers", _BUILT_IN
 )
-# any file may be one of these; others are tried where the suffix is theirs
+# readers that are tried on any file; others are tried only on files with their suffixes
 TRIED_ON_ANY_FILE = ("tiff", "openslide", "image")
-PICKS_CHANNELS = ("zarr",)  # readers that are called with the look
-# readers that know all pictures of a file, and are called with the image that is asked for
+PICKS_CHANNELS = ("zarr",)  # readers that are called with a `Look`
+# readers that list all pictures of a file, and are called with the image that the user asks for
 CHOOSES_IMAGE = ("tiff", "openslide", "image", "zarr", "dicom")
-# parsed by our own code, which checks sizes before a C library sees the file
+# readers whose parser is our own code, which checks sizes before a C library opens the file
 OWN_PARSERS = ("tiff", "image")
-# begins OpenSlide's answer for a format that it does not know
+# beginning of OpenSlide's answer for a format that it does not know
 UNKNOWN_FORMAT = "openslide: it does not know this format"
-# begins OpenSlide's answer where its library would show other px than a TIFF describes
+# beginning of its answer if its library would show other pixels than the TIFF describes
 LEFT_TO_TIFF = "openslide: left to reader 'tiff'"
 
 
 def reader_choices() -> tuple[str, ...]:
-    """Returns the words that `--reader` takes."""
+    """Returns the values of `--reader`."""
     return (AUTO, *READERS.names())
 
 
@@ -95,7 +95,7 @@ def slide_suffixes() -> tuple[str, ...]:
 
 
 def is_folder_slide(path: str | Path) -> bool:
-    """Tells whether a folder, or a URL, is by its name a slide of many files."""
+    """Tells by the suffix of a folder or URL whether it is a slide that consists of many files."""
     if not is_url(str(path)) and not Path(path).is_dir():
         return False
     suffix = Path(path).suffix.lower()
@@ -104,15 +104,17 @@ def is_folder_slide(path: str | Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReaderStatus:
-    """Answer to whether a reader can be used here."""
+    """Whether a reader can be used on this machine."""
 
     name: str
     available: bool
-    detail: str  # versions of its packages, or what is missing and how to install it
+    detail: (
+        str  # versions of its packages, or the missing package and how to install it
+    )
 
 
 def available_readers() -> list[ReaderStatus]:
-    """Returns every reader, with its packages' versions or what it lacks."""
+    """Returns every reader, with the versions of its packages or the missing package."""
     statuses = []
     for name in READERS.names():
         try:
@@ -144,13 +146,13 @@ def load_slide(
     Args:
         name: the reader.
         path: file, or URL of a folder.
-        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
-        look: which channels are shown; only for readers of `PICKS_CHANNELS`.
+        slide_mpp: (x, y) µm per level-0 px, in place of the resolution that the file states.
+        look: channels to show; only for readers of `PICKS_CHANNELS`.
         image: name or number of the picture that is the slide; None for the reader's choice.
 
     Raises:
-        ImageError: the file has no such picture, or the reader sees the first one only.
-        SlideOpenError: the reader does not open the file, whatever its parser raised.
+        ImageError: the file has no such picture, or the reader sees only the first picture.
+        SlideOpenError: the reader does not open the file; every error of its parser becomes this.
     """
     reader = READERS.load(name)
     arguments: dict[str, Any] = {}
@@ -166,7 +168,7 @@ def load_slide(
 
 @contextmanager
 def parsing(name: str) -> Iterator[None]:
-    """Turns whatever a reader's parser raises into SlideOpenError: the boundary of every parser."""
+    """Turns every error of a reader's parser into SlideOpenError: the boundary of every parser."""
     try:
         yield
     except (ThinsectionError, MemoryError):

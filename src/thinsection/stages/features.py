@@ -56,7 +56,7 @@ class FeaturesStage(Stage[TilesFile]):
 
     tiles: TilesStage
     encoder: str  # label of the encoder, part of the folder's name
-    identity: PlainValues  # `EncoderIdentity.provenance`; see `deciding`
+    identity: PlainValues  # `EncoderIdentity.provenance`; see `result_fields`
     dtype: str = "float32"  # type of the stored embeddings
     # normalisation before the encoder
     stain: StainConfig = field(default_factory=StainConfig)
@@ -78,7 +78,7 @@ class FeaturesStage(Stage[TilesFile]):
         if self.target is not None:
             stain = [asdict(self.stain), repr(self.target)]
         return {
-            "encoder": deciding(self.identity),
+            "encoder": result_fields(self.identity),
             "dtype": self.dtype,
             "resample": resample_filter(self.tiles.config.resample),
             "stain": stain,
@@ -162,10 +162,10 @@ class FeaturesStage(Stage[TilesFile]):
         return read_tiles(work.path(self.file(work.entry.slide_id)))
 
 
-def deciding(identity: PlainValues) -> PlainValues:
-    """Part of an encoder's identity that decides a result.
+def result_fields(identity: PlainValues) -> PlainValues:
+    """The fields of an encoder's identity that decide a result; a change there runs stages again.
 
-    Other entries are only recorded. The revision of the weights is one, since the hash covers every
+    Other fields are only recorded. The revision of the weights is one, since the hash covers every
     weight. So are the engine, although engines differ in the last bits, and the sample of
     embeddings of a caller's encoder.
     """

@@ -13,7 +13,7 @@ from thinsection.report.draw import write_drawing
 from thinsection.report.layers import Layer, Outline, Tiles, overlay_layers
 from thinsection.report.stored import open_picture
 from thinsection.slide.geometry import nominal_mpp
-from thinsection.stages.features import FeaturesStage, deciding
+from thinsection.stages.features import FeaturesStage, result_fields
 from thinsection.stages.formats import FORMATS, EmbeddingTable
 from thinsection.stages.labels import join_label, slug
 from thinsection.stages.masks import CheckedTissue
@@ -34,9 +34,13 @@ def pool_tiles(
     encoder: "SlideEncoder",
     path: Path,
     layout: "TileLayout",
-    **key: str,
+    **more_attributes: str,
 ) -> int:
-    """Pools the tiles, writes the slide embedding (D,) with its origin to `path`, and returns D."""
+    """Pools the tiles, writes the slide embedding (D,) to `path`, and returns D.
+
+    The file's attributes record the slide encoder, the hash of its weights, the number of tiles,
+    and `more_attributes`.
+    """
     assert tiles.features is not None
     embedding = encoder.encode_tiles(tiles.features, tiles.coords_l0, layout)
     attributes = {
@@ -44,7 +48,7 @@ def pool_tiles(
         "slide_encoder": encoder.name,
         "weights_hash": encoder.weights_hash or "",
         "num_tiles": len(tiles.coords_l0),
-        **key,
+        **more_attributes,
     }
     tiles_h5.write_slide_embedding(path, embedding, attributes)
     return len(embedding)
@@ -59,7 +63,7 @@ def tile_layout(
 ) -> "TileLayout":
     """Layout of tiles from the attributes of their file; the arguments fill in missing values.
 
-    Raises StoreError: the size of a tile is not known.
+    Raises StoreError: neither the file nor the arguments state the size of a tile.
     """
     from thinsection.pool import TileLayout
 
@@ -79,12 +83,14 @@ def tile_layout(
     return TileLayout(size_l0)
 
 
-def fit_warnings(
+def compatibility_warnings(
     tiles: tiles_h5.TilesFile,
     slide_encoder: "SlideEncoder | SlideEncoderIdentity",
     path: Path,
 ) -> tuple[str, ...]:
-    """Warnings about what the file at `path` does not say of its tiles; see `check_fit`.
+    """Warnings if the file at `path` does not record the encoder, size or resolution of its tiles.
+
+    Without them it is not certain that the slide encoder accepts these tiles; see `check_fit`.
 
     Raises InvalidInputError: the slide encoder expects another tile encoder, size or resolution.
     """
@@ -96,9 +102,8 @@ def fit_warnings(
     if mpp is None and power:  # TRIDENT's files contain only the magnification
         mpp = nominal_mpp(float(power))
     if mpp is None:
-        tile_px = (
-            None  # CLAM counts pixels of a level of which the file states no resolution
-        )
+        # CLAM's patch_size is in pixels of a level whose resolution the file does not state
+        tile_px = None
     return check_fit(
         slide_encoder,
         None if name is None else str(name),
@@ -126,7 +131,7 @@ class PoolingStage(Stage[None]):
 
     @cached_property
     def settings(self) -> PlainValues:
-        return {"slide_encoder": deciding(self.slide_encoder.identity)}
+        return {"slide_encoder": result_fields(self.slide_encoder.identity)}
 
     def make(self, work: SlideWork) -> Output[None]:
         """Pools the tiles; a slide without tiles gets no embedding and no file.
@@ -139,7 +144,7 @@ class PoolingStage(Stage[None]):
         tiles = tiles_h5.read_embedded_tiles(source)
         if not len(tiles.coords_l0):
             return Output(files=(), facts={"slide_dim": 0})
-        warnings = fit_warnings(tiles, self.slide_encoder, source)
+        warnings = compatibility_warnings(tiles, self.slide_encoder, source)
         layout = tile_layout(tiles, source)
         name = self.file(slide_id)
         dim = pool_tiles(tiles, encoder, work.path(name), layout)
@@ -177,8 +182,8 @@ class OverviewStage(Stage[None]):
         if isinstance(tissue, CheckedTissue):
             layers += overlay_layers(tissue.qc)
         else:
-            share = f"tissue, {tissue.tissue_fraction:.1%} of the slide"
-            layers.append(Outline(tissue.mask, share))
+            caption = f"tissue, {tissue.tissue_fraction:.1%} of the slide"
+            layers.append(Outline(tissue.mask, caption))
         plural = "" if len(table) == 1 else "s"
         tiles = Tiles(
             table.coords_l0, table.plan.size_l0, f"{len(table):,} tile{plural}"
@@ -189,7 +194,7 @@ class OverviewStage(Stage[None]):
 
 
 class GraphRule(TypedDict, total=False):
-    """Rule by which tiles are neighbours, as arguments of `tile_graph`; it has one of the two."""
+    """Rule by which tiles are neighbours: exactly one of these arguments of `tile_graph`."""
 
     k: int
     radius_um: float
@@ -198,7 +203,7 @@ class GraphRule(TypedDict, total=False):
 def parse_graph_spec(text: str) -> GraphRule:
     """Arguments of `tile_graph` for a text such as 'knn:8' or 'radius:100' (µm).
 
-    Raises ConfigError: the text is neither.
+    Raises ConfigError: the text has neither form.
     """
     match = _GRAPH_SPEC.fullmatch(text)
     kind, value = match.groups() if match else ("", "0")
@@ -256,7 +261,7 @@ class FormatStage(Stage[None]):
 
     features: FeaturesStage
     format: str  # name in `FORMATS`
-    # the columns of its measures are written beside those of the tile table
+    # if set, the columns that this stage measured are written beside those of the tile table
     measures: MeasuresStage | None = None
 
     @cached_property
@@ -282,7 +287,7 @@ class FormatStage(Stage[None]):
         name = self.file(slide_id, FORMATS.entry(self.format).suffixes[0])
         stored = self.features.load(work)
         assert stored.features is not None
-        # the order of columns in a table that was read back
+        # sorted by name, so that a fresh table gives the same file as one that was loaded
         columns = dict(sorted(work.value(self.features.tiles).columns.items()))
         if self.measures is not None:
             columns |= work.value(self.measures)

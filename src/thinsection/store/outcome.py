@@ -12,7 +12,6 @@ from thinsection.errors import QcExclusion, error_words
 from thinsection.files.atomic import read_json, write_json
 from thinsection.files.urls import is_url, without_secrets
 from thinsection.slide.cohort import SlideEntry
-from thinsection.store.claims import slide_place
 from thinsection.store.ledger import (
     FAILURE_NAME,
     OF_COHORTS,
@@ -20,6 +19,7 @@ from thinsection.store.ledger import (
     SlideLedger,
     load_ledgers,
 )
+from thinsection.store.slide_ids import slide_place
 from thinsection.types import Document, PlainValues, counted
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from thinsection.slide.cohort_table import SlidesConfig
 from thinsection.slide.formats.segments import CACHE_BYTES
 from thinsection.slide.look import Look
 from thinsection.stages.spec import cohort_of
-from thinsection.store.claims import RELINK, slide_place
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, load_ledger
+from thinsection.store.slide_ids import RELINK, slide_place
 from thinsection.types import MIB, parse_bytes
 from thinsection.view.layers import Layer, group_words, layers_of, outline_layers
 from thinsection.view.pixels import BytesCache, DeepZoom, encode

@@ -26,7 +26,7 @@ from thinsection.evaluation.splits import grouped_folds, stratified_folds
 from thinsection.evaluation.survival import concordance, martingale_residuals
 from thinsection.probe import protocol as suites
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, ValueSet, data_hashes
-from thinsection.probe.honest import Cases, Run, honest_cases
+from thinsection.probe.honest import Cases, ProbeFunction, honest_cases
 from thinsection.probe.protocol import NANOPATH, Protocol
 from thinsection.probe.result import ProbeResult, scored
 
@@ -64,7 +64,7 @@ def slide_probe(cases: CaseSet, *, protocol: Protocol = NANOPATH) -> ProbeResult
     details = {
         "best_c": best,
         "score_by_c": {
-            f"{c:g}": float(metrics.mean_with_value(fold_scores))
+            f"{c:g}": float(metrics.nan_mean(fold_scores))
             for c, fold_scores in scores.items()
         },
         "fold_scores": scores[best],
@@ -89,7 +89,7 @@ def survival_probe(cases: SurvivalSet, *, protocol: Protocol = NANOPATH) -> Prob
         "fold_scores": scores[best],
         "model": settings.model,
         "score_by_alpha": {
-            alpha: float(metrics.mean_with_value(fold_scores))
+            alpha: float(metrics.nan_mean(fold_scores))
             for alpha, fold_scores in scores.items()
         },
     }
@@ -137,14 +137,16 @@ def _sweep(
         answers[value] = [fit(value, train, val) for train, val in folds]
         scorers = _scorers(cases, folds, answers[value])
         scores[value] = _fold_scores(folds, scorers)
-        means[value] = float(metrics.mean_with_value(scores[value]))
+        means[value] = float(metrics.nan_mean(scores[value]))
     best = max(means, key=means.__getitem__)  # max keeps the first of equals
     return best, answers[best], scores
 
 
-def _nested(name: str, run: Run, cases: Cases, protocol: Protocol) -> ProbeResult:
+def _nested(
+    name: str, probe: ProbeFunction, cases: Cases, protocol: Protocol
+) -> ProbeResult:
     """Result under a protocol with inner folds."""
-    folds, results, details = honest_cases(run, cases, protocol, _folds)
+    folds, results, details = honest_cases(probe, cases, protocol, _folds)
     parts = []
     for result in results:
         rows = result.rows
@@ -259,7 +261,7 @@ def _result(
         details = {**details, "null_p": _null_p(cases, folds, seed=protocol.seed)}
     else:  # the suite's own: a mean over folds
         scorers = _scorers(cases, folds, parts)
-        score = float(metrics.mean_with_value(_fold_scores(folds, scorers)))
+        score = float(metrics.nan_mean(_fold_scores(folds, scorers)))
         rows_by_fold = metrics.folds_of(scored_rows.fold, len(scored_rows.rows))
         mean = metrics.fold_mean(scorers, rows_by_fold)
         score_interval = interval(answered.sampling, mean, metric, seed=protocol.seed)

@@ -28,7 +28,7 @@ from thinsection.probe.compute import (
     unit_rows,
 )
 from thinsection.probe.data.sets import Labels, TileSet, check_tile_set
-from thinsection.probe.honest import Guess, tile_probe
+from thinsection.probe.honest import Prediction, tile_probe
 from thinsection.probe.protocol import NANOPATH, Protocol, Similarity
 from thinsection.probe.result import ProbeResult, scored, selection_words
 from thinsection.types import GIB
@@ -65,7 +65,9 @@ def linear_probe(
     `tile_probe`.
     """
 
-    def guess(data: TileSet, settings: suites.LinearSettings, seed: int) -> Guess:
+    def predict(
+        data: TileSet, settings: suites.LinearSettings, seed: int
+    ) -> Prediction:
         heads = {
             f"{lr:g}": train_head(data, settings, lr=lr, seed=seed + i, device=device)
             for i, lr in enumerate(settings.lrs)
@@ -84,7 +86,7 @@ def linear_probe(
         logits = data.val.embeddings.astype(np.float64) @ weight + best.bias
         return best.prediction, softmax(logits, axis=1), details
 
-    return tile_probe("linear", suites.LinearSettings, guess, data, protocol)
+    return tile_probe("linear", suites.LinearSettings, predict, data, protocol)
 
 
 def calibration_probe(
@@ -170,8 +172,8 @@ def train_head(
         steps_left -= len(batches)
         losses.append(float(loss_sum) / sum(map(len, batches)))
         with torch.no_grad():
-            guess = linear(val, weight, bias).argmax(dim=1).cpu().numpy()
-        scores.append(_score(data, guess, settings.metric))
+            prediction = linear(val, weight, bias).argmax(dim=1).cpu().numpy()
+        scores.append(_score(data, prediction, settings.metric))
         if best is None or scores[-1] > best.score or settings.last_epoch:
             best = LinearHead(
                 lr=lr,
@@ -179,7 +181,7 @@ def train_head(
                 score=scores[-1],
                 weight=weight.detach().cpu().numpy().copy(),
                 bias=bias.detach().cpu().numpy().copy(),
-                prediction=guess,
+                prediction=prediction,
             )
     if best is None or not math.isfinite(losses[-1]):
         raise InvalidInputError(
@@ -217,7 +219,7 @@ def knn_probe(
     Memory: budget_bytes + 8 Nq k_max + 8 Nq K. Raises DatasetError, ConfigError: as `tile_probe`.
     """
 
-    def guess(data: TileSet, settings: suites.KnnSettings, seed: int) -> Guess:
+    def predict(data: TileSet, settings: suites.KnnSettings, seed: int) -> Prediction:
         ks = sorted(k for k in settings.ks if k <= len(data.train))
         near = _neighbour_labels(data, max(ks), "cosine", device, budget_bytes)
         scores: dict[int, float] = {}
@@ -233,7 +235,7 @@ def knn_probe(
         }
         return votes.argmax(axis=1), votes / best, details
 
-    return tile_probe("knn", suites.KnnSettings, guess, data, protocol)
+    return tile_probe("knn", suites.KnnSettings, predict, data, protocol)
 
 
 def _neighbour_labels(
@@ -353,7 +355,9 @@ def fewshot_probe(
     its prototypes does not fit.
     """
 
-    def guess(data: TileSet, settings: suites.FewshotSettings, seed: int) -> Guess:
+    def predict(
+        data: TileSet, settings: suites.FewshotSettings, seed: int
+    ) -> Prediction:
         support = draw_support_sets(
             data.train.labels,
             data.class_names,
@@ -372,7 +376,7 @@ def fewshot_probe(
         return votes.argmax(axis=1), votes / settings.support_sets, details
 
     return tile_probe(
-        "fewshot", suites.FewshotSettings, guess, data, protocol, select=False
+        "fewshot", suites.FewshotSettings, predict, data, protocol, select=False
     )
 
 

@@ -91,20 +91,18 @@ class Ink(QcCheck, kind="ink", asks_network=True):
     def __call__(self, view: QcView) -> Outcome:
         ns = view.ns
         # on tissue only: on glass there is nothing to remove
-        default_ink = view.default_ink() & view.mask_use
+        pen_ink = view.pen_ink() & view.mask_use
         if view.mpp_th > COARSEST_MPP:
-            by_colour = [ns.xp.zeros(default_ink.shape, dtype=ns.xp.float32)] * len(
-                INKS
-            )
+            by_colour = [ns.xp.zeros(pen_ink.shape, dtype=ns.xp.float32)] * len(INKS)
         else:
             by_colour = [view.artefact_probability(f"pen_{ink}") for ink in INKS]
         ink = sum(by_colour) > self.threshold
         ink = without_stain(ns, ink, view.rgb)
-        ink = morphology.drop_small(ns, ink, view.area_px(self.min_area)) | default_ink
+        ink = morphology.drop_small(ns, ink, view.area_px(self.min_area)) | pen_ink
         if self.color != "any" and bool(ink.any()):
             ink &= self._wins(view, by_colour, ink)
         outcome = view.without(ink, self.name)
-        return replace(outcome, sure_area=ink & default_ink)
+        return replace(outcome, sure_area=ink & pen_ink)
 
     def _wins(self, view: QcView, by_colour: list[Array], ink: Array) -> Array:
         """The pixels around which most ink has the check's colour, bool (H, W).

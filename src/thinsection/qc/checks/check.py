@@ -96,7 +96,7 @@ class QcView:
     # class -> probability in 255ths, uint8 (H, W)
     artefact_maps: Callable[[], Mapping[str, Array]]
     # the ink that the default tissue mask removes, bool (H, W)
-    default_ink: Callable[[], Array]
+    pen_ink: Callable[[], Array]
     # by earlier checks, bool (H, W)
     affected_areas: Mapping[str, Array] = field(default_factory=dict)
     # by check of kind 'class', the area of its segmenter's classes, bool (H, W)

@@ -18,15 +18,15 @@ from thinsection.slide.formats.tiff_inventory import page_size
 from thinsection.slide.formats.tiff_layout import (
     TiffLayout,
     library_layout,
-    unchecked_claims,
+    unchecked_levels,
 )
 from thinsection.slide.geometry import l0_from_lv, positive_number
 from thinsection.slide.level_check import (
-    LevelClaim,
+    LevelCandidate,
     Verdicts,
+    cache_levels,
+    cached_levels,
     judge_levels,
-    keep_levels,
-    known_levels,
     slide_stamps,
 )
 from thinsection.slide.pictures import (
@@ -69,7 +69,7 @@ class OpenSlideSlide(Slide):
         image: str | None = None,
     ) -> None:
         stamps = slide_stamps(path)
-        verdicts = known_levels(stamps)
+        verdicts = cached_levels(stamps)
         layout = library_layout(path, image=image, verdicts=verdicts)
         handle = _open_handle(path)
         self._path = path
@@ -113,10 +113,10 @@ class OpenSlideSlide(Slide):
         if layout is None:
             self._show_picture(levels, image)
             return
-        claims = unchecked_claims(layout.pages, verdicts)
-        if claims:
-            verdicts |= self._judge(levels, claims)
-            keep_levels(stamps, verdicts)
+        candidates = unchecked_levels(layout.pages, verdicts)
+        if candidates:
+            verdicts |= self._judge(levels, candidates)
+            cache_levels(stamps, verdicts)
             layout = library_layout(path, image=image, verdicts=verdicts)
             assert layout is not None
         self._use_layout(levels, layout)
@@ -127,19 +127,19 @@ class OpenSlideSlide(Slide):
         self.size = self.levels[0].size
 
     def _judge(
-        self, levels: Sequence[_OpenSlideLevel], claims: Sequence[LevelClaim]
+        self, levels: Sequence[_OpenSlideLevel], candidates: Sequence[LevelCandidate]
     ) -> Verdicts:
-        """Returns what the pixels say of the claimed levels that OpenSlide has, by their sizes."""
-        by_size = {level.level.size: level for level in reversed(levels[1:])}
+        """Returns the verdicts on the candidates that OpenSlide has too; sizes are compared."""
+        level_by_size = {level.level.size: level for level in reversed(levels[1:])}
         shown = [levels[0]]
         reachable = []
-        for claim in claims:
-            own = by_size.get(claim.level.size)
+        for candidate in candidates:
+            own = level_by_size.get(candidate.level.size)
             if own is None:
                 continue
-            level = replace(claim.level, index=len(shown))
+            level = replace(candidate.level, index=len(shown))
             shown.append(replace(own, level=level))
-            reachable.append(replace(claim, level=level))
+            reachable.append(replace(candidate, level=level))
         self._use_levels(shown)
         return judge_levels(self, reachable) if reachable else {}
 

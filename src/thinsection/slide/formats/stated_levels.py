@@ -1,7 +1,8 @@
-"""Levels at the scale that a container states: which of them are such, and where they end.
+"""Levels at the scale that a container states: which are accepted, and where their padding begins.
 
-The size of a level is the fallback. Programs pad levels to whole tiles, so that a level's size says
-that it is less reduced than it is, and its tissue would lie elsewhere on each level.
+If no scale is stated, it is computed from the size of the level. The stated scale comes first,
+because programs pad levels to whole tiles: a padded level looks less reduced than it is, and the
+same tissue would lie elsewhere on each level.
 """
 
 import math
@@ -14,24 +15,24 @@ from thinsection.slide.formats.segments import Decoder, SegmentedSlide
 from thinsection.slide.level_check import (
     BY_SIZE,
     OTHER,
-    LevelClaim,
+    LevelCandidate,
     Verdicts,
+    cache_levels,
+    cached_levels,
     judge_levels,
-    keep_levels,
-    known_levels,
 )
 from thinsection.types import Level, Size
 from thinsection.weights.origin import Stamps
 
-# by which a level may be reduced more along one side than along the other; tiny ones are rounded
+# largest ratio of a level's scales along x and y; tiny levels get more, because sizes are rounded
 _MAX_ASPECT = 1.1
-# by which a level's scale may differ from what its size says
+# largest ratio of the scale that is stated for a level and the scale of its size
 _MAX_PADDING = 4.0
 Scale = tuple[float, float]  # along x and y
 
 
 def scale_ratio(scale: Scale | None, finest: Scale | None) -> Scale | None:
-    """Returns level-0 px per px of a level; None where one of the scales is not stated."""
+    """Returns level-0 px per px of a level; None if one of the scales is not stated."""
     if scale is None or finest is None:
         return None
     return (scale[0] / finest[0], scale[1] / finest[1])
@@ -42,14 +43,14 @@ class StatedLevel:
     """A part of a container, and the scale at which it is taken for a level.
 
     Attributes:
-        number: its place among the levels of its image, finest first.
-        name: the container's name for it.
-        level: the level, whole.
+        number: position among the levels of its image, finest first.
+        name: the container's name of the level.
+        level: the level, with its padding.
         scale: level-0 px per px, along x and y.
-        by_size: the same by its size, where that differs from what is stated by more than one
-            pixel; None where it does not, or nothing is stated.
-        note: sentence on why its scale is not the stated one; '' where it is.
-        is_shifted: True where it begins elsewhere than level 0.
+        by_size: the scale by the level's size, if that differs from the stated scale by more than
+            one pixel; None if it does not, or if no scale is stated.
+        note: sentence on why `scale` is not the stated scale; '' if it is.
+        is_shifted: True if the level begins elsewhere than level 0.
     """
 
     number: int
@@ -69,17 +70,17 @@ def state_level(
     stated: Scale | None,
     finer: Sequence[StatedLevel],
 ) -> StatedLevel:
-    """Returns a level at the scale that its container states, or that its size has.
+    """Returns a level at the scale that its container states, or else at the scale of its size.
 
     Args:
-        name: the container's name for it.
+        name: the container's name of the level.
         size: (width, height), px.
-        segment: (width, height) of what it is stored in, px.
-        stated: level-0 px per px; None where the container does not say.
-        finer: the levels that are finer, finest first.
+        segment: (width, height) of its stored tiles or chunks, px.
+        stated: level-0 px per px; None if the container does not state it.
+        finer: the finer levels, finest first.
 
     Raises:
-        SlideOpenError: its shape is not that of level 0.
+        SlideOpenError: the level has another shape than level 0.
     """
     finest = finer[0].level.size if finer else size
     by_size = (finest[0] / size[0], finest[1] / size[1])
@@ -132,26 +133,32 @@ class StatedSlide(SegmentedSlide):
         *,
         compares: bool = True,
     ) -> tuple[list[StatedLevel], list[str]]:
-        """Reads the levels that are such by their pixels; returns them, and notes on the others.
+        """Sets the slide's levels: the stated levels whose pixels agree with level 0.
+
+        Returns these levels, and notes on the others.
 
         Args:
-            stated: finest first.
-            picture: number of the picture that they belong to.
-            stamps: those of the file that describes them; what was found is kept by them.
-            compares: False where pixels are not to be read.
+            stated: stated levels, finest first.
+            picture: number of the picture to which the levels belong.
+            stamps: stamps of the file that describes the levels, for the cache of verdicts.
+            compares: False to accept all levels without reading pixels.
         """
         self._read_by([each.level for each in stated], map(self._decoder, stated))
         verdicts: Verdicts = {}
         if compares:
-            claims = []
+            candidates = []
             for each in stated[1:]:
                 by_size = None if each.by_size is None else _mean(each.by_size)
                 key = (picture, each.number)
-                claims.append(LevelClaim(key=key, level=each.level, by_size=by_size))
-            verdicts = known_levels(stamps)
-            if any(claim.key not in verdicts for claim in claims):
-                verdicts |= judge_levels(self, claims)
-                keep_levels(stamps, verdicts)
+                candidates.append(
+                    LevelCandidate(
+                        key=key, level=each.level, downsample_by_size=by_size
+                    )
+                )
+            verdicts = cached_levels(stamps)
+            if any(candidate.key not in verdicts for candidate in candidates):
+                verdicts |= judge_levels(self, candidates)
+                cache_levels(stamps, verdicts)
         settled, notes = _settle_levels(stated, picture, verdicts)
         self._read_by([each.level for each in settled], map(self._decoder, settled))
         return settled, notes
@@ -160,15 +167,15 @@ class StatedSlide(SegmentedSlide):
 def _settle_levels(
     levels: Sequence[StatedLevel], picture: int, verdicts: Verdicts
 ) -> tuple[list[StatedLevel], list[str]]:
-    """Returns the levels that are such, without padding, and notes on the others.
+    """Returns the accepted levels without their padding, and notes on the others.
 
-    Where a level has more pixels than its scale gives the slide, its content ends before its edge.
-    Where it has fewer, the content of all levels ends where its content ends.
+    If a level has more pixels than the slide has at its scale, the pixels beyond are padding. If a
+    level has fewer pixels, all levels are cut where its content ends.
     """
     notes = []
-    kept = []
-    for claimed in levels:
-        each = claimed
+    accepted = []
+    for stated in levels:
+        each = stated
         size = each.level.size
         verdict = verdicts.get((picture, each.number))
         if verdict == OTHER:
@@ -188,10 +195,10 @@ def _settle_levels(
             each = replace(each, scale=each.by_size, by_size=None, note=note)
         if each.note:
             notes.append(each.note)
-        kept.append(each)
-    content = _content(kept)
+        accepted.append(each)
+    content = _content(accepted)
     settled: list[StatedLevel] = []
-    for each in kept:
+    for each in accepted:
         size = each.level.size
         shown = size
         if each.by_size is not None or content != levels[0].level.size:
@@ -215,9 +222,9 @@ def _settle_levels(
 
 
 def _content(levels: Sequence[StatedLevel]) -> Scale:
-    """Returns (width, height) of what all levels show, level-0 px.
+    """Returns (width, height) of the area that all levels show, level-0 px.
 
-    A level that is smaller by at most one of its pixels was rounded down.
+    A level that is smaller by at most one of its pixels was rounded down, and counts as whole.
     """
     content = []
     for axis in (0, 1):

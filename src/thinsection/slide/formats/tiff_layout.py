@@ -42,7 +42,7 @@ from thinsection.slide.formats.tiff_pages import (
     orientation_of,
     read_metadata,
 )
-from thinsection.slide.level_check import BY_SIZE, LevelClaim, Verdicts
+from thinsection.slide.level_check import BY_SIZE, LevelCandidate, Verdicts
 from thinsection.slide.look import Channels, unpicked_channels_error
 from thinsection.slide.orientation import ORIENTATION_TAG, UPRIGHT
 from thinsection.slide.pictures import (
@@ -95,41 +95,45 @@ class TiffLayout:
     icc_profile: bytes | None = None
     checked: bool
 
-    def with_levels_of(self, claims: Sequence[LevelClaim]) -> TiffLayout:
-        """Returns a layout of level 0 and the claimed levels."""
+    def with_candidates(self, candidates: Sequence[LevelCandidate]) -> TiffLayout:
+        """Returns a layout of level 0 and the candidates."""
         base = self.pages[0]
         pages = {page.offset: page for page in (*self.pages, *self.possible)}
         return replace(
             self,
             levels=[
                 level_of_page(base, 0, base),
-                *(claim.level for claim in claims),
+                *(candidate.level for candidate in candidates),
             ],
-            pages=[base, *(pages[claim.key[1]] for claim in claims)],
+            pages=[base, *(pages[candidate.key[1]] for candidate in candidates)],
         )
 
 
-def unchecked_claims(pages: Sequence[TiffPage], verdicts: Verdicts) -> list[LevelClaim]:
-    """Returns claims on the levels of which the pixels have said nothing, as pages have them.
+def unchecked_levels(
+    pages: Sequence[TiffPage], verdicts: Verdicts
+) -> list[LevelCandidate]:
+    """Returns the pages that may be levels and have no verdict yet.
 
     Args:
-        pages: pages of a picture, that of level 0 first.
-        verdicts: what is known.
+        pages: pages of a picture; the page of level 0 is the first.
+        verdicts: verdicts on levels so far.
     """
     base = pages[0]
-    claims: list[LevelClaim] = []
+    candidates: list[LevelCandidate] = []
     for page in pages[1:]:
         key = (base.offset, page.offset)
         if key in verdicts:
             continue
-        level = level_of_page(page, len(claims) + 1, base)
+        level = level_of_page(page, len(candidates) + 1, base)
         stated = padded_downsample(page, base)
-        by_size = None
+        downsample_by_size = None
         if stated is not None:
-            by_size = level.downsample
+            downsample_by_size = level.downsample
             level = replace(level, downsample=stated)
-        claims.append(LevelClaim(key=key, level=level, by_size=by_size))
-    return claims
+        candidates.append(
+            LevelCandidate(key=key, level=level, downsample_by_size=downsample_by_size)
+        )
+    return candidates
 
 
 def read_layout(

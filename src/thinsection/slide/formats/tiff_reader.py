@@ -24,7 +24,7 @@ from thinsection.slide.formats.tiff_layout import (
     TiffLayout,
     channel_layout,
     read_layout,
-    unchecked_claims,
+    unchecked_levels,
 )
 from thinsection.slide.formats.tiff_pages import (
     JPEG,
@@ -33,9 +33,9 @@ from thinsection.slide.formats.tiff_pages import (
 from thinsection.slide.level_check import (
     NUM_PLACES,
     STREAMED_PLACES,
+    cache_levels,
+    cached_levels,
     judge_levels,
-    keep_levels,
-    known_levels,
     slide_stamps,
 )
 from thinsection.slide.look import Look
@@ -177,17 +177,17 @@ def checked_layout(
 
     Args:
         path: the file.
-        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
-        source: its bytes.
-        handle: the opened file, of one that is not local.
+        slide_mpp: (x, y) µm per level-0 px, in place of the resolution that the file states.
+        source: bytes of the file.
+        handle: the opened file if it is not local; None for a local file.
         image: name or number of the picture that is the slide.
     """
     stamps = slide_stamps(path) if handle is None else None
     num_places = NUM_PLACES if handle is None else STREAMED_PLACES
-    verdicts = known_levels(stamps)
-    num_known = len(verdicts)
+    verdicts = cached_levels(stamps)
+    num_cached = len(verdicts)
     read = partial(read_layout, path, slide_mpp, handle)
-    # numbers of pictures are those of a slide that nobody chose
+    # the file is read without `image` first, because that gives the pictures their numbers
     for number in dict.fromkeys((None, image)):
         try:
             layout = read(image=number, verdicts=verdicts)
@@ -195,13 +195,16 @@ def checked_layout(
             if number == image:
                 raise
             continue
-        # pages that one picture gives up may be levels of another one
-        while claims := unchecked_claims([*layout.pages, *layout.possible], verdicts):
-            trial = TiffSlide(path, source=source, layout=layout.with_levels_of(claims))
-            verdicts |= judge_levels(trial, claims, num_places=num_places)
+        # a page that is no level of one picture may be a level of another picture
+        while candidates := unchecked_levels(
+            [*layout.pages, *layout.possible], verdicts
+        ):
+            trial_layout = layout.with_candidates(candidates)
+            trial = TiffSlide(path, source=source, layout=trial_layout)
+            verdicts |= judge_levels(trial, candidates, num_places=num_places)
             layout = read(image=number, verdicts=verdicts)
-    if len(verdicts) > num_known:
-        keep_levels(stamps, verdicts)
+    if len(verdicts) > num_cached:
+        cache_levels(stamps, verdicts)
     return layout
 
 

@@ -1,8 +1,9 @@
-"""The ink that the default tissue mask removes.
+"""Pen ink of any colour, which the default tissue mask removes.
 
-The small network for pen looks at all of the slide, at 16 µm/px. It is fast, but it takes blue
-mucin, brown stain and dense tissue for ink too. So its finds are candidates, and the artefact
-network, which knows such tissue, looks only at them and 0.5 mm around.
+The small pixel model for pen looks at the whole slide, at 16 µm/px. It is fast, but it also takes
+blue mucin, brown stain and dense tissue for ink. So the areas that it finds are only candidates.
+The slower artefact network tells such tissue from ink; it looks only at the candidates and 0.5 mm
+around them.
 """
 
 from collections.abc import Callable
@@ -24,19 +25,19 @@ from thinsection.qc.checks.check import COARSEST_MPP
 from thinsection.qc.checks.pixel_model import probabilities
 from thinsection.types import MaskArray, RgbArray
 
-# Of the px that are searched for ink.
+# Edge of the pixels that are searched for ink, in µm.
 _INK_UM = 16.0
-# Gaps in ink that are closed.
+# Gaps in ink up to this width are closed, in µm.
 _INK_GAP_UM = 64.0
-# Smaller spots are not ink.
+# Smaller spots are not ink, in µm².
 _MIN_INK_UM2 = 6400.0
-# Around candidates, what the artefact network looks at too.
+# Width of the border around candidates in which the artefact network looks too, in µm.
 _AROUND_UM = 512.0
-# Of a region of candidates that the artefact network takes for ink, from which on it is ink.
+# A region of candidates is ink if the artefact network takes at least this share of it for ink.
 _LEAST_SHARE = 0.3
 
 
-def find_default_ink(
+def find_pen_ink(
     thumbnail: RgbArray,
     px_um: float,
     get_seen_ink: Callable[[], MaskArray] | None = None,
@@ -45,14 +46,15 @@ def find_default_ink(
 
     Args:
         thumbnail: uint8 (H, W, 3).
-        px_um: µm per px of it. On one that is too coarse for the artefact network, all candidates
-            are ink.
-        get_seen_ink: gives `ink_of` the thumbnail's `artefact_maps`, if these are computed anyway;
-            None: it is computed near candidates, with the same result up to rounding.
+        px_um: µm per px of the thumbnail. If the thumbnail is too coarse for the artefact network,
+            all candidates are ink.
+        get_seen_ink: returns `ink_of` the thumbnail's `artefact_maps`, for a caller that computes
+            these anyway. None: the network looks near candidates only; the result is the same up to
+            rounding.
 
-    Memory: about 60 bytes per px of 16 µm, and that of `ink_within`.
+    Memory: about 60 bytes per pixel of 16 µm, and that of `ink_within`.
     """
-    # px of the thumbnail along a px that is searched
+    # pixels of the thumbnail along a pixel that is searched
     factor = max(1, round(_INK_UM / px_um))
     small = np.asarray(Image.fromarray(thumbnail).reduce(factor))
     ns = get_namespace("cpu")
@@ -60,7 +62,7 @@ def find_default_ink(
     if not ink.any():
         return np.zeros(thumbnail.shape[:2], dtype=bool)
     if px_um <= COARSEST_MPP:
-        # most slides have no candidates, and do without the network
+        # imported here, because most slides have no candidates and do not need the network
         from thinsection.qc.checks.artefact_network import ink_within, without_stain
 
         reach = round(_AROUND_UM / (px_um * factor))
@@ -73,10 +75,10 @@ def find_default_ink(
         seen = _reduced(seen, factor) & near
         seen = drop_small(ns, seen, _MIN_INK_UM2 / (px_um * factor) ** 2)
         regions = mostly(ns, ink | seen, seen, _LEAST_SHARE)
-        # without a candidate it may be tissue near one
+        # a region without a candidate may be tissue near a candidate, so it is dropped
         ink = mostly(ns, regions, ink, 0.0)
         ink = without_stain(ns, ink, small)
-    # the streaks of a dry pen are joined, and its rim is added
+    # joins the streaks of a dry pen, and adds a rim
     gap = _INK_GAP_UM / (px_um * factor)
     grown = dilated_by_disk(ns, ink, gap / 4)
     ink = ~opened_by_disk(ns, ~grown, gap)
@@ -84,22 +86,22 @@ def find_default_ink(
 
 
 def _candidates(ns: ArrayNamespace, small: RgbArray, px_um: float) -> MaskArray:
-    """What the small network takes for ink, without small spots."""
+    """Area that the small pixel model takes for ink, without small spots."""
     check = ExampleCheck()
-    # the package's own model needs no cache
+    # the model of the package needs no cache folder
     model = trained_model(check, Path())
     ink = probabilities(ns, small, {check: model})[check] > check.threshold
     return np.asarray(drop_small(ns, ink, _MIN_INK_UM2 / px_um**2))
 
 
 def _enlarged(mask: MaskArray, factor: int, thumbnail: RgbArray) -> MaskArray:
-    """A mask of blocks of `factor` px, at the px of the thumbnail."""
+    """Mask at the size of the thumbnail, from one value per block of `factor` pixels."""
     height, width = thumbnail.shape[:2]
     enlarged = mask.repeat(factor, axis=0).repeat(factor, axis=1)
     return np.asarray(enlarged[:height, :width])
 
 
 def _reduced(mask: MaskArray, factor: int) -> MaskArray:
-    """Where at least half of a block of `factor` px is True; blocks at the end may be smaller."""
+    """True for blocks of `factor` pixels that are at least half True; the last may be smaller."""
     share = Image.fromarray(mask.astype(np.uint8) * 255).reduce(factor)
     return np.asarray(share) > 127

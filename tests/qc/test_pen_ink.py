@@ -10,9 +10,9 @@ from tests.support.held_out_biology import MPP, base_picture, picture_with
 from tests.support.held_out_slide import held_out_slide
 
 from thinsection.arrays import get_namespace
-from thinsection.qc.checks import artefact_network, default_ink
+from thinsection.qc.checks import artefact_network, pen_ink
 from thinsection.qc.checks.check import COARSEST_MPP
-from thinsection.qc.checks.default_ink import find_default_ink
+from thinsection.qc.checks.pen_ink import find_pen_ink
 from thinsection.types import MaskArray, RgbArray
 
 PX_UM = 8.0
@@ -37,34 +37,34 @@ def biology(name: str, seed: int = SEED) -> tuple[RgbArray, MaskArray]:
 @pytest.mark.parametrize("color", PENS)
 def test_pen_on_real_tissue_is_found(color: str) -> None:
     picture, pen = plant_pen(reduced(base_picture()), color, seed=SEED)
-    assert find_default_ink(picture, PX_UM)[pen].mean() > 0.97
+    assert find_pen_ink(picture, PX_UM)[pen].mean() > 0.97
 
 
 @needs_tissue
 @pytest.mark.parametrize("name", ["Alcian mucin", "over-stained zone", "melanin"])
 def test_biology_of_the_colour_of_ink_is_left(name: str) -> None:
     picture, where = biology(name)
-    assert find_default_ink(picture, PX_UM)[where].mean() < 0.03
+    assert find_pen_ink(picture, PX_UM)[where].mean() < 0.03
 
 
 @needs_tissue
 @pytest.mark.parametrize("seed", [105, 106])
 def test_blue_mucin_of_other_pictures_is_left(seed: int) -> None:
     picture, where = biology("Alcian mucin", seed)
-    assert find_default_ink(picture, PX_UM)[where].mean() < 0.05
+    assert find_pen_ink(picture, PX_UM)[where].mean() < 0.05
 
 
 @needs_tissue
 def test_a_picture_too_coarse_for_the_artefact_network_keeps_all_candidates() -> None:
     picture, where = biology("Alcian mucin")
     coarse = COARSEST_MPP + 1
-    assert find_default_ink(picture, coarse)[where].mean() > 0.5
+    assert find_pen_ink(picture, coarse)[where].mean() > 0.5
 
 
 @pytest.mark.parametrize("seed", [15_103, 15_109])
 def test_dark_purple_tissue_without_texture_is_no_ink(seed: int) -> None:
     slide = held_out_slide(seed, size=(600, 450), mpp=PX_UM, stain="dark")
-    assert find_default_ink(slide.rgb, PX_UM)[slide.clean].mean() < 0.06
+    assert find_pen_ink(slide.rgb, PX_UM)[slide.clean].mean() < 0.06
 
 
 @needs_tissue
@@ -83,8 +83,8 @@ def test_ink_is_that_of_the_whole_picture_where_only_parts_are_looked_at(
     # windows differ by one 255th, see test_windows_do_not_show
     assert (parts ^ whole & near).sum() <= 0.001 * near.sum()
     assert 0.1 < whole[near].mean() < 0.9
-    ink = find_default_ink(picture, PX_UM)
-    assert (ink ^ find_default_ink(picture, PX_UM, lambda: whole)).sum() <= 8
+    ink = find_pen_ink(picture, PX_UM)
+    assert (ink ^ find_pen_ink(picture, PX_UM, lambda: whole)).sum() <= 8
     assert ink[: len(where)][where].mean() < 0.03
 
 
@@ -103,8 +103,8 @@ def test_the_artefact_network_looks_at_candidates_and_half_a_mm_around(
     # an odd size: the last block of the candidates' px is cut
     pen = pen[:-1, :-1]
     small = np.asarray(Image.fromarray(pen).reduce(2))
-    candidates = default_ink._candidates(get_namespace("cpu"), small, 2 * PX_UM)
-    find_default_ink(pen, PX_UM)
+    candidates = pen_ink._candidates(get_namespace("cpu"), small, 2 * PX_UM)
+    find_pen_ink(pen, PX_UM)
     # 512 µm are 32 px of 16 µm
     around = ndimage.binary_dilation(candidates, np.ones((65, 65)))
     expected = np.kron(around, np.ones((2, 2), bool))[: pen.shape[0], : pen.shape[1]]
@@ -122,7 +122,7 @@ def test_a_picture_without_candidates_does_not_ask_the_artefact_network(
 
     monkeypatch.setattr(artefact_network, "ink_within", fail)
     picture = reduced(base_picture())
-    assert not find_default_ink(picture, PX_UM).any()
+    assert not find_pen_ink(picture, PX_UM).any()
     pen, _ = plant_pen(picture, "blue", seed=SEED)
     with pytest.raises(AssertionError, match="asked"):
-        find_default_ink(pen, PX_UM)
+        find_pen_ink(pen, PX_UM)

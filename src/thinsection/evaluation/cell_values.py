@@ -1,8 +1,9 @@
-"""What the value of a cell means: missing, a class, an event, a number; by general rules.
+"""Meaning of the value of a cell: missing, a class, an event, a number; by general rules.
 
-A rule decides by the form of a value, not by a list of tables: a value without a letter or digit,
-in brackets, or made of words for "no value" is missing. Words that may be a real class ('None' for
-no metastasis) are read by the same rules, shown with their reading, and changed by `--read`.
+The rules look at the form of a value. A value without a letter or digit, a value in brackets, and a
+value made of words for "no value" are missing. A word that may be a real class ('None' for no
+metastasis) is read by the same rules; the user is shown how it was read, and changes it by
+`--read`.
 """
 
 import re
@@ -19,14 +20,17 @@ from thinsection.evaluation.cases import listed_names
 from thinsection.types import counted
 
 Meaning = Literal["class", "missing", "event", "censored", "number", "limit", "unclear"]
-Cell = tuple[str, Meaning, str]  # text, meaning, what it becomes
-READINGS = ("missing", "class", "number", "event", "censored")
-MOST_SHOWN = 12  # different numbers that are shown one by one
-# and pairs of letters between signs: n/a, n.d., k.A.
+# text, meaning, and the class or number that the text becomes ('' if missing)
+Cell = tuple[str, Meaning, str]
+# meanings that `--read` accepts
+MEANINGS = ("missing", "class", "number", "event", "censored")
+MAX_SHOWN = 12  # different numbers that are shown one by one
+# two letters with punctuation between them that mean "no value": n/a, n.d., k.A.
 _LETTERS = frozenset(("n a", "n d", "n k", "k a"))
-# and beginnings of words for how a value comes to be known; 'not detected', 'not identified' and
-# 'not present' are findings, and 'not given' may be a treatment
-_OF_KNOWING = re.compile(
+# stems of words that mean "no value" after a negation: not available, not assessed, nicht bekannt;
+# 'not detected', 'not identified' and 'not present' are findings, and 'not given' may be a
+# treatment
+_STEMS_AFTER_NOT = re.compile(
     r"(?:avail|report|appli|evalua|known|determin|record|assess|assay|ascertain|done|perform|test|"
     r"provid|state|specif|collect|document|examin|measur|submit|enter|obtain|sampl|sequenc|asked|"
     r"answer|coded|filled|interpret|calcul|comput|disclos|releas|supplied|defined|listed|noted|"
@@ -50,14 +54,18 @@ _NOT_WORDS = re.compile(r"[\W_]+")
 _SPACED = re.compile(r"[+-]?\d{1,3}(?:[ '\u2019]\d{3})+(?:[.,]\d+)?")  # 1 234.5
 _SPACES = re.compile(r"[ '\u2019]")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-_POINT_GROUPS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")  # 1,234.5
-_COMMA_GROUPS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3})+(?:,\d+)?")  # 1.234,5
+# digits in groups of three, with a decimal point (1,234.5) or a decimal comma (1.234,5)
+_GROUPED_DECIMAL_POINT = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_GROUPED_DECIMAL_COMMA = re.compile(r"[+-]?\d{1,3}(?:\.\d{3})+(?:,\d+)?")
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
-_POINT_GROUP = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")  # 1.234: between thousands?
-_ONE_GROUP = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")  # 1.234 or 1234
-_LIMIT = re.compile(r"(?:[<>≤≥]=?|=[<>])\s*[\d.,\s]+\+?|[\d.,]+\s*\+")
+# 1.234 and 1,234: a decimal sign, or a separator of thousands
+_AMBIGUOUS_POINT = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
+_AMBIGUOUS_COMMA = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
+# a bound on a number, not a number: <5, >= 90, 90+
+_BOUND = re.compile(r"(?:[<>≤≥]=?|=[<>])\s*[\d.,\s]+\+?|[\d.,]+\s*\+")
 _CODE = re.compile(r"-?(?:7+|8+|9+)|-1")
-_NUMBERED = re.compile(r"([01])(?:\.0+)?(?:\s*[:=;\-\u2013(.]\s*(.*?)\)?)?")
+# an event as a code and a word, as in cBioPortal: 1:DECEASED, 0 (alive)
+_CODED_EVENT = re.compile(r"([01])(?:\.0+)?(?:\s*[:=;\-\u2013(.]\s*(.*?)\)?)?")
 _NEGATIONS = frozenset(("no", "not", "non", "without", "never", "kein", "keine"))
 _DIGITS = re.compile(r"(.*?)((?:(?<!.)-)?\d+(?:\.\d+)?)(.*)", re.DOTALL)
 # (?i) stage IIIA, grade iv
@@ -85,12 +93,13 @@ _NO_VALUE = _words(
 _NEGATIONS_OF_VALUES = _words(
     "no not non cannot unable never without nicht kein keine keinen niet sin sans senza"
 )
-# what is not there: words for a value
-_OF_VALUES = _words(
+# words for a value, which mean "no value" after a negation: no data, no result
+_VALUE_WORDS = _words(
     """data datum information info value values result results record records answer entry database
     file angabe angaben daten wert datos dato données"""
 )
-_OTHER_WORDS = _words(
+# words that say nothing about a value: they may stand beside the others
+_FILLER_WORDS = _words(
     """or and yet been be is was were the a of to at by in on for from this currently otherwise can
     could allowed required patient status due insufficient prefer say do know don t dont oder und
     noch"""
@@ -122,7 +131,7 @@ def plain_text(text: str) -> str:
 
 
 def is_missing(text: str) -> bool:
-    """Tells whether a value looks like no value, see the head of this file."""
+    """Tells whether a value means "missing"; see the head of this file."""
     plain = plain_text(text)
     if not any(sign.isalnum() for sign in plain):
         return "+" not in plain
@@ -135,7 +144,8 @@ def is_missing(text: str) -> bool:
 def _say_no_value(words: Sequence[str]) -> bool:
     """Tells whether words say that there is no value, and nothing else.
 
-    'not reported or unknown' and 'data unavailable' do; 'unknown primary' has a word more.
+    True for 'not reported or unknown' and 'data unavailable'; False for 'unknown primary', because
+    'primary' says something else.
     """
     negated = False
     about_value = False
@@ -144,9 +154,9 @@ def _say_no_value(words: Sequence[str]) -> bool:
             negated = about_value = True
         elif word in _NEGATIONS_OF_VALUES:
             negated = True
-        elif word in _OF_VALUES or _OF_KNOWING.match(word):
+        elif word in _VALUE_WORDS or _STEMS_AFTER_NOT.match(word):
             about_value = True
-        elif word not in _OTHER_WORDS:
+        elif word not in _FILLER_WORDS:
             return False
     return negated and about_value
 
@@ -161,16 +171,17 @@ def class_name(text: str) -> str:
 
 
 def event_of(text: str) -> bool | None:
-    """Whether a value says that the event happened; None where it does not say.
+    """True if a value means that the event happened, False if it means censored, else None.
 
-    1 and 0, words in any capitals, and cBioPortal's '1:DECEASED', whose word must agree.
+    Accepts 1 and 0, words in any capitals, and cBioPortal's '1:DECEASED' if its word does not
+    contradict the number.
     """
     plain = plain_text(text).casefold()
-    numbered = _NUMBERED.fullmatch(plain)
-    if numbered:
-        event = numbered[1] == "1"
-        said = _event_by_words(numbered[2] or "")
-        return None if said is not None and said != event else event
+    coded = _CODED_EVENT.fullmatch(plain)
+    if coded:
+        event = coded[1] == "1"
+        event_by_words = _event_by_words(coded[2] or "")
+        return None if event_by_words not in (None, event) else event
     return _event_by_words(plain)
 
 
@@ -189,61 +200,71 @@ def _event_by_words(text: str) -> bool | None:
 
 
 def flag_of(text: str) -> bool | None:
-    """Whether a label applies: 1 or 0, yes or no, REDCap's Checked, positive; None otherwise."""
+    """Whether a label applies: 1 or 0, yes or no, REDCap's Checked, positive; None if unclear."""
     plain = plain_text(text).casefold()
     if plain in _TRUE:
         return True
     return False if plain in _FALSE else None
 
 
-def is_limit(text: str) -> bool:
-    """Tells whether a value is a limit of a number: '<5', '>= 90', '90+'."""
-    return _LIMIT.fullmatch(plain_text(text)) is not None
+def is_bound(text: str) -> bool:
+    """Tells whether a value is a bound on a number, not a number: '<5', '>= 90', '90+'."""
+    return _BOUND.fullmatch(plain_text(text)) is not None
 
 
 class Numbers:
-    """Numbers of one column, whose values decide together what a comma means."""
+    """Numbers of one column. All values together decide what a comma means in it."""
 
     def __init__(self, texts: Iterable[str]):
         """Looks at the values of a column."""
         plain = {_bare(text) for text in texts}
-        self.has_comma = any(
-            _DECIMAL_COMMA.fullmatch(text) and not _ONE_GROUP.fullmatch(text)
+        # some value makes sense only with a decimal comma
+        self.sure_decimal_comma = any(
+            _DECIMAL_COMMA.fullmatch(text) and not _AMBIGUOUS_COMMA.fullmatch(text)
             for text in plain
-        ) or any(_COMMA_GROUPS.fullmatch(text) and "," in text for text in plain)
-        self.has_point = any(
-            _NUMBER.fullmatch(text) and "." in text and not _POINT_GROUP.fullmatch(text)
-            for text in plain
-        ) or any(_POINT_GROUPS.fullmatch(text) and "." in text for text in plain)
-        has_groups = any(
-            _POINT_GROUPS.fullmatch(text) and text.count(",") > 1 for text in plain
+        ) or any(
+            _GROUPED_DECIMAL_COMMA.fullmatch(text) and "," in text for text in plain
         )
-        self._groups_are_points = has_groups or self.has_point
+        # some value makes sense only with a decimal point
+        self.sure_decimal_point = any(
+            _NUMBER.fullmatch(text)
+            and "." in text
+            and not _AMBIGUOUS_POINT.fullmatch(text)
+            for text in plain
+        ) or any(
+            _GROUPED_DECIMAL_POINT.fullmatch(text) and "." in text for text in plain
+        )
+        # some value has several commas, which can only separate thousands
+        has_groups = any(
+            _GROUPED_DECIMAL_POINT.fullmatch(text) and text.count(",") > 1
+            for text in plain
+        )
+        self._commas_are_thousands = has_groups or self.sure_decimal_point
 
     def read(self, text: str) -> float | None:
-        """The number of a value; None where it is none, or may be two numbers."""
+        """The number of a value; None if it is no number, or if it may be two numbers."""
         plain = _bare(text)
-        if self.has_comma and self.has_point:
+        if self.sure_decimal_comma and self.sure_decimal_point:
             plain = plain if "," not in plain else ""
-        elif self.has_comma:
-            if _COMMA_GROUPS.fullmatch(plain):
+        elif self.sure_decimal_comma:
+            if _GROUPED_DECIMAL_COMMA.fullmatch(plain):
                 plain = plain.replace(".", "")
             plain = plain.replace(",", ".")
-        elif _POINT_GROUPS.fullmatch(plain):
-            plain = plain.replace(",", "") if self._groups_are_points else ""
+        elif _GROUPED_DECIMAL_POINT.fullmatch(plain):
+            plain = plain.replace(",", "") if self._commas_are_thousands else ""
         if not _NUMBER.fullmatch(plain):
             return None
         value = float(plain)
         return value if np.isfinite(value) else None
 
     def reading(self, text: str) -> tuple[Meaning, str]:
-        """Meaning of a value, and the number with the digits that are shown."""
+        """Meaning of a value, and its number as text with 10 digits ('' if it is no number)."""
         number = self.read(text)
         return ("unclear", "") if number is None else ("number", f"{number:.10g}")
 
     def fault(self, text: str) -> str:
-        """Why a value is no number, with a remedy."""
-        if is_limit(text):
+        """Reason why a value is no number."""
+        if is_bound(text):
             return "a limit, and no number"
         if "," in text and any(sign.isdigit() for sign in text):
             return "a comma that may be a decimal one or one between thousands"
@@ -251,16 +272,17 @@ class Numbers:
 
 
 def _bare(text: str) -> str:
-    """A number without spaces and apostrophes between thousands, with a plain minus."""
+    """A value without spaces and apostrophes between thousands, with a plain minus."""
     plain = plain_text(text).replace("\u2212", "-")
     return _SPACES.sub("", plain) if _SPACED.fullmatch(plain) else plain
 
 
 def is_code(value: float, others: Sequence[float]) -> bool:
-    """Tells whether a number may be a code for no value: 999 among 0 to 14, -1 among ages.
+    """Tells whether a number may be a code for "no value": 999 among 0 to 14, -1 among ages.
 
-    Its digits are all 7, 8 or 9, or it is -1, and it lies far outside of the others. One 9 is a
-    code among whole numbers to 4 only.
+    A code is -1, or has only the digit 7, only 8 or only 9, and it lies far outside of the other
+    values. A single 9 is a code only if all other values are whole numbers of at most 4; a single 7
+    or 8 is never a code.
     """
     if not others or not value.is_integer() or not _CODE.fullmatch(f"{value:.0f}"):
         return False
@@ -274,14 +296,15 @@ def is_code(value: float, others: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueReading:
-    """How one value of a column, or a range of numbers, is read.
+    """Meaning of one value of a column, or of a range of numbers.
 
     Attributes:
         column: name of the column.
-        value: as the table has it.
-        count: rows that have it.
-        reading: class, missing, event, censored, number; limit or unclear where it is unusable.
-        becomes: the class or number that is learnt; '' for none.
+        value: the value as it is written in the table.
+        count: number of rows with this value.
+        reading: its meaning: class, missing, event, censored, number; for an unusable value limit
+            (a bound on a number) or unclear.
+        becomes: the class or number that the model is trained on; '' if there is none.
     """
 
     column: str
@@ -292,7 +315,9 @@ class ValueReading:
 
 
 def parse_overrides(items: Sequence[str]) -> dict[str, str]:
-    """Value, folded -> reading, of texts such as 'NA=class', '2=event' or 'pos=positive'.
+    """Meaning by case-folded value, from texts such as 'NA=class', '2=event' or 'pos=positive'.
+
+    The meaning is one of MEANINGS, or the word or number that replaces the value.
 
     Raises ConfigError: a text without '='.
     """
@@ -302,14 +327,14 @@ def parse_overrides(items: Sequence[str]) -> dict[str, str]:
         if not sign:
             raise ConfigError(
                 f"read must be VALUE=READING, got {item!r}; READING is one of "
-                f"{', '.join(READINGS)}, or the word or number to read"
+                f"{', '.join(MEANINGS)}, or the word or number to read"
             )
         overrides[plain_text(value).casefold()] = plain_text(reading) or "missing"
     return overrides
 
 
 class ColumnValues:
-    """Values of one column: what each is replaced by, and which are missing."""
+    """Values of one column: which are missing, and what replaces the others."""
 
     def __init__(
         self,
@@ -317,19 +342,19 @@ class ColumnValues:
         overrides: Mapping[str, str],
         classes: Sequence[str] = (),
     ):
-        """Takes all values of the column; overrides are those of `parse_overrides`.
+        """Takes all values of the column, and the overrides of `parse_overrides`.
 
-        `classes` of a trained model are classes, whatever they look like.
+        A value in `classes`, the classes of a trained model, is a class whatever it looks like.
         """
         self._overrides = {name.casefold(): "class" for name in classes} | {**overrides}
         plain = {plain_text(text) for text in texts}
-        # beside '+' a '-' is a class
+        # if the column has '+', then '-' is a class and not a missing value
         self._has_plus = any(text and not text.strip("+") for text in plain)
 
     def value(self, text: str) -> str | None:
-        """The value that is learnt from a cell, as text; None where it is missing.
+        """The value of a cell for training, as text; None if it is missing.
 
-        An event that an override names is '1', a censored case '0'.
+        If an override says 'event' the value is '1', and if it says 'censored' it is '0'.
         """
         plain = plain_text(text)
         reading = self._overrides.get(plain.casefold())
@@ -348,7 +373,7 @@ def read_cells(
     values: Iterable[str | None],
     read: Callable[[str], tuple[Meaning, str]],
 ) -> tuple[Cell, ...]:
-    """How cells are read: as missing where they have no value, else by `read`."""
+    """Meaning of each cell: missing if its value is None, else by `read`."""
     cells: list[Cell] = []
     for text, value in zip(texts, values, strict=True):
         reading: tuple[Meaning, str] = ("missing", "") if value is None else read(value)
@@ -357,14 +382,14 @@ def read_cells(
 
 
 def shown_readings(column: str, cells: Sequence[Cell]) -> list[ValueReading]:
-    """Readings of a column: (text, meaning, what it becomes) of each row, the commonest first.
+    """Readings of the different cells of a column, the most frequent first.
 
-    More than MOST_SHOWN different numbers are one line, from the least to the largest.
+    More than MAX_SHOWN different numbers become one reading, from the smallest to the largest.
     """
     counts = Counter(cells)
     numbers = {cell for cell in counts if cell[1] == "number"}
     readings = []
-    if len(numbers) > MOST_SHOWN:
+    if len(numbers) > MAX_SHOWN:
         ends = sorted(numbers, key=lambda cell: float(cell[2]))
         readings.append(
             ValueReading(
@@ -394,7 +419,7 @@ def shown_readings(column: str, cells: Sequence[Cell]) -> list[ValueReading]:
 def missing_words(
     rows: Sequence[Mapping[str, str]], columns: Sequence[str], names: Sequence[str]
 ) -> str:
-    """A sentence that counts and names the rows without a value, by their words for it."""
+    """A sentence that counts the rows without a value by what they contain, and names the rows."""
     words = Counter(
         row[column] for row in rows for column in columns if is_missing(row[column])
     )
@@ -407,25 +432,25 @@ def missing_words(
 
 
 def read_number(text: str, column: str, where: str, *, flag: bool = False) -> float:
-    """The number of a cell; of a flag 0 or 1, see `flag_of` and `event_of`.
+    """The number of a cell; for a flag 0 or 1, see `flag_of` and `event_of`.
 
-    Raises DatasetError: it is none, or not finite.
+    Raises DatasetError: the cell has no number, or no finite one.
     """
     if flag:
-        said = flag_of(text)
-        if said is None:
-            said = event_of(text)
-        if said is None:
+        value_of_flag = flag_of(text)
+        if value_of_flag is None:
+            value_of_flag = event_of(text)
+        if value_of_flag is None:
             raise DatasetError(f"{column} must be 0 or 1, got {text!r} in {where!r}")
-        return float(said)
+        return float(value_of_flag)
     value = Numbers([text]).read(text)
     if value is None:
         raise DatasetError(f"{column} must be a number, got {text!r} in {where!r}")
     return value
 
 
-class _Numbered(NamedTuple):
-    """A class name in its parts."""
+class _NameParts(NamedTuple):
+    """Parts of a class name with a number, such as 'stage IIIA'."""
 
     before: str
     number: float
@@ -433,13 +458,13 @@ class _Numbered(NamedTuple):
 
 
 def ordered_classes(names: Collection[str]) -> tuple[str, ...] | None:
-    """Class names, the lowest first; None where they have no order that is certain.
+    """Class names in ascending order; None if their order is not certain.
 
-    The order is that of the one number in each name, in digits or Roman: 1, 2; G1, G2; stage II,
-    stage IIIA. What stands before the number must be the same in all names. One number twice is
-    an order only where single letters follow it: 2a, 2b.
+    Names are ordered by the number in each name, in digits or Roman: 1, 2; G1, G2; stage II, stage
+    IIIA. The text before the number must be the same in all names. If two names have the same
+    number, single letters after it must give the order: 2a, 2b.
     """
-    parts = {name: _numbered(name) for name in names}
+    parts = {name: _name_parts(name) for name in names}
     numbered = [(part, name) for name, part in parts.items() if part is not None]
     if len(numbered) < len(parts):
         return None
@@ -454,14 +479,15 @@ def ordered_classes(names: Collection[str]) -> tuple[str, ...] | None:
     return tuple(name for _, name in numbered)
 
 
-def _numbered(name: str) -> _Numbered | None:
+def _name_parts(name: str) -> _NameParts | None:
+    """Parts of a class name; None if it has no number."""
     text = name.strip().casefold()
     roman = _ROMAN.fullmatch(text)
     if roman and roman[2] in _ROMAN_NUMBERS:
-        return _Numbered(
+        return _NameParts(
             roman[1].strip(), _ROMAN_NUMBERS[roman[2]], roman[3] + roman[4]
         )
     digits = _DIGITS.fullmatch(text)
     if digits is None:
         return None
-    return _Numbered(digits[1].strip(), float(digits[2]), digits[3].strip())
+    return _NameParts(digits[1].strip(), float(digits[2]), digits[3].strip())
