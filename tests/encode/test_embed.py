@@ -6,7 +6,7 @@ import torch
 
 from thinsection.encode import TileEncoder, embed_tiles, load_encoder
 from thinsection.encode.embed import BatchEncoder
-from thinsection.encode.memory import batch_bytes, dry_pass
+from thinsection.encode.memory import batch_bytes, simulate_pass
 from thinsection.errors import InvalidInputError
 from thinsection.slide import open_slide
 from thinsection.testing.synthetic import write_he_slide
@@ -109,7 +109,7 @@ def test_tokens_and_embeddings_of_one_pass_are_those_of_two(
         torch.equal(tokens, encoder.encode_tokens(tiles))
         and tokens.dtype == torch.float32
     )
-    assert tokens.shape[1:] == dry_pass(encoder, 1, encoder.spec.tile_px)[1:]
+    assert tokens.shape[1:] == simulate_pass(encoder, 1, encoder.spec.tile_px)[1:]
 
 
 def test_a_batch_of_tokens_is_one_pass_and_is_counted(encoders, monkeypatch) -> None:
@@ -123,7 +123,7 @@ def test_a_batch_of_tokens_is_one_pass_and_is_counted(encoders, monkeypatch) -> 
         more = batch_bytes(encoder, batch_size=32, tokens=True) - batch_bytes(
             encoder, batch_size=32
         )
-        _, count, channels = dry_pass(encoder, 1, encoder.spec.tile_px)
+        _, count, channels = simulate_pass(encoder, 1, encoder.spec.tile_px)
         assert more >= 32 * count * channels * 4
 
 

@@ -11,7 +11,7 @@ from thinsection.encode import (
     load_encoder,
     weights_bytes,
 )
-from thinsection.encode.backbone import store_products_as
+from thinsection.encode.backbone import cast_matmul_weights
 from thinsection.encode.networks import SameConv2d
 from thinsection.encode.preprocessing import _rows_of, preprocess
 from thinsection.errors import DeviceError, InvalidInputError
@@ -97,7 +97,7 @@ def test_weights_that_are_rounded_once_give_the_bits_of_autocast(
     encoder = load_encoder(name, device="cpu", precision=precision, pretrained=False)
     assert isinstance(encoder, NetworkTileEncoder)
     expected, taken = encoder.encode_with_tokens(TILES[:2]), weights_bytes(encoder)
-    store_products_as(encoder.backbone, DTYPES[precision])
+    cast_matmul_weights(encoder.backbone, DTYPES[precision])
     stored = {
         type(m) for m in encoder.backbone.modules() if _dtype(m) == DTYPES[precision]
     }

@@ -1,6 +1,6 @@
 """Backbones of tile encoders: built by kind, with random or given weights, loaded strictly.
 
-A run on a stored graph builds none, so networks are imported where one is built.
+Networks are imported inside functions, because a run on a stored OpenVINO graph builds no backbone.
 
 Shapes: [B, 3, H, W] normalised pixels; features are [B, P + T, C] tokens with P prefix tokens
 (class, registers) or a map [B, C, H', W'].
@@ -25,20 +25,20 @@ from thinsection.weights.placement import optional_package
 CONFIG_NAME = "config.json"
 # heads that a transformer's checkpoint may have or lack, and that do not affect embeddings
 _UNUSED_HEADS = ("pooler.", "classifier.", "head.")
-# a position table is interpolated to other sizes, so its size may differ from the declaration
+# positional embeddings are interpolated, so the image size may differ from the declared size
 _FREE_OPTIONS = ("image_size",)
 
-Step = Callable[[Tensor], Tensor]
+TensorFunction = Callable[[Tensor], Tensor]
 Foreign = Any  # an object of timm or transformers, which have no types
 
 
 class Backbone(nn.Module):
-    """Network with its publisher's parameter names, its function for features, and their pooling.
+    """Network with its publisher's parameter names, and the pooling of its features.
 
     Args:
         network: network with the weights.
-        pooling: how tokens become one vector.
-        features: function from pixels to tokens or a map; None uses the network itself.
+        pooling: rule that pools tokens to one vector.
+        features: function from pixels to tokens or a feature map; None uses the network itself.
         head: the architecture's own pooling of features.
         num_prefix_tokens: class token and registers in front of the patch tokens.
         channels_last: True if a feature map is [B, H', W', C].
@@ -49,8 +49,8 @@ class Backbone(nn.Module):
         network: nn.Module,
         pooling: Pooling,
         *,
-        features: Step | None = None,
-        head: Step | None = None,
+        features: TensorFunction | None = None,
+        head: TensorFunction | None = None,
         num_prefix_tokens: int = 0,
         channels_last: bool = False,
     ) -> None:
@@ -58,8 +58,8 @@ class Backbone(nn.Module):
         self.network = network
         self.pooling = pooling
         self.num_prefix_tokens = num_prefix_tokens
-        self.features: Step = features or network.forward
-        self.head: Step = head or _no_head
+        self.features: TensorFunction = features or network.forward
+        self.head: TensorFunction = head or _no_head
         self._channels_last = channels_last
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,11 +85,12 @@ class Backbone(nn.Module):
         return embeddings, tokens
 
 
-def store_products_as(network: nn.Module, dtype: torch.dtype) -> None:
-    """Round the weights of linear layers and convolutions once, in place.
+def cast_matmul_weights(network: nn.Module, dtype: torch.dtype) -> None:
+    """Casts the weights of linear layers and convolutions once, in place.
 
-    Under autocast to `dtype` the results keep their bits, since autocast rounds the same weights in
-    every pass (it keeps no copy of weights without a gradient). Other layers stay float32.
+    Under autocast to `dtype` the results stay equal to the bit, since autocast casts the same
+    weights in every pass (it keeps no copy of weights without a gradient). Other layers stay
+    float32.
     """
     from thinsection.encode.networks import SameConv2d
 
@@ -138,7 +139,7 @@ def _build_timm(spec: EncoderSpec) -> Backbone:
 
 def _build_auto(spec: EncoderSpec) -> Backbone:
     transformers = optional_package("transformers")
-    if has_own_code(spec):
+    if needs_remote_code(spec):
         raise WeightsError(
             f"encoder {spec.name!r} must be pretrained, got pretrained=False; its architecture "
             "is defined by the code in its repository"
@@ -217,8 +218,8 @@ def _build(spec: EncoderSpec) -> Backbone:
     )
 
 
-def has_own_code(spec: EncoderSpec) -> bool:
-    """True if code of its repository is the architecture, and reads the weights."""
+def needs_remote_code(spec: EncoderSpec) -> bool:
+    """True if code of the hub repository defines the architecture and loads the weights."""
     return bool(spec.architecture.options.get("runs_own_code"))
 
 
@@ -233,7 +234,7 @@ def pretrained_backbone(spec: EncoderSpec, path: Path) -> Backbone:
         return _load_transformers(spec, path)
     backbone = unfilled_backbone(spec)
     state = read_state_dict(path)
-    # a checkpoint has a classifier, and an encoder does not use it
+    # a checkpoint may have a classifier, which an encoder does not use
     published = getattr(backbone.network, "pretrained_cfg", {})
     names = published.get("classifier") or ()
     if isinstance(names, str):
@@ -247,9 +248,10 @@ def pretrained_backbone(spec: EncoderSpec, path: Path) -> Backbone:
 
 
 def unfilled_backbone(spec: EncoderSpec) -> Backbone:
-    """Network before its weights are read: on the meta device if it is declared, else on the CPU.
+    """Network before its weights are read.
 
-    Declared networks have all their state in the state dict, so that nothing stays on meta.
+    It is on the meta device if the spec states its number of parameters, else on the CPU. Such a
+    network has all of its state in the state dict, so that nothing stays on the meta device.
     """
     return build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
 
@@ -298,7 +300,7 @@ def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:
 
 
 def load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
-    """Network whose architecture is code of its repository, which transformers downloads."""
+    """Network that is defined by code of its repository; transformers downloads that code."""
     if not allow_remote_code:
         raise WeightsError(
             f"encoder {spec.name!r} must have your permission to run code of its repository, "

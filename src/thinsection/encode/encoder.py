@@ -17,7 +17,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from thinsection.encode.backbone import Backbone, store_products_as, unfilled_backbone
+from thinsection.encode.backbone import Backbone, cast_matmul_weights, unfilled_backbone
 from thinsection.encode.engine import (
     Network,
     SelfCheck,
@@ -197,7 +197,7 @@ class NetworkTileEncoder(TileEncoder):
         if self.device.type == "cuda" and self.precision != "fp32":
             # computed before the weights are rounded
             _ = self.weights_hash
-            store_products_as(self.backbone, DTYPES[self.precision])
+            cast_matmul_weights(self.backbone, DTYPES[self.precision])
         self._network = self.backbone
 
     def __repr__(self) -> str:

@@ -11,8 +11,8 @@ import torch
 from thinsection.encode.backbone import (
     Backbone,
     build_backbone,
-    has_own_code,
     load_with_code,
+    needs_remote_code,
     pretrained_backbone,
     published_weights,
 )
@@ -96,7 +96,7 @@ def load_encoder(
         # the spec of a folder or of the hub may change; those of other names cannot
         may_change = path is not None or name.startswith(HUB_PREFIX)
         origin = replace(origin, files=None if may_change else ())
-    elif has_own_code(spec):
+    elif needs_remote_code(spec):
         origin = replace(origin, revision=spec.revision)
     else:
         file = find_weights_file(spec, name, path if weights is None else weights)

@@ -1,8 +1,8 @@
 """Memory of a batch, predicted before it runs.
 
-A dry pass runs preprocessing and network on the meta device, where tensors have no data, and adds
-up every storage from its creation to its release. A fixed allowance for scratch space inside
-operations is added to the peak of that sum.
+`simulate_pass` runs preprocessing and network on the meta device, where tensors have no data. It
+adds up the bytes of every storage from its creation to its release. A fixed allowance for scratch
+space inside operations is added to the peak of that sum.
 """
 
 import functools
@@ -27,15 +27,15 @@ SCRATCH_BYTES = 16 * MIB
 HALF = (torch.float16, torch.bfloat16)
 # matrix products of transformers pack their operands: ViT-S/16 took up to 1.37 times the sum
 TOKEN_MARGIN = 1.4
-# OpenVINO's own code and graph: 60 MiB for EfficientNet-Lite0 and for ViT-S/16
+# memory of OpenVINO's code and graph: 60 MiB for EfficientNet-Lite0 and for ViT-S/16
 OPENVINO_BYTES = 64 * MIB
-# On a CPU, the second part of a batch reuses heap fragments that the first one freed. With them,
-# EfficientNet-Lite0 took 0.9 to 1.4 times the sum and scratch, ViT-S and ResNets less.
+# On a CPU, the second part of a batch reuses heap fragments that the first part freed. Therefore
+# EfficientNet-Lite0 took 0.9 to 1.4 times the predicted bytes; ViT-S and ResNets took less.
 HOLES_MARGIN = 1.5
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sums the bytes of all storages that operations make, and keeps the highest sum."""
+    """Sums the bytes of all storages that operations create, and stores the highest sum."""
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -87,8 +87,8 @@ class _FusedAttention(TorchFunctionMode):
 def weights_bytes(encoder: NetworkTileEncoder, *, engine: str | None = None) -> int:
     """Bytes of the weights, with the half-precision copies that autocast makes of them.
 
-    With OpenVINO the library is included, and loading takes the same amount again. `engine` is by
-    default the encoder's own.
+    With OpenVINO the library is included; loading takes the same amount again. By default `engine`
+    is the engine of the encoder.
     """
     weights = encoder.backbone.state_dict().values()
     total: int = sum(weight.nbytes for weight in weights)
@@ -96,7 +96,7 @@ def weights_bytes(encoder: NetworkTileEncoder, *, engine: str | None = None) -> 
         return total + OPENVINO_BYTES
     if encoder.precision == "fp32":
         return total
-    # weights stored in half precision need no copy (`store_products_as`)
+    # weights stored in half precision need no copy (`cast_matmul_weights`)
     copied: int = sum(weight.nbytes for weight in weights if weight.dtype not in HALF)
     return total + copied // 2
 
@@ -111,36 +111,37 @@ def batch_bytes(
 ) -> int:
     """Peak bytes of `encode` for one batch, with the uint8 tiles and without the weights.
 
-    On a CPU that is `CPU_TILES` tiles in the network, and the other tiles and all embeddings. It is
-    counted in float32 for PyTorch, also if half precision needs less; OpenVINO needs less.
-    less.
+    On a CPU, `CPU_TILES` tiles are in the network at the same time; the other tiles and all
+    embeddings are added. All numbers are counted in float32 for PyTorch; half precision and
+    OpenVINO need less.
 
     Args:
         encoder: encoder of the batch.
         batch_size: tiles of the batch.
-        tile_px: edge of a tile in pixels; None: that of the encoder's tiles.
-        at_once: tiles in the network at once; None: as on the encoder's device.
+        tile_px: edge of a tile in pixels; None for the encoder's own tile size.
+        at_once: number of tiles in the network at the same time; None for the number on the
+            encoder's device.
         tokens: True counts `encode_with_tokens` instead.
     """
     if batch_size < 1:
         raise InvalidInputError(f"batch_size must be >= 1, got {batch_size}")
     edge = tile_px or encoder.spec.tile_px
     at_once = at_once or encoder.tiles_at_once(batch_size)
-    network_bytes, num_tokens, channels = dry_pass(encoder, at_once, edge)
+    network_bytes, num_tokens, channels = simulate_pass(encoder, at_once, edge)
     token_bytes = 4 * num_tokens * channels if tokens else 0
     in_network = network_bytes + at_once * token_bytes
     waiting = batch_size - at_once
     if not waiting:
         return in_network
-    # on a CPU, the tokens of all tiles are kept beside the part that is in the network
+    # on a CPU, the tokens of all tiles are in memory besides the tiles in the network
     bytes_per_waiting = edge * edge * 3 + encoder.dim * 4 + token_bytes
     return int(in_network * HOLES_MARGIN) + waiting * bytes_per_waiting
 
 
-def dry_pass(
+def simulate_pass(
     encoder: NetworkTileEncoder, num_tiles: int, edge: int
 ) -> tuple[int, int, int]:
-    """Peak bytes for this number of tiles in the network, and a tile's tokens (T, C)."""
+    """Peak bytes for this number of tiles in the network, and shape (T, C) of a tile's tokens."""
     backbone = encoder.backbone
     state = {}
     for name, weight in (*backbone.named_parameters(), *backbone.named_buffers()):
@@ -177,10 +178,10 @@ def largest_batch_size(
     start = first_in_parts if in_parts else 1
     start_bytes = bytes_of(batch_size=start)
     bytes_per_tile = bytes_of(batch_size=start + 1) - start_bytes
-    # linear in the batch, except for memory that only the first tile needs
+    # memory is linear in the batch size, except for memory that only the first tile needs
     largest = start + (budget_bytes - start_bytes) // max(bytes_per_tile, 1)
     return min(largest, CPU_TILES) if on_cpu and not in_parts else largest
 
 
-# a documented name of this file, which moved
+# a documented name that was moved to another file
 __getattr__ = moved_names(__name__, {"keep_freed_memory": "thinsection.machine"})

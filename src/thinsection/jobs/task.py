@@ -51,11 +51,11 @@ def merge_reports(reports: Sequence[Report[Result]]) -> Report[Result]:
 class Task(ABC, Generic[Entry, Result]):
     """Work on independent entries; subclasses are frozen dataclasses."""
 
-    # name by which a Slurm array identifies the class
+    # name of the class in the files of a Slurm array
     kind: ClassVar[str]
     entry_type: ClassVar[type]
     result_type: ClassVar[type]
-    # class of the events that it sends while it works; None if it sends none
+    # class of the events that the task sends while it works; None if it sends none
     event_type: ClassVar[type | None] = None
     # True runs a whole chunk in one process without a pause between its entries, so that a single
     # process gets all entries at once. Other tasks are called entry by entry.
@@ -83,14 +83,14 @@ class Task(ABC, Generic[Entry, Result]):
 
     @abstractmethod
     def lost(self, entry: Entry, reason: str) -> Result:
-        """Records an entry that ends every worker; an entry that is done after all stays done."""
+        """Records an entry whose workers all died as failed, unless files show that it is done."""
 
     def parts(self, entries: Sequence[Entry]) -> Sequence[Sequence[Entry]]:
         """Entries of each call in one process: all together, or one at a time."""
         return [entries] if self.streams else [(entry,) for entry in entries]
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
-        """Same task, set up for a worker.
+        """The same task, adapted to a worker.
 
         Args:
             threads: CPUs of the worker.
@@ -99,11 +99,11 @@ class Task(ABC, Generic[Entry, Result]):
         return replace(self, threads=threads)
 
     def smaller(self) -> Self:
-        """Same work and results with less memory, for an entry whose worker died."""
+        """A task with the same results that needs less memory, for an entry whose worker died."""
         return self
 
     def finished(self, entry: Entry) -> Result | None:
-        """Result of an entry that is already done, as far as files alone can show."""
+        """Result of an entry if its files show that it is already done; else None."""
         return None
 
     def work(self, entry: Entry) -> float:
@@ -128,10 +128,10 @@ class Task(ABC, Generic[Entry, Result]):
     def request(
         self, chunks: Sequence[Sequence[Entry]], config: ExecutorConfig
     ) -> Request | None:
-        """Resources of a batch job for one of these chunks; None uses flags, else defaults."""
+        """Resources of a batch job for one of these chunks; None for the settings or defaults."""
         return None
 
 
-# a task and a report of any kind, which only the task itself knows
+# a task and a report with types that only the task itself knows
 AnyTask = Task[Any, Any]
 AnyReport = Report[Any]

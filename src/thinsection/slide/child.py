@@ -1,8 +1,8 @@
-"""A process that opens files for us first, so that a C library's abort or hang costs only itself.
+"""Child process that opens unknown files first: an abort or hang of a C library ends only it.
 
-OpenSlide and its like end the process where a damaged file asks for the impossible. What
-our own parser has not found sound is opened first, and read in a few places, by a child of this
-process, which stays warm for the next file. Sound TIFFs never need it.
+OpenSlide and other C libraries may abort the process if a damaged file asks for the impossible. So
+a file that our own parser has not found sound is first opened, and read in a few places, by a child
+process. The child stays alive for the next file. Sound TIFFs never need it.
 """
 
 import json
@@ -42,19 +42,20 @@ def try_in_child(
     channels: Sequence[str] = (),
     image: str | None = None,
 ) -> None:
-    """Returns where a reader opens a file, and survives it, in another process.
+    """Returns if a reader opens a file in another process without dying or hanging.
 
     Args:
         path: the file.
         reader: name of the reader.
-        whole: read a thumbnail too: a damaged file may promise more px than anybody can read.
+        whole: True to read a thumbnail too, because a damaged file may declare more pixels than it
+            has.
         channels: names of the channels to read.
         image: name or number of the picture to read.
 
-    Memory: up to `MAX_BYTES`, in that process.
+    Memory: up to `MAX_BYTES` in the child process.
 
     Raises:
-        SlideOpenError: it does not open the file, or died or hung over it.
+        SlideOpenError: the reader does not open the file, or the child died or hung over it.
     """
     request = json.dumps([reader, path, whole, list(channels), image])
     refusal = _child(os.getpid()).ask(reader, request)
@@ -64,19 +65,19 @@ def try_in_child(
 
 @cache
 def _child(pid: int) -> "_Child":
-    """Returns the child of this process; a fork of it has one of its own."""
+    """Returns the child of this process; `pid` gives each fork of the process its own child."""
     return _Child()
 
 
 class _Child:
-    """A process that is started by the first file and again after a death; one file at a time."""
+    """Process that is started for the first file, and again after a death; one file at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, reader: str, request: str) -> str:
-        """Returns why the reader does not open the file; '' where it does."""
+        """Returns the reason why the reader does not open the file; '' if it does."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 folders = os.pathsep.join(folder for folder in sys.path if folder)
@@ -87,7 +88,7 @@ class _Child:
                     stderr=subprocess.DEVNULL,
                     env={**os.environ, "PYTHONPATH": folders},
                 )
-                # at the latest when this process ends
+                # ends the child at the latest when this process ends
                 weakref.finalize(self, _end_process, self._process)
             process = self._process
             assert process.stdin is not None
@@ -105,7 +106,7 @@ class _Child:
 
 
 def _end_process(process: "subprocess.Popen[bytes]") -> str:
-    """Ends the child, and returns of what it died."""
+    """Ends the child, and returns the cause of its death in words."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.close()
@@ -123,17 +124,19 @@ def _end_process(process: "subprocess.Popen[bytes]") -> str:
     return f"its separate process died ({name})"
 
 
-# in the child
+# functions that run in the child
 
 
 def serve() -> None:
-    """Answers requests: lines of what `try_in_child` is given in, a line with the answer out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of its input ends it
+    """Answers requests: one line of JSON with the arguments in, one line with the answer out."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # the child ends at the end of its input
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard_limit_s = resource.getrlimit(resource.RLIMIT_CPU)
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
-        os.dup2(2, 1)  # some libraries print
+        os.dup2(2, 1)  # some libraries print to standard output
         for line in sys.stdin:
             usage = resource.getrusage(resource.RUSAGE_SELF)
             limit_s = int(usage.ru_utime + usage.ru_stime) + MAX_CPU_S
@@ -144,7 +147,7 @@ def serve() -> None:
 def _attempt(
     reader: str, path: str, whole: bool, channels: list[str], image: str | None
 ) -> str:
-    """Opens a slide and reads what the parent will; returns why it cannot be opened, or ''."""
+    """Opens a slide and reads some places; returns why it cannot be opened, or ''."""
     try:
         look = Look(channels=tuple(channels)) if channels else None
         with load_slide(reader, path, look=look, image=image) as slide:
@@ -160,11 +163,11 @@ def _attempt(
             for name in slide.associated_names:
                 reads.append(partial(slide.associated_image, name))
             for read in reads:
-                # damage is reported again when the place is asked for
+                # damage is reported later, when the parent reads the place
                 with suppress(SlideReadError):
                     read()
     except (errors.ChannelsError, errors.ConfigError, errors.ImageError):
-        return ""  # the parent meets them too, and reports them
+        return ""  # the parent gets the same error, and reports it
     except errors.ThinsectionError as error:
         return str(error)
     except MemoryError as error:

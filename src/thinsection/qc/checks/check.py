@@ -1,8 +1,7 @@
-"""The contract of a check: its settings, the view that it gets, and its outcome.
+"""Contract of a quality check: its settings, the view that it gets, and its outcome.
 
-A check is a frozen dataclass: its fields are the settings of a `[[check]]` table, and
-calling it with a view of a slide gives an outcome. Another package adds its own by entry
-point (docs/qc.md).
+A check is a frozen dataclass. Its fields are the settings of a `[[check]]` table, and calling it
+with the view of a slide returns an outcome. Other packages add checks by entry points (docs/qc.md).
 """
 
 import math
@@ -23,14 +22,15 @@ from thinsection.types import RgbArray, Size
 # a cell of the slide's row: a number, a label, or 'NA'
 Score = float | str
 Statistics = Literal["relative2mask", "relative2image", "absolute"]
-# (width, height) of all, and (left, top, right, bottom) -> RGB px of that part, on the host
+# (width, height) of the whole image, and a function (left, top, right, bottom) -> RGB pixels of
+# that part, on the host
 Regions = tuple[Size, Callable[[int, int, int, int], RgbArray]]
 # On the host: a picture, uint8 (H, W), or densities of R, G and B, float64 (bins, 3).
 ReportTable = npt.NDArray[np.uint8] | npt.NDArray[np.float64]
 
 # µm/px; on coarser pictures the artefact network cannot tell an artefact from tissue.
 COARSEST_MPP = 12.0
-# HistoQC's value where there is no pixel to measure.
+# HistoQC's value if there is no pixel to measure.
 EMPTY_SCORE = -100.0
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(px|um|mm|um2|mm2)\s*")
@@ -57,37 +57,37 @@ def area(default: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Answer of one check."""
+    """Result of one check."""
 
-    # bool (H, W), the mask after the check; None leaves it as it was
+    # bool (H, W), the mask after the check; None does not change the mask
     mask_use: Array | None = None
-    # bool (H, W), pixels that it found (or filled); None if it only measures
+    # bool (H, W), pixels that the check found (or filled); None if it only measures
     affected_area: Array | None = None
     # columns of the slide's row
     scores: Mapping[str, Score] = field(default_factory=dict)
     tables: Mapping[str, ReportTable] = field(default_factory=dict)
-    # takes `affected_area` out of the final mask again, also where a later check filled it
+    # True removes `affected_area` from the final mask again, if a later check has added it back
     enforce: bool = False
-    # bool (H, W), the part of `affected_area` that is removed even if the check would remove
-    # most of the tissue; None: no part
+    # bool (H, W), the part of `affected_area` that is removed even if the check is overruled,
+    # because it would remove most of the tissue; None for no part
     sure_area: Array | None = None
     # sentences for the slide's row
     warnings: tuple[str, ...] = ()
-    # the measured stain; checks after it may have other settings for it
+    # the measured stain; a pipeline may have other settings for this stain in later checks
     stain: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QcView:
-    """One slide at the work resolution, as a check sees it; arrays are on the device."""
+    """View of one slide at the work resolution, for a check; arrays are on the device."""
 
     ns: ArrayNamespace
     rgb: Array  # uint8 (H, W, 3)
     gray: Array  # float64 (H, W), luma in [0, 1]
-    mask_use: Array  # bool (H, W), pixels that the checks before this one have left
+    mask_use: Array  # bool (H, W), pixels that earlier checks have not removed
     mpp_th: float  # µm per px of the work image
     statistics: Statistics = "relative2mask"  # form in which a share is written
-    # nominal mpp -> gray, float32, from the same pass over the slide
+    # nominal mpp -> gray image, float32, read in the same pass over the slide
     gray_at: Callable[[float], Array]
     # mpp -> reader of parts of the slide at about that mpp
     regions_at: Callable[[float], Regions]
@@ -95,13 +95,13 @@ class QcView:
     probability_of: Callable[[Any], Array]
     # class -> probability in 255ths, uint8 (H, W)
     artefact_maps: Callable[[], Mapping[str, Array]]
-    # the ink that the default tissue mask removes, bool (H, W)
+    # pen ink, which the default tissue mask removes, bool (H, W)
     pen_ink: Callable[[], Array]
-    # by earlier checks, bool (H, W)
+    # name of an earlier check -> its affected area, bool (H, W)
     affected_areas: Mapping[str, Array] = field(default_factory=dict)
-    # by check of kind 'class', the area of its segmenter's classes, bool (H, W)
+    # name of a check of kind 'class' -> area of its segmenter's classes, bool (H, W)
     class_areas: Mapping[str, Array] = field(default_factory=dict)
-    # an associated image of the slide by name ('macro'), on the host; None where it has none
+    # name ('macro') -> associated image of the slide, on the host; None if the slide has none
     associated: Callable[[str], RgbArray | None] = lambda name: None
 
     @property
@@ -122,7 +122,7 @@ class QcView:
         return _size_px(text, self.mpp_th**2, "area")
 
     def share(self, new_mask: Array) -> float:
-        """The share that a step took from `mask_use`, in the view's statistics."""
+        """Share of `mask_use` that a check removes, in the form of the view's `statistics`."""
         after = int(self.ns.xp.count_nonzero(new_mask))
         before = int(self.ns.xp.count_nonzero(self.mask_use))
         if self.statistics == "relative2mask":
@@ -132,7 +132,7 @@ class QcView:
         return after / float(new_mask.size)
 
     def left(self, new: Array, column: str, *, enforce: bool = False) -> Outcome:
-        """The outcome of a check that leaves `new` of the mask; its share is one column."""
+        """Outcome of a check after which the mask is `new`; the removed share is one column."""
         return Outcome(
             mask_use=new,
             affected_area=self.mask_use & ~new,
@@ -141,16 +141,16 @@ class QcView:
         )
 
     def without(self, artefact: Array, column: str) -> Outcome:
-        """The outcome of a check that takes an artefact, which is drawn on glass too."""
+        """Outcome of a check that removes an artefact; the artefact is drawn on glass too."""
         outcome = self.left(self.mask_use & ~artefact, column, enforce=True)
         return replace(outcome, affected_area=artefact)
 
     def left_regions(
         self, new: Array, prefix: str, affected_area: Array | None = None
     ) -> Outcome:
-        """The outcome of a check that leaves `new`, with four columns of its regions.
+        """Outcome of a check after which the mask is `new`, with four columns about regions.
 
-        `affected_area` are the regions; None: the pixels that it took.
+        `affected_area` gives the regions; None for the pixels that the check removes.
         """
         if affected_area is None:
             affected_area = self.mask_use & ~new
@@ -171,28 +171,28 @@ class QcView:
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class QcCheck(ABC):
-    """One check: a subclass's fields are those of its `[[check]]` table, each with a default.
+    """One check: the fields of a subclass are those of its `[[check]]` table, with defaults.
 
     The first line of a subclass's docstring is its help.
     """
 
-    # of the table; the entry point's name, where another package brings it
+    # kind of the check in its table; for a check of another package the name of its entry point
     kind: ClassVar[str]
-    # packages beyond ours that it imports, by import name
+    # further packages that the check imports, by import name
     needs: ClassVar[tuple[str, ...]] = ()
-    # True if the affected pixels are given to the mask, not taken from it
+    # True if the affected pixels are added to the mask, not removed from it
     fills: ClassVar[bool] = False
-    # µm/px of the coarsest work image on which it can judge; it does not run on a coarser one
+    # µm/px of the coarsest work image on which the check works; on coarser images it does not run
     coarsest_mpp: ClassVar[float] = math.inf
-    # unique in a pipeline: of the mask, its picture and, in most checks, the column
+    # unique in a pipeline: name of the mask, of its picture and, in most checks, of the column
     name: str = ""
-    # form in which its share is written; None: that of the pipeline
+    # form in which the share is written; None for the form of the pipeline
     statistics: Statistics | None = None
 
     def __init_subclass__(cls, kind: str = "", **attributes: float) -> None:
         """Makes `class Flat(QcCheck, kind="flat")` a frozen dataclass.
 
-        `attributes` are class variables above, or answers of properties below.
+        `attributes` set class variables above, or replace properties below.
         """
         if kind:
             cls.kind = kind
@@ -213,31 +213,31 @@ class QcCheck(ABC):
 
     @abstractmethod
     def __call__(self, view: QcView) -> Outcome:
-        """The check's answer for a slide."""
+        """Runs the check on the view of a slide."""
 
     @property
     def removes_glass(self) -> bool:
-        """True if removed pixels are plain background: drawn gray."""
+        """True if the removed pixels are plain background, which is drawn gray."""
         return False
 
     @property
     def asks_network(self) -> bool:
-        """True if it asks the artefact network."""
+        """True if the check uses the artefact network."""
         return False
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Picture files on which its answer depends."""
+        """Picture files on which the outcome depends."""
         return ()
 
     @property
     def image_mpps(self) -> tuple[float, ...]:
-        """Nominal µm/px of images, beside the work image, that it asks `gray_at` for."""
+        """Nominal µm/px of further images that the check reads by `gray_at`."""
         return ()
 
 
 def _size_px(text: str, um_per_px: float, quantity: str, key: str = "") -> float:
-    """Px of the work image in a length (in an area, where um_per_px is µm²)."""
+    """Length in px of the work image, or area if `um_per_px` is in µm² per px."""
     units = _UNITS[quantity]
     match = _SIZE.fullmatch(text)
     if match is None or match[2] not in ("px", *units):
