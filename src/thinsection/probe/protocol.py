@@ -1,7 +1,7 @@
-"""Protocols: everything that decides a score, frozen, named, and written into each result file.
+"""Protocols: named, frozen sets of all settings that decide a score; each result file records its.
 
-Two scores can be compared when their result files carry the same protocol. Asking for a probe that
-a suite does not define is an error, never a guess.
+Two scores can be compared if their result files record the same protocol. A probe that a protocol
+does not define is refused.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from thinsection.errors import ConfigError
 SettingsT = TypeVar("SettingsT")
 Metric = Literal["macro_f1", "balanced_accuracy"]
 Similarity = Literal["cosine", "l2"]
-# of a segmentation: see `segment.probe.upsampled`
+# geometry by which a segmentation is enlarged; see `segment.probe.upsampled`
 Geometry = Literal["compatible", "correct"]
 
 
@@ -22,15 +22,16 @@ Geometry = Literal["compatible", "correct"]
 class LinearSettings:
     """One linear layer on raw float32 embeddings, AdamW at a constant learning rate."""
 
-    lrs: tuple[float, ...] = (1e-3, 1e-4, 1e-5)  # tried; head i is seeded with seed + i
-    weight_decay: float = 1e-4  # AdamW's, decoupled
-    # passes over the training set; None where `max_steps` decides
+    # learning rates that are tried; head i is seeded with seed + i
+    lrs: tuple[float, ...] = (1e-3, 1e-4, 1e-5)
+    weight_decay: float = 1e-4  # decoupled weight decay of AdamW
+    # passes over the training set; None if `max_steps` sets the length of training
     epochs: int | None = None
-    max_steps: int | None = None  # optimiser steps; None where `epochs` decides
-    batch_size: int = 64  # rows a step; the last partial batch is kept
-    # after each epoch; the best over learning rate x epoch counts
+    max_steps: int | None = None  # optimiser steps; None if `epochs` sets the length
+    batch_size: int = 64  # rows per step; the last partial batch is used
+    # scored after each epoch; the result is the best score over learning rates and epochs
     metric: Metric = "macro_f1"
-    last_epoch: bool = False  # the last epoch counts instead
+    last_epoch: bool = False  # True takes the score after the last epoch instead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,24 +57,26 @@ class LogisticSettings:
 
     cs: tuple[float, ...]
     max_iter: int = 5000
-    # fit in float64, as Patho-Bench does: scikit-learn converts its torch tensors so;
-    # nanopath fits NumPy's float32, where lbfgs may stop earlier for rounding
+    # True fits in float64, as Patho-Bench does (scikit-learn converts its torch tensors so);
+    # nanopath fits in float32, in which rounding may stop lbfgs earlier
     double: bool = False
-    # solved so, by the dual where rows < D; others by lbfgs
+    # tasks that are solved by liblinear (by the dual if rows < D); the others are solved by lbfgs
     liblinear_tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalSettings:
-    """Cox regression on slide (case) vectors; without given folds they are stratified by event."""
+    """Cox regression on slide (case) vectors; folds are stratified by event if none are given."""
 
     # ridge with Breslow ties, or the elastic net
     model: Literal["cox", "coxnet"] = "cox"
     alphas: tuple[float, ...]  # penalties that are tried
-    # onto the training cases' span first: the same model but for rounding
+    # True first projects onto the span of the training cases; the model is equal up to rounding
     rotate: bool = False
-    l1_ratio: float | None = None  # elastic net only
-    z_scores: bool = True  # of the training fold, before the fit
+    l1_ratio: float | None = None  # for the elastic net only
+    z_scores: bool = (
+        True  # True fits z-scores, with mean and variance of the training fold
+    )
     max_iter: int = 1000
 
 
@@ -81,7 +84,7 @@ class SurvivalSettings:
 class RobustnessSettings:
     """PathoROB's robustness index: k other-slide neighbours, SO / (SO + OS)."""
 
-    # published
+    # published values of k
     k_by_subset: tuple[tuple[str, int], ...] = (
         ("camelyon", 11),
         ("tcga", 61),
@@ -89,8 +92,8 @@ class RobustnessSettings:
         ("tolkach_esca", 46),
     )
     paired_subsets: tuple[str, ...] = ("tcga", "tcga_2x2")  # scored by `subset`
-    default_k: int = 11  # of a set that is none of these
-    max_k: int = 600  # where k is chosen, as the next
+    default_k: int = 11  # k for other data sets
+    max_k: int = 600  # largest k that is tried, if k is chosen; below: for some subsets
     max_k_by_subset: tuple[tuple[str, int], ...] = (
         ("tcga", 1200),
         ("tcga_2x2", 1200),
@@ -100,7 +103,10 @@ class RobustnessSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegressionSettings:
-    """HEST's: z-scores, principal components, ridge at alpha 100 / (components x targets)."""
+    """Regression of HEST: z-scores, principal components, ridge.
+
+    The ridge penalty is alpha = 100 / (components x targets).
+    """
 
     components: int = 256
     seed: int = 1
@@ -111,37 +117,38 @@ class RetrievalSettings:
     """Nearest training rows; the score is mean average precision at the largest k."""
 
     ks: tuple[int, ...] = (1, 3, 5, 10)
-    similarity: Similarity = "cosine"  # THUNDER's; Patho-Bench configures l2
+    similarity: Similarity = "cosine"  # as in THUNDER; Patho-Bench uses l2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathorobSettings:
     """Settings of the clustering score and of APD."""
 
-    max_clusters: int = 30  # 2 up to this are tried
-    trials: int = 50  # k-means seeds a combination of classes and centres
+    max_clusters: int = 30  # numbers of clusters from 2 to this are tried
+    trials: int = 50  # k-means seeds per combination of classes and centres
     iterations: int = 20  # draws of slides for APD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentSettings:
-    """MaskTransformer head on frozen dense tokens, soft dice, per-image Jaccard: nanopath's."""
+    """Segmentation of nanopath: MaskTransformer head on frozen tokens, soft dice, Jaccard index."""
 
     image_px: int = 256  # edge of the image and of the label that is scored
     crop_px: int = 224  # edge of the centre crop that the encoder sees
-    width: int = 768  # of the head's transformer, as the next three
+    # width, blocks, heads and MLP width of the head's transformer
+    width: int = 768
     blocks: int = 2
     heads: int = 8
     mlp: int = 3072
-    lr: float = 1e-3  # Adam's
-    weight_decay: float = 1e-4  # Adam's L2 term, not decoupled
-    # passes over the training images; the best validation loss is restored
+    lr: float = 1e-3  # learning rate of Adam
+    weight_decay: float = 1e-4  # L2 term of Adam, not decoupled
+    # passes over the training images; the weights with the lowest validation loss are restored
     epochs: int = 30
-    batch_size: int = 64  # images a step; the last partial batch is kept
+    batch_size: int = 64  # images per step; the last partial batch is used
     dice_smooth: float = 1.0  # added to intersection and union
-    folds: int = 3  # where the dataset brings no split
-    # an image with more than background weighs this times the fraction of background-only images,
-    # at least 1
+    folds: int = 3  # number of folds, if the dataset has no split
+    # weight of an image with foreground: this times the fraction of background-only images, at
+    # least 1
     background_weight: float = 16.0
 
 
@@ -149,12 +156,12 @@ class SegmentSettings:
 class Protocol:
     """A named, frozen set of settings; a probe that is None is not defined by the suite."""
 
-    name: str  # what `--protocol` takes
-    source: str  # whose numbers it makes comparable
+    name: str  # value of `--protocol`
+    source: str  # the suite whose published scores it is comparable with
     seed: int  # base seed of every draw
-    folds: int  # where the data bring none
-    # True evaluates on the folds that the dataset files give; False takes only the training rows of
-    # the first and makes `folds` stratified ones of them
+    folds: int  # number of folds, if the data have none
+    # True evaluates on the folds of the dataset files; False takes only the training rows of the
+    # first of these folds, and draws `folds` stratified folds from them
     file_folds: bool = True
     linear: LinearSettings | None = None
     knn: KnnSettings | None = None
@@ -163,16 +170,17 @@ class Protocol:
     survival: SurvivalSettings | None = None
     robustness: RobustnessSettings | None = None
     segment: SegmentSettings | None = None
-    # of one suite each, and so the same under every name
+    # each of these probes belongs to one suite, so its settings are the same in every protocol
     regression: RegressionSettings = RegressionSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
     pathorob: PathorobSettings = PathorobSettings()
-    # folds of the training rows on which settings are chosen; 0: the best on the scored rows counts
+    # number of inner folds of the training rows on which settings are chosen; 0 takes the setting
+    # with the best score on the test rows
     inner_folds: int = 0
-    repeats: int = 1  # seeds, with inner folds
-    # permutations of the training labels, and draws of each number of shots
+    repeats: int = 1  # number of seeds, if there are inner folds
+    # number of permutations of the training labels, and of draws for each number of shots
     null_draws: int = 3
-    shots: tuple[int, ...] = (1, 4, 16, 64, 256)  # rows a class of the learning curve
+    shots: tuple[int, ...] = (1, 4, 16, 64, 256)  # rows per class in the learning curve
     notes: tuple[str, ...] = ()
 
     def require(self, probe: str, kind: type[SettingsT]) -> SettingsT:
@@ -197,9 +205,9 @@ HONEST, NANOPATH, EVA, PATHOBENCH = PROTOCOLS.values()
 
 
 def get_protocol(name: str, *, seed: int | None = None) -> Protocol:
-    """The protocol of that name, with another base seed where one is given.
+    """The protocol with this name; `seed` replaces its base seed.
 
-    Raises ConfigError: no such protocol.
+    Raises ConfigError: there is no protocol with this name.
     """
     if name not in PROTOCOLS:
         raise ConfigError(

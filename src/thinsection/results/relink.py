@@ -19,6 +19,7 @@ from thinsection.slide.ids import file_key, folded, path_of_key, slide_stem
 from thinsection.store.identity import fingerprint
 from thinsection.store.outcome import KnownSlide, known_slides
 from thinsection.store.slide_ids import (
+    FINGERPRINT,
     FileById,
     common_end,
     move_slides,
@@ -136,7 +137,7 @@ def _candidates(slide: KnownSlide, listed_slides: FileById, files: _Files) -> li
     listed = listed_slides.get(slide.slide_id)
     former = slide.slide_path or (path_of_key(listed.file) if listed else "")
     name = slide_stem(former) if former else slide.slide_id
-    content = slide.ledger.source.get("samples", "")
+    content = slide.ledger.source.get(FINGERPRINT, "")
     fitting = files.named(name)
     if content:
         fitting = [file for file in fitting if files.content(file) == content]

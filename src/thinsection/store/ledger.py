@@ -1,9 +1,9 @@
 """The resume ledger: `slides/ID/slide.json` lists the finished stages of a slide.
 
-A stage counts as done when the ledger names its address with the same key and every file
-that it wrote is there with its recorded size. The ledger is written last and atomically,
-and forgets a stage before another result takes its place, so a kill at any moment leaves
-either a finished stage or one that is done again.
+A stage counts as done if the ledger has its address with the same key, and every file that the
+stage wrote exists with its recorded size. The ledger is written last and atomically. A stage is
+removed from it before another result replaces the old one. So a kill at any moment leaves either a
+finished stage or a stage that is done again.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ SLIDES = (
     "slides"  # OUT/slides/ID holds the files of a slide that belong to no tile grid
 )
 LEDGER_NAME = "slide.json"
-FAILURE_NAME = "failure.json"  # beside the ledger of a slide that failed
-ELSEWHERE_NAME = ".elsewhere.json"  # beside that of a slide whose files are at a URL
+FAILURE_NAME = "failure.json"  # in the folder of a slide that failed
+ELSEWHERE_NAME = ".elsewhere.json"  # in the folder of a slide whose files are at a URL
 FORMAT = 2
 # columns of a cohort that every ledger copies
 OF_COHORTS = ("patient_id", "label", "split")
 
 Kinds = Mapping[str, type]
 
-# Types of values that other code computes with or joins on.
+# Types of the values that other code uses.
 _SLIDE_KINDS: Kinds = {
     "slide_id": str,
     "slide_path": str,
@@ -86,19 +86,19 @@ class StageRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Elsewhere:
-    """Files of a slide that lie at the URL of the run; empty where the run has none."""
+    """Files of a slide that are at the URL of the run; empty if the run writes to no URL."""
 
-    url: str = ""  # of the results folder
+    url: str = ""  # URL of the results folder
     files: Mapping[str, int] = field(default_factory=dict)  # name -> bytes
-    brought: tuple[str, ...] = ()  # names of those that were fetched again
+    brought: tuple[str, ...] = ()  # names of files that were downloaded again
 
     def save(self, folder: Path) -> None:
-        """Writes it beside the slide's ledger."""
+        """Writes the list of files into the slide's folder."""
         write_json(folder / ELSEWHERE_NAME, asdict(self))
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Reads the file of `save`; empty where there is none."""
+        """Reads the file of `save`; empty if there is none."""
         path = folder / ELSEWHERE_NAME
         if not path.exists():
             return cls()
@@ -107,19 +107,22 @@ class Elsewhere:
 
 @dataclass(frozen=True, kw_only=True)
 class SlideLedger:
-    """The stages of one slide and its identity. A writer holds the slide's lock."""
+    """The finished stages of one slide, and the identity of its file.
+
+    Only the holder of the slide's lock may write it.
+    """
 
     out: Path  # the results folder
     slide_id: str
     # plain values: path, reader, size, mpp, ...
     slide: Document = field(default_factory=dict)
-    # the `Identity` of its file
+    # `Identity` of the slide's file
     source: dict[str, str] = field(default_factory=dict)
-    # by address, sorted
+    # address -> record, sorted by address
     stages: dict[str, StageRecord] = field(default_factory=dict)
-    # files that are at the URL of the run only
+    # files that are only at the URL of the run
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
-    # the reason why the stored ledger counts as none
+    # reason why the stored ledger cannot be used; '' if it can
     damage: str = field(default="", compare=False)
 
     @property
@@ -131,7 +134,7 @@ class SlideLedger:
         """Checks that the stored ledger can be used.
 
         Raises:
-            StoreError: it is damaged.
+            StoreError: the ledger is damaged.
         """
         if self.damage:
             raise StoreError(
@@ -140,17 +143,17 @@ class SlideLedger:
             )
 
     def done(self, address: str, key: str) -> bool:
-        """True where the stage was finished with this key and its files are there."""
+        """True if the stage was finished with this key and its files exist."""
         record = self.stages.get(address)
         return record is not None and record.key == key and self.complete(record)
 
     def complete(self, record: StageRecord) -> bool:
-        """True where every file of a record is there with its size."""
+        """True if every file of a record exists with its recorded size."""
         return all(self._size(name) == size for name, size in record.files.items())
 
     def _size(self, name: str) -> int | None:
-        """Bytes of a file, here or at the URL of the run; None where it is at neither."""
-        # one call: a resumed run asks for each file of each slide
+        """Bytes of a file, local or at the URL of the run; None if it is in neither place."""
+        # one system call, because a resumed run checks each file of each slide
         with contextlib.suppress(OSError):
             found = Path(self.out, name).stat()
             if stat.S_ISREG(found.st_mode):
@@ -175,7 +178,7 @@ class SlideLedger:
         return replace(self, elsewhere=elsewhere)
 
     def addresses_made_from(self, address: str) -> tuple[str, ...]:
-        """Addresses of the stages that were made from this one, directly or not."""
+        """Addresses of the stages that were made from this stage, directly or not."""
         made = {address}
         num_before = 0
         while len(made) > num_before:
@@ -197,13 +200,13 @@ class SlideLedger:
     def with_stage(self, address: str, record: StageRecord) -> "SlideLedger":
         """Returns the ledger with a stage."""
         stages = {**self.stages, address: record}
-        # by address, whatever order they were done in
+        # sorted by address, whatever the order in which they were done
         return replace(self, stages=dict(sorted(stages.items())))
 
     def save(self, *, keep_time: bool = False) -> None:
         """Writes slide.json atomically.
 
-        With `keep_time` a file that exists keeps its time stamps, because no stage has changed.
+        With `keep_time` an existing file keeps its times, because no stage has changed.
         """
         before = self.path.stat() if keep_time and self.path.exists() else None
         document = {
@@ -218,10 +221,10 @@ class SlideLedger:
 
 
 def load_ledger(out: Path, slide_id: str) -> SlideLedger:
-    """Loads the ledger of a slide; an empty one where there is none.
+    """Loads the ledger of a slide; an empty ledger if there is none.
 
-    A ledger that is not readable (of another version, edited by hand) counts as none: the
-    stages are done again; `damage` names the field that is not right.
+    A ledger that cannot be read (written by another version, or edited by hand) counts as empty, so
+    that its stages are done again; `damage` names the wrong field.
     """
     empty = SlideLedger(out=out, slide_id=slide_id)
     try:
@@ -272,7 +275,7 @@ def _read_document(path: Path) -> _Document:
 
 
 def check_kinds(values: PlainValues, kinds: Kinds, where: str) -> None:
-    """Raises ConfigError where a value has another type; it may be None or absent."""
+    """Raises ConfigError if a value has another type; values may be None or missing."""
     for name, kind in kinds.items():
         if values.get(name) is not None:
             coerce(values[name], kind, f"{where}.{name}")
@@ -285,7 +288,7 @@ def load_ledgers(
 
     Args:
         out: the results folder.
-        read: ledgers, by slide id, that were read before and are not read again.
+        read: ledgers that were read before, by slide id; they are not read again.
 
     Memory: some kB per slide.
     """

@@ -28,7 +28,7 @@ from thinsection.types import PlainValues, counted
 RELINK = "`thinsection relink RESULTS NEW_PLACE` finds slides that moved"
 SLIDE_IDS_NAME = "slide_ids.json"
 # key of a ledger's `source`: the fingerprint of the slide's file
-_FINGERPRINT = "samples"
+FINGERPRINT = "samples"
 # Number of moved slides that messages name one by one; the others are counted.
 _SHOWN_MOVES = 3
 
@@ -315,7 +315,7 @@ def _same_slides(
     for slide_id in candidates:
         former = table[slide_id].file
         ledger = load_ledger(out, slide_id)
-        recorded = ledger.source.get(_FINGERPRINT, "")
+        recorded = ledger.source.get(FINGERPRINT, "")
         if ledger.damage and not _is_gone(former):
             # the ledger is damaged, but its slide file still exists and can be compared
             recorded = _content_of(former)
@@ -420,7 +420,7 @@ def equal_slides(ledgers: Iterable[SlideLedger]) -> list[tuple[str, ...]]:
     """Groups of two or more slides with the same fingerprint and the same image in the file."""
     ids_by_content: dict[tuple[str, str | None], list[str]] = {}
     for ledger in ledgers:
-        content = ledger.source.get(_FINGERPRINT)
+        content = ledger.source.get(FINGERPRINT)
         if content and ledger.stages:
             key = (content, ledger.slide.get("image"))
             ids_by_content.setdefault(key, []).append(ledger.slide_id)
