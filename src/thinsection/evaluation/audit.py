@@ -1,7 +1,7 @@
-"""Audit of a cohort before training: what would make a score too good, and what nobody can know.
+"""Audit of a cohort before training: causes of a too good score, and facts that cannot be known.
 
-A finding is a warning where something is wrong with a probability that a clean cohort does not
-reach, else a note. What the embeddings and the table cannot show is said too.
+A finding is a warning if it would be very unlikely in a clean cohort, else a note. The audit also
+lists what the embeddings and the table cannot show.
 """
 
 import re
@@ -25,10 +25,13 @@ from thinsection.evaluation.tables import read_rows
 from thinsection.slide.ids import plain_id
 from thinsection.types import counted
 
-PERMUTATIONS = 1999  # of classes between patients, for the test of sites
-SURE = 1e-3  # p value below which a site is said to follow the class
-ALIKE = 0.05  # the same, where a site has one class alone
-MOST_VALUES = 10  # of a column that may be the target under another name
+PERMUTATIONS = (
+    1999  # number of permutations of classes between patients, for the test of sites
+)
+MAX_P = 1e-3  # p value below which the site is said to be associated with the class
+MAX_P_DETERMINED = 0.05  # the same limit if the site determines the class
+# largest number of values of a column that may be the target under another name
+MAX_VALUES = 10
 _PARTS = re.compile(r"[^\W\d_]+|\d+")
 
 
@@ -41,14 +44,14 @@ class AuditConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteTable:
-    """Cases by site and class, and whether they go together."""
+    """Patients by site and class, and a test of their association."""
 
     sites: tuple[str, ...]
     classes: tuple[str, ...]
-    counts: tuple[tuple[int, ...], ...]  # patients of each site and class
-    p_value: float  # of no association
-    test: str
-    cramers_v: float  # 1 where the site tells the class
+    counts: tuple[tuple[int, ...], ...]  # number of patients of each site and class
+    p_value: float  # for no association
+    test: str  # name of the test
+    cramers_v: float  # 1 if the site determines the class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +60,9 @@ class Audit:
 
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
-    unknown: tuple[str, ...]  # what cannot be known
-    copies: tuple[CopyPair, ...]  # slides, by their place in the cohort
-    copied_slides: tuple[tuple[str, str], ...]  # their names, pair by pair
+    unknown: tuple[str, ...]  # facts that cannot be known
+    copies: tuple[CopyPair, ...]  # pairs of slides, as indices in the cohort
+    copied_slides: tuple[tuple[str, str], ...]  # names of the slides of each pair
     sites: SiteTable | None
     # why a slide of the folder cannot be used, by slide id
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -182,7 +185,7 @@ def _id_warnings(cohort: Cohort) -> Iterator[str]:
 
 
 def site_by_class(cohort: Cohort) -> SiteTable | None:
-    """Patients by site and class (event, quarter of the values); None where sites are unknown."""
+    """Patients by site and class (event, quarter of the values); None if sites are unknown."""
     if not cohort.sites or len(set(cohort.sites)) < 2:
         return None
     first = np.unique(cohort.groups.codes, return_index=True)[1]
@@ -232,9 +235,9 @@ def _chi2(counts: Counts) -> float:
 def association(
     site: IndexArray, kind: IndexArray, *, permutations: int = PERMUTATIONS
 ) -> tuple[float, str]:
-    """p value of no association: Fisher's exact test, or chi-square by permutations.
+    """p value for no association: Fisher's exact test, or chi-square by permutations.
 
-    `site` and `kind`: of each patient, (n,).
+    `site` and `kind` are numbers of the site and class of each patient, (n,).
     """
     from scipy.stats import fisher_exact
 
@@ -252,9 +255,9 @@ def association(
 
 
 def _follows(sites: SiteTable) -> bool:
-    """True where the site goes with the class more than chance explains."""
-    tells = sites.cramers_v > 1 - 1e-9
-    return sites.p_value < SURE or (tells and sites.p_value < ALIKE)
+    """True if the site is associated with the class more than chance explains."""
+    is_determined = sites.cramers_v > 1 - 1e-9
+    return sites.p_value < MAX_P or (is_determined and sites.p_value < MAX_P_DETERMINED)
 
 
 def _site_words(cohort: Cohort, sites: SiteTable) -> str:
@@ -282,7 +285,7 @@ def _site_words(cohort: Cohort, sites: SiteTable) -> str:
 def _column_findings(
     cohort: Cohort, config: LabelsConfig
 ) -> tuple[list[str], list[str]]:
-    """Warnings and notes on columns that equal the target but for their words."""
+    """Warnings and notes on columns that are the target with other names of its values."""
     assert config.labels is not None
     rows = read_rows(Path(config.labels), ())
     target = cohort.target.columns[0]
@@ -302,7 +305,7 @@ def _column_findings(
 
 
 def _is_renamed(rows: Sequence[dict[str, str]], column: str, target: str) -> bool:
-    """True where each value of one column stands beside one value of the other."""
+    """True if each value of one column always goes with the same value of the other."""
     pairs = {
         (row[column], row[target])
         for row in rows
@@ -310,4 +313,4 @@ def _is_renamed(rows: Sequence[dict[str, str]], column: str, target: str) -> boo
     }
     values = {value for value, _ in pairs}
     targets = {value for _, value in pairs}
-    return 2 <= len(pairs) == len(values) == len(targets) <= MOST_VALUES
+    return 2 <= len(pairs) == len(values) == len(targets) <= MAX_VALUES

@@ -1,9 +1,9 @@
 """95 % confidence bands of ROC, precision-recall and calibration curves.
 
-A place of a curve jumps from case to case, so that it has no derivative by their weights: resamples
-of the units (`intervals.Sampling.weights`) give its variance, and `intervals.bounds_of` the bounds
-of a share.
-A band holds for each place by itself, not for the whole curve at once.
+A point of a curve jumps from case to case, so that it has no derivative by the weights of the
+cases. Its variance comes from resamples of the units (`intervals.Sampling.weights`), and its bounds
+from `intervals.bounds_of` for a share. A band is pointwise: it does not hold for the whole curve at
+once.
 
 Shapes: n rows, G places of a grid, B resamples.
 """
@@ -22,15 +22,15 @@ from thinsection.evaluation.intervals import (
 from thinsection.evaluation.metrics import Flags, FloatVector, ratio
 from thinsection.types import Floats
 
-DRAWS = 500
+DRAWS = 500  # number of resamples
 GRID = np.linspace(0.0, 1.0, 51)
-BINS = 10  # of a calibration curve, at most
-MIN_IN_BIN = 8
+BINS = 10  # largest number of bins of a calibration curve
+MIN_IN_BIN = 8  # smallest number of rows in a bin
 
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """A curve with its pointwise bounds, all arrays (G,); NaN bounds where there are none."""
+    """A curve with its pointwise bounds, all arrays (G,); bounds are NaN if there are none."""
 
     x: FloatVector
     y: FloatVector
@@ -69,15 +69,15 @@ def _band(
             _curves(truth, probability, weights, precision=precision)
             for weights in sampling.weights(seed, DRAWS)
         ]
-        drawn = np.concatenate(blocks)
-        for place, point in enumerate(points):
+        resampled = np.concatenate(blocks)
+        for i, point in enumerate(points):
             bounds = bounds_of(
                 float(point),
-                drawn_variance(drawn[:, place], sampling),
+                drawn_variance(resampled[:, i], sampling),
                 sampling,
                 "share",
             )
-            low[place], high[place] = bounds
+            low[i], high[i] = bounds
     return Band(x=GRID, y=points, low=low, high=high)
 
 
@@ -98,18 +98,18 @@ def _curves(
     if not precision:
         x = np.c_[np.zeros(len(weights)), ratio(alarms, alarms[:, -1:])]
         y = np.c_[np.zeros(len(weights)), recall]
-        # at a step the curve has its upper end, as has a threshold that reaches it
+        # at a step the curve has the upper value, which the threshold at the step reaches
         return np.stack([_upper(a, b) for a, b in zip(x, y, strict=True)])
     share = ratio(hits, hits + alarms)
     curves = []
     for recall_of_draw, share_of_draw in zip(recall, share, strict=True):
-        place = np.searchsorted(recall_of_draw, GRID - 1e-12, side="left")
-        curves.append(share_of_draw[np.minimum(place, len(share_of_draw) - 1)])
+        index = np.searchsorted(recall_of_draw, GRID - 1e-12, side="left")
+        curves.append(share_of_draw[np.minimum(index, len(share_of_draw) - 1)])
     return np.stack(curves)
 
 
 def _upper(x: FloatVector, y: FloatVector) -> FloatVector:
-    """y at each place of GRID, lines between points, at a step its upper end; x ascends from 0."""
+    """y at each point of GRID by linear interpolation; at a step the upper value; x ascends."""
     right = np.searchsorted(x, GRID, side="right")
     left = right - 1
     right = np.minimum(right, len(x) - 1)
@@ -147,13 +147,13 @@ def _bin(
     observed = float(truth[part].mean())
     if why_missing(bin_sampling):
         return predicted, observed, np.nan, np.nan
-    drawn = np.concatenate(
+    resampled = np.concatenate(
         [
             ratio(weights @ truth[part], weights.sum(axis=1))
             for weights in bin_sampling.weights(seed, DRAWS)
         ]
     )
     low, high = bounds_of(
-        observed, drawn_variance(drawn, bin_sampling), bin_sampling, "share"
+        observed, drawn_variance(resampled, bin_sampling), bin_sampling, "share"
     )
     return predicted, observed, low, high

@@ -83,7 +83,7 @@ def _h5_features(path: Path) -> npt.NDArray[np.generic]:
 
 
 def _npy_array(path: Path) -> npt.NDArray[np.generic]:
-    """An array whose header promises no more than the file has; ValueError for what is none."""
+    """Array of a .npy file. Raises ValueError: its header is damaged, or the file is truncated."""
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (SyntaxError, tokenize.TokenError) as error:  # of the header's text
@@ -92,7 +92,7 @@ def _npy_array(path: Path) -> npt.NDArray[np.generic]:
 
 
 def _torch_tensor(path: Path) -> npt.NDArray[np.generic]:
-    """A tensor, or a list of one: eva writes both. Only tensors are loaded, no code runs."""
+    """A tensor, or a list with one tensor, as eva writes. Only tensors are loaded; no code runs."""
     import torch
 
     try:
@@ -120,9 +120,9 @@ EMBEDDING_SUFFIXES = tuple(_READERS)
 
 
 def read_embeddings(path: Path) -> Embeddings:
-    """Embeddings of one file as float32 (N, D); one vector is (1, D), a leading axis of 1 goes.
+    """Embeddings of one file as float32 (N, D); a vector becomes (1, D), a batch axis is removed.
 
-    Memory: the file's content, twice where it is not float32.
+    Memory: the file's content; twice if it is not float32.
     """
     suffix = path.suffix.lower()
     shown = repr(str(path))
@@ -160,23 +160,24 @@ def gather_rows(
     table: Path,
     leave_out: Callable[[str, str], None] | None = None,
 ) -> tuple[Embeddings, list[int]]:
-    """One row per entry ('' of a file of one), each file opened once, and the entries' numbers.
+    """One embedding per entry, and the numbers of these entries; each file is opened once.
 
-    `leave_out` receives a file that cannot be used, and the reason; its entries are left out. None
-    raises the error.
+    `rows` has the row number of each entry in its file; '' if the file has one row. `leave_out`
+    receives a file that cannot be used, and the reason; its entries are left out. None raises the
+    error.
     """
     entries_by_path: dict[Path, list[int]] = {}
     for entry, path in enumerate(paths):
         entries_by_path.setdefault(path, []).append(entry)
     gathered = np.empty((0, 0), dtype=np.float32)
-    kept: list[int] = []
+    used_entries: list[int] = []
     for path, entries in entries_by_path.items():
         array = None
         with slide_boundary(path.name, leave_out):
             array = read_embeddings(path)
         if array is None:
             continue
-        kept += entries
+        used_entries += entries
         num_rows, dim = array.shape
         if not gathered.size:
             gathered = np.empty((len(paths), dim), dtype=np.float32)
@@ -193,16 +194,18 @@ def gather_rows(
                     f"{str(table)!r}"
                 )
             gathered[entry] = array[int(text)]
-    if not kept:
+    if not used_entries:
         raise DatasetError(
             f"embeddings must be readable, got none for the rows of {str(table)!r}"
         )
-    kept.sort()
-    return (gathered, kept) if len(kept) == len(paths) else (gathered[kept], kept)
+    used_entries.sort()
+    if len(used_entries) < len(paths):
+        gathered = gathered[used_entries]
+    return gathered, used_entries
 
 
 def encoder_facts(path: Path) -> dict[str, str]:
-    """Encoder and tiles of a file of embeddings, as its attributes say; {} where they do not."""
+    """Encoder and tiles of a file of embeddings, from its attributes; {} if it has none."""
     if path.suffix.lower() not in H5_SUFFIXES:
         return {}
     import h5py
@@ -233,7 +236,7 @@ def is_results(path: Path) -> bool:
     """True for a folder that a run of ours (or of TRIDENT) wrote, or that lies in one."""
     if is_results_folder(path):
         return True
-    # a slide's folder, the folder of slides, the whole
+    # the path may be a slide's folder, the folder of slides, or the results folder
     for depth in ("", "*/", f"{SLIDES}/*/"):
         if any(path.glob(f"{depth}{LEDGER_NAME}")):
             return True
@@ -297,8 +300,9 @@ def damaged_slides(folder: Path) -> dict[str, str]:
 
 
 def known_patient(path: Path, slide_id: str) -> str:
-    """The patient that the results folder around a slide's file knows; '' where it has none."""
-    for folder in path.parents[1:3]:  # of <grid>/features_<encoder>/<slide_id>.h5
+    """The patient of a slide in the results folder of its file; '' if there is none."""
+    # the file is <grid>/features_<encoder>/<slide_id>.h5, or one folder less deep
+    for folder in path.parents[1:3]:
         patient = load_ledger(folder, slide_id).slide.get("patient_id")
         if patient:
             return str(patient)
@@ -332,7 +336,7 @@ def slide_files(
     """
     folder = features_folder(data, _TILE_FEATURES, _SLIDE_FEATURES)
     files_by_id: dict[str, Path] = {}
-    # of two files of one slide the first of these forms is taken
+    # if a slide has files of several types, the first of EMBEDDING_SUFFIXES is used
     for suffix in reversed(EMBEDDING_SUFFIXES):
         files_by_id |= {path.stem: path for path in folder.glob(f"*{suffix}")}
     known = KnownIds(files_by_id)
@@ -356,10 +360,11 @@ def slide_files(
 def feature_files(data: Path, features: str | None = None) -> FeatureFiles:
     """Files of embeddings by slide, slides without any, and where they were found.
 
-    Of a results folder what its ledgers know; else a folder of files of ours, TRIDENT, CLAM (its
-    feat_dir), STAMP (its feature_dir) or slide2vec (its output).
+    In a results folder, the ledgers list them. Any other folder must have files of ours, of
+    TRIDENT, CLAM (its feat_dir), STAMP (its feature_dir) or slide2vec (its output).
 
-    Raises DatasetError, StoreError, InvalidInputError: none; or several, and none is named.
+    Raises DatasetError, StoreError, InvalidInputError: there are no embeddings, or several and
+    `features` names none of them.
     """
     if (data / SLIDES).is_dir():
         return _result_files(data, open_results(data), features)
@@ -396,8 +401,10 @@ def _result_files(data: Path, results: Results, features: str | None) -> Feature
             damaged[slide_id] = ledger.damage
         if address not in ledger.stages:
             continue
-        of_grid = [name for name in ledger.stages if grid_of(name) == grid_of(address)]
-        if ledger_facts(ledger, of_grid).get("num_tiles") == 0:
+        grid_stages = [
+            name for name in ledger.stages if grid_of(name) == grid_of(address)
+        ]
+        if ledger_facts(ledger, grid_stages).get("num_tiles") == 0:
             lacking[slide_id] = "no tiles"
             continue
         file = data / next(iter(ledger.stages[address].files))
@@ -409,7 +416,7 @@ def _result_files(data: Path, results: Results, features: str | None) -> Feature
 
 
 def unsigned_note(embeddings: FeatureFiles) -> list[str]:
-    """Line that says that the files carry no checksums; none where the first readable one does."""
+    """Line that says that the files have no checksums; [] if the first readable file has one."""
     for path in embeddings.files.values():
         with suppress(StoreError):
             is_h5 = path.suffix.lower() in H5_SUFFIXES
@@ -425,7 +432,9 @@ def unsigned_note(embeddings: FeatureFiles) -> list[str]:
 def check_finite(embeddings: Reals, ids: Sequence[str]) -> None:
     """Raises InvalidInputError naming the rows with NaN or inf.
 
-    Memory: O(N); a row's sum is non-finite where a value is (float64, so nothing overflows).
+    A row has such a value if and only if its sum in float64 is not finite.
+
+    Memory: O(N).
     """
     bad = np.flatnonzero(~np.isfinite(embeddings.sum(axis=1, dtype=np.float64)))
     if len(bad):
@@ -437,7 +446,7 @@ def check_finite(embeddings: Reals, ids: Sequence[str]) -> None:
 
 
 def check_vectors(embeddings: Embeddings, ids: Sequence[str]) -> None:
-    """Raises InvalidInputError: not finite, all rows alike, or rows of zeros. Memory: N D bytes."""
+    """Raises InvalidInputError: not finite, all rows equal, or rows of zeros. Memory: N D bytes."""
     check_finite(embeddings, ids)
     count = len(embeddings)
     if count > 1 and (embeddings == embeddings[0]).all():

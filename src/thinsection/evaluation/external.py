@@ -1,8 +1,8 @@
 """Scores of a locked model on new cases: thresholds, calibration, recalibration, decisions.
 
-Everything here works on arrays: the truth of n cases beside what a fixed model predicted for them,
-and the patient of each, who is the unit of every interval. Nothing is fitted to these cases but the
-lines and curves of calibration, which describe them. Discrimination (AUROC, average precision,
+Everything here works on arrays: the truth of n cases, the predictions of a fixed model, and the
+patient of each case, which is the unit of every interval. Only the lines and curves of calibration
+are fitted to these cases, to describe them. Discrimination (AUROC, average precision,
 c-index) comes from `metrics` and `intervals`, survival from `survival`.
 
 Shapes: n cases, T thresholds, G places of a grid.
@@ -32,31 +32,33 @@ from thinsection.evaluation.metrics import (
 )
 from thinsection.types import Floats
 
-BINS = 10  # of a calibration curve, at most
-MIN_OF_EACH = 5  # events, and cases without one, for a calibration line
-# nearest that a probability comes to 0 or 1 when its logit is taken
+BINS = 10  # largest number of bins of a calibration curve
+MIN_OF_EACH = (
+    5  # smallest number of events, and of cases without one, for a calibration line
+)
+# smallest distance of a probability from 0 and 1 before its logit is taken
 PROBABILITY_CLIP = 1e-7
 PROPORTION_METHOD = "Wilson's score interval, jackknife"
 NEWTON_STEPS = 100
 NEWTON_TOLERANCE = 1e-10
 KNOTS = (0.1, 0.5, 0.9)  # quantiles of the predicted log odds (Harrell)
-PLACES = 51  # of the smooth curve
-FOLDS = 10  # of patients, for recalibrated probabilities
+PLACES = 51  # number of points of the smooth curve
+FOLDS = 10  # number of folds of patients, for recalibrated probabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A number with its 95 % confidence interval; NaN ends where none can be given."""
+    """A number with its 95 % confidence interval; its ends are NaN if there is none."""
 
     value: float
     low: float
     high: float
-    cases: int  # that it was computed from
-    units: int  # patients of these cases, or what counts as its own
-    unit: Unit
-    method: str  # of the interval; '' where there is none
-    hits: int | None = None  # cases that a proportion counts
-    missing: str = ""  # why there is no interval
+    cases: int  # number of cases
+    units: int  # number of patients of these cases, or of other units if patients are unknown
+    unit: Unit  # kind of the units
+    method: str  # method of the interval; '' if there is none
+    hits: int | None = None  # number of cases that a proportion counts
+    missing: str = ""  # reason why there is no interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +71,9 @@ class CalibrationBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationLine:
-    """Calibration: 0 and 1 where predictions are right on average."""
+    """Calibration line; intercept 0 and slope 1 if predictions are right on average."""
 
-    # of probabilities with the slope fixed at 1: calibration in the large
+    # calibration in the large: the intercept with the slope fixed at 1
     intercept: Estimate
     slope: Estimate
 
@@ -82,17 +84,17 @@ class DecisionCurve:
 
     thresholds: FloatVector
     model: FloatVector
-    low: FloatVector  # pointwise 95 % interval of `model`; NaN where there is none
+    low: FloatVector  # pointwise 95 % interval of `model`; NaN if there is none
     high: FloatVector
-    treat_all: FloatVector  # of acting on every case; acting on none has 0
-    called: IndexArray  # cases that reach the threshold
-    events: IndexArray  # those of them that are positive
+    treat_all: FloatVector  # net benefit of acting on every case; acting on none has 0
+    called: IndexArray  # number of cases that reach the threshold
+    events: IndexArray  # number of positive cases among them
 
 
 def proportion(hits: Flags, groups: Groups) -> Estimate:
     """Share of the cases (n,) that are hits, with the interval of `intervals.interval`.
 
-    It is Wilson's, with the variance between patients. No cases give NaN.
+    The interval is Wilson's, with the variance between patients. The value is NaN without cases.
     """
     values = hits.astype(np.float64)
 
@@ -413,8 +415,8 @@ def recalibrated(
 ) -> Recalibration | None:
     """Recalibration fitted on these cases; None where a fit does not converge.
 
-    The coefficients are those of all cases. The probability of a case is that of coefficients from
-    the other patients, so that scores after recalibration are not those of its own fit.
+    The coefficients are fitted on all cases. The probability of a case comes from coefficients that
+    were fitted on other patients, so that scores after recalibration are not too optimistic.
 
     Source: Cox, Biometrika 45 (1958); Steyerberg, "Clinical Prediction Models", 2019, chapter 20.
     """
@@ -425,17 +427,17 @@ def recalibrated(
     if whole is None:
         return None
     units = int(codes.max()) + 1
-    # a fixed order: the same cases have the same folds
+    # the seed is fixed, so that the same cases have the same folds
     fold_of_unit = np.random.default_rng(0).permutation(units) % FOLDS
     fold = fold_of_unit[codes]
     log_odds = np.empty(len(y))
     for number in np.unique(fold):
-        others = fold != number
-        ranks = np.unique(codes[others], return_inverse=True)[1].astype(np.int64)
-        rest = logistic_fit(x[others], y[others], np.zeros(len(ranks)), ranks)
-        if rest is None:
+        in_train = fold != number
+        unit = np.unique(codes[in_train], return_inverse=True)[1].astype(np.int64)
+        fit = logistic_fit(x[in_train], y[in_train], np.zeros(len(unit)), unit)
+        if fit is None:
             return None
-        log_odds[~others] = x[~others] @ rest.coefficients
+        log_odds[~in_train] = x[~in_train] @ fit.coefficients
     return Recalibration(
         intercept=coefficient(whole, 0, groups),
         slope=coefficient(whole, 1, groups),

@@ -69,7 +69,7 @@ _POOLED = {
 }
 
 
-# what is printed for classes and labels: one metric a question
+# metrics that are printed for classes and labels, one for each question
 _SHOWN = {
     "binary": ("auroc", "auprc", "balanced_accuracy", "brier", "ece"),
     "multilabel": ("auroc", "auprc", "balanced_accuracy", "brier", "ece"),
@@ -83,20 +83,21 @@ _SHOWN = {
     ),
     "ordinal": ("weighted_kappa", "mae", "balanced_accuracy", "ece"),
 }
-ADDED_ROWS = 2  # to a table of truth and prediction, for the interval of kappa
-MIN_OF_BIN = 10  # cases for each bin of the calibration error
+# number of rows that are added to a table of truth and prediction, for the interval of kappa
+ADDED_ROWS = 2
+MIN_OF_BIN = 10  # smallest number of cases for each bin of the calibration error
 
 
 def shown_metrics(task: str, num_cases: int) -> tuple[str, ...]:
-    """Metrics that are printed for classes or labels, the first one first; () of other targets."""
+    """Metrics that are printed for classes or labels, the main metric first; else ()."""
     return shown_of(_SHOWN.get(task, ()), num_cases)
 
 
 def shown_of(names: Sequence[str], num_cases: int) -> tuple[str, ...]:
-    """Those of the metrics that so many cases can carry.
+    """Metrics for which there are enough cases.
 
-    The calibration error needs MIN_OF_BIN cases for each of its bins: with fewer its gaps are
-    those of chance.
+    The calibration error needs MIN_OF_BIN cases for each of its bins. With fewer cases, chance
+    decides the gaps.
     """
     enough = num_cases >= MIN_OF_BIN * ECE_BINS
     return tuple(name for name in names if enough or name != "ece")
@@ -108,7 +109,7 @@ def kind_of(metric: str) -> Kind:
 
 
 def chance_of(metric: str, num_classes: int) -> float | None:
-    """Score of a model that knows nothing; None where it depends on the cases."""
+    """Score of a model without any information; None if it depends on the cases."""
     if metric in ("balanced_accuracy", "macro_f1"):
         return 1 / max(2, num_classes)
     return _CHANCE.get(metric)
@@ -363,15 +364,15 @@ class ShareScorer:
     mean: Scorer
     shares: Callable[
         [Weights], Weights
-    ]  # (B, N) -> (B, K); NaN of a class without rows
+    ]  # (B, N) -> (B, K); NaN for a class without rows
     rows: Flags  # (N, K), rows that the share of a class counts
-    # binomial where rows are independent; a precision depends on the other rows too
+    # True if the share is binomial for independent rows; a precision also depends on other rows
     binomial: bool
-    score: Callable[[float], float]  # of a share
-    paired: bool = False  # an error counts in two classes
+    score: Callable[[float], float]  # score of a class from its share
+    paired: bool = False  # True if an error counts in two classes
 
     def __call__(self, weights: Weights) -> FloatVector:
-        """(B,) of weights (B, N)."""
+        """Scores (B,) for weights (B, N)."""
         return self.mean(weights)
 
 
@@ -379,24 +380,25 @@ class ShareScorer:
 class KappaScorer:
     """Quadratically weighted kappa of N rows of K classes; a `Scorer`."""
 
-    cells: "sparse.csr_array"  # (N, K²): the cell of truth and prediction of each row
+    cells: "sparse.csr_array"  # (N, K²), the cell of truth and prediction of each row
     num_classes: int
-    added: float = 0.0  # rows that each cell has besides
+    added: float = 0.0  # number of rows that are added to each cell
 
     def __call__(self, weights: Weights) -> FloatVector:
-        """(B,) of weights (B, N)."""
+        """Scores (B,) for weights (B, N)."""
         return self._of_counts(weights @ self.cells + self.added)
 
     def smoothed(self) -> "KappaScorer":
-        """The same with ADDED_ROWS more, spread over all cells.
+        """The same score with ADDED_ROWS more rows, spread over all cells.
 
-        A cell that no row is in could have some in another sample. Source: Gart and Zweifel,
-        Biometrika 54 (1967): half a row in each cell of two classes.
+        A cell that is empty here could have rows in another sample.
+
+        Source: Gart and Zweifel, Biometrika 54 (1967): half a row in each cell of two classes.
         """
         return replace(self, added=ADDED_ROWS / self.num_classes**2)
 
     def losses_of_added(self) -> FloatVector:
-        """(K²,): what the score loses without the added rows of each cell."""
+        """(K²,), loss of the score without the added rows of each cell."""
         counts = np.asarray(self.cells.sum(axis=0)) + self.added
         without = counts - self.added * np.eye(len(counts))
         return self._of_counts(counts[None]) - self._of_counts(without)
@@ -412,7 +414,7 @@ def _same(share: float) -> float:
 
 
 def f1_of_jaccard(jaccard: float) -> float:
-    """F1 of a class whose right rows are this share of those truly of it or called so."""
+    """F1 of a class from its Jaccard index."""
     return 2 * jaccard / (1 + jaccard)
 
 

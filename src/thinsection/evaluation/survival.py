@@ -1,9 +1,9 @@
 """Survival of cases: scores of predicted risks, Kaplan-Meier, hazard ratio, predicted survival.
 
-A scorer maps weights of cases (B, n) to scores (B,), so that one set of draws gives its interval.
-Scores at a time weight out the cases that are censored before it: the censoring is estimated on the
-same cases and under the same weights. With every case counted once they are those of
-scikit-survival. The patient of each case is the unit of every interval.
+A scorer maps weights of cases (B, n) to scores (B,), which gives its interval. Scores at a time use
+inverse probability of censoring weights. The censoring is estimated on the same cases and with the
+same weights. If every case counts once, the scores equal those of scikit-survival. The patient of
+each case is the unit of every interval.
 
 Shapes: n cases, T times, G patients.
 """
@@ -35,10 +35,12 @@ from thinsection.evaluation.metrics import (
 )
 from thinsection.types import Floats
 
-SURVIVAL_BINS = 5  # of a calibration of survival, at most
-MIN_OF_BIN = 10  # cases in a bin
-PERFECT = 30.0  # log hazard ratio from which on the values order the events perfectly
-MIN_OF_EACH = 5  # cases with an event before a time, and under observation after it
+SURVIVAL_BINS = 5  # largest number of bins of a survival calibration
+MIN_OF_BIN = 10  # smallest number of cases in a bin
+PERFECT = 30.0  # log hazard ratio from which the values are taken to order all events perfectly
+MIN_OF_EACH = (
+    5  # smallest number of events before a time, and of cases observed after it
+)
 
 
 def comparable_pairs(
@@ -58,7 +60,7 @@ def comparable_pairs(
 
 
 def martingale_residuals(event: Flags, time: FloatVector) -> FloatVector:
-    """Observed minus expected events of each case, (n,), where nothing but time decides.
+    """Observed minus expected events of each case, (n,), for a hazard that depends on time alone.
 
     The expectation is the cumulative hazard of Nelson and Aalen at the time of the case. A case
     with an early event has a value near 1. Memory: O(n).
@@ -79,13 +81,14 @@ def concordance(
     risk: FloatVector,
     fold: IndexArray | None = None,
 ) -> Scorer:
-    """Harrell's c-index of n cases under weights (B, n): a pair weighs as its cases do.
+    """Harrell's c-index of n cases under weights (B, n); a pair has the product of its weights.
 
-    A comparable pair (i, j) is concordant by 1 where risk_i > risk_j and by 0.5 where they are
-    equal. With `fold` (n,) only risks of the same model are compared, and a fold counts by its
-    pairs.
+    A comparable pair (i, j) counts 1 if risk_i > risk_j, and 0.5 if the risks are equal. With
+    `fold` (n,) only risks of the same model are compared, and a fold counts by its pairs. The score
+    is NaN if no pair is comparable.
 
-    NaN where no pair is comparable: it needs an event before another case's time. Memory: 16 n².
+    Memory: 16 n².
+
     Source: Harrell et al., "Evaluating the yield of medical tests", JAMA 247 (1982).
     """
     comparable = comparable_pairs(event, time, fold).astype(np.float64)
@@ -116,7 +119,7 @@ def survival_curve(event: Flags, time: FloatVector, groups: Groups) -> SurvivalC
     """Kaplan-Meier estimate at each distinct time, with log-log intervals.
 
     The variance of the log survival is the sum of squares of its derivatives by the weight of each
-    patient. Where each patient has one case this is Greenwood's variance.
+    patient. It is Greenwood's variance if each patient has one case.
 
     Memory: 16 n T. Source: Kaplan and Meier, JASA 53 (1958); Kalbfleisch and Prentice (1980);
     Williams, Biometrics 51 (1995): clusters.
@@ -238,7 +241,7 @@ def _score_residuals(
 ) -> FloatVector:
     """Part (n,) of each case in the score of Efron's likelihood; cases as for `_risk_sets`.
 
-    A case's own event less what was expected of it while it was at risk.
+    It is the case's own event minus the events expected of it while it was at risk.
     """
     cases, place, share, (at_risk, first, _) = _risk_sets(
         event, value, last_of_time, beta
@@ -250,14 +253,14 @@ def _score_residuals(
         sums = np.bincount(place, parts, minlength=len(last_of_time))
         return sums.astype(np.float64)
 
-    # of tied cases a share is no longer at risk
+    # a share of the cases with the same time is no longer at risk
     own = value[cases]
-    left = (
+    no_longer_at_risk = (
         own * by_time(share / at_risk)[place] - by_time(share * mean / at_risk)[place]
     )
     expected = by_time(mean)[place] / np.bincount(place)[place]
     residual = np.zeros(len(value))
-    residual[cases] = own - expected + weight[cases] * left
+    residual[cases] = own - expected + weight[cases] * no_longer_at_risk
     # a case is at risk at its own time and at all earlier ones, which stand after it
     until = np.searchsorted(last_of_time, np.arange(len(value)))
     hazard = by_time(1 / at_risk)[::-1].cumsum()[::-1][until]
@@ -270,7 +273,8 @@ def breslow_baseline(
 ) -> tuple[FloatVector, FloatVector]:
     """Times (T,) of events and the cumulative baseline hazard (T,) at them.
 
-    Fitted on training cases by risks of models that have not seen them.
+    The risks must be those of models that were not trained on these cases.
+
     Source: Breslow, JRSS B 34 (1972).
     """
     times = np.unique(time[event])
@@ -319,13 +323,13 @@ def usable_times(
     event: Flags, time: FloatVector, candidates: Sequence[float]
 ) -> list[float]:
     """Candidate times with at least MIN_OF_EACH events before and cases after them."""
-    kept = []
+    usable = []
     for t in candidates:
         before = int((event & (time <= t)).sum())
         after = int((time > t).sum())
         if min(before, after) >= MIN_OF_EACH:
-            kept.append(float(t))
-    return kept
+            usable.append(float(t))
+    return usable
 
 
 def uncensored_share(
@@ -333,7 +337,9 @@ def uncensored_share(
 ) -> FloatVector:
     """Kaplan-Meier share of cases (B, T) that are not censored up to times (T,).
 
-    Where an event and a censoring have one time, the event comes first. Memory: 6 (B, n).
+    At the same time, an event comes before a censoring.
+
+    Memory: 6 (B, n).
     """
     times, place = np.unique(time, return_inverse=True)
     order = np.argsort(place, kind="stable")
@@ -343,9 +349,9 @@ def uncensored_share(
     died = np.add.reduceat(ordered * event[order], starts, axis=1)
     at_risk = of_time[:, ::-1].cumsum(axis=1)[:, ::-1] - died
     censored_here = np.bincount(place, ~event, len(times)) > 0
-    # sums of floats leave a rest where nobody is censored
-    left = np.where(censored_here, 1 - ratio(of_time - died, at_risk), 1.0)
-    share = np.cumprod(np.clip(left, 0, 1), axis=1)
+    # without censoring the factor is exactly 1, which sums of floats may miss
+    factor = np.where(censored_here, 1 - ratio(of_time - died, at_risk), 1.0)
+    share = np.cumprod(np.clip(factor, 0, 1), axis=1)
     share = np.concatenate([np.ones((len(weights), 1)), share], axis=1)
     return share[:, np.searchsorted(times, until, side="right")]
 
@@ -360,7 +366,9 @@ def auroc_until(event: Flags, time: FloatVector, risk: FloatVector, t: float) ->
 
     def score(weights: Weights) -> FloatVector:
         share = uncensored_share(event, time, weights, time[is_known])
-        share[:, ~positive] = 1.0  # the same for all that are beyond the time
+        share[:, ~positive] = (
+            1.0  # cases observed beyond the time all have the same share
+        )
         weighted = ratio(weights[:, is_known], share)
         return weighted_auroc(risk[is_known], positive, weighted)
 
@@ -379,9 +387,11 @@ def brier_at(
 
     def score(weights: Weights) -> FloatVector:
         share = partial(uncensored_share, event, time, weights)
-        lost = weights * died * survival**2
-        kept = weights * alive * (1 - survival) ** 2
-        error = ratio(lost, share(time)) + ratio(kept, share(np.array([t])))
+        error_of_died = weights * died * survival**2
+        error_of_alive = weights * alive * (1 - survival) ** 2
+        error = ratio(error_of_died, share(time)) + ratio(
+            error_of_alive, share(np.array([t]))
+        )
         return np.asarray(error.sum(axis=1) / weights.sum(axis=1))
 
     return score

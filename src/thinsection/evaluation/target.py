@@ -1,4 +1,4 @@
-"""What a head learns: classes, labels, a value or a risk, and what its outputs mean."""
+"""Target of a head: classes, labels, a value or a risk; and the meaning of the head's outputs."""
 
 import math
 from collections.abc import Sequence
@@ -24,14 +24,16 @@ TaskName = Literal[
     "cox",
     "discrete",
 ]
-# kinds of targets in the words of the field, where the name of the kind is not such a word
+# standard terms for kinds of targets whose name is not such a term
 _KIND_WORDS: dict[str, str] = {
     "cox": "survival (Cox model)",
     "discrete": "survival (discrete time)",
 }
 PositiveRule = Literal["", "choice", "rarer", "tie"]
-INTERVALS = 4  # of time in 'discrete', with equally many training events each
-# why a class is the positive one, by `Target.positive_by`
+INTERVALS = (
+    4  # number of time intervals in 'discrete'; each has equally many training events
+)
+# reason why a class is the positive one, by `Target.positive_by`
 _POSITIVE_WORDS = {
     "choice": "chosen with `train --positive`",
     "rarer": "the rarer class in training; `train --positive` chooses another",
@@ -44,7 +46,7 @@ _POSITIVE_WORDS = {
         "again to choose with `train --positive`"
     ),
 }
-FAR = 5.0  # robust standard deviations from the median
+FAR = 5.0  # distance of an outlier from the median, in robust standard deviations
 _TO_SD = 1.4826  # standard deviation over MAD of a normal distribution
 
 
@@ -53,27 +55,28 @@ class Target:
     """Meaning of a head's outputs."""
 
     kind: Kind
-    columns: tuple[str, ...]  # of the table: one, several labels, or event and time
-    # of the outputs: classes (ordinal ones in their order), labels, the value, the risk,
-    # intervals
+    # columns of the table: one column, several labels, or event and time
+    columns: tuple[str, ...]
+    # names of the outputs: classes (ordinal ones in their order), labels, the value, the risk, or
+    # intervals of time
     names: tuple[str, ...]
-    # of two classes the one that sensitivity, curves and thresholds are about; '' in files of
-    # earlier versions, where it is the second name
+    # positive class of two classes, for sensitivity, curves and thresholds; '' in files of earlier
+    # versions, where it is the second name
     positive: str = ""
-    positive_by: PositiveRule = ""  # how it was chosen
-    # of the training cases of one fold, see `fitted`
-    edges: tuple[float, ...] = ()  # between the intervals of time
-    center: float = 0.0  # a value is learnt as (value - center) / spread
+    positive_by: PositiveRule = ""  # rule that chose the positive class
+    # The next three come from the training cases of one fold, see `fitted`.
+    edges: tuple[float, ...] = ()  # limits between the intervals of time
+    center: float = 0.0  # a head predicts (value - center) / spread
     spread: float = 1.0
 
     @property
     def exclusive(self) -> bool:
-        """True where a case is of one class."""
+        """True if each case has exactly one class."""
         return self.kind in ("binary", "multiclass", "ordinal")
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        """Names of what a tile adds to: each output, or the one score of ordered classes."""
+        """Names of the scores of a tile: each output, or one score for ordered classes."""
         return self.columns if self.kind == "ordinal" else self.names
 
     @property
@@ -105,12 +108,12 @@ class Target:
 
     @property
     def positive_first(self) -> tuple[int, int]:
-        """Numbers of two classes, the positive one first."""
+        """Indices of two classes, the positive class first."""
         return self.positive_index, 1 - self.positive_index
 
     @property
     def positive_words(self) -> str:
-        """The positive class of two, and why it is this one; '' for other targets."""
+        """The positive class of two classes, and why it was chosen; '' for other targets."""
         if self.kind != "binary":
             return ""
         return f"{self.positive_name} ({_POSITIVE_WORDS[self.positive_by]})"
@@ -118,9 +121,9 @@ class Target:
     def fitted(self, values: Floats) -> "Target":
         """The target with centre, spread and edges of training cases, values (n, T)."""
         if self.kind == "regression":
-            usual = values[~outliers(values[:, 0])]  # one far value sets no scale
-            center = float(usual.mean())
-            spread = float(usual.std()) or 1.0
+            inliers = values[~outliers(values[:, 0])]
+            center = float(inliers.mean())
+            spread = float(inliers.std()) or 1.0
             return replace(self, center=center, spread=spread)
         if self.kind == "discrete":
             times = values[values[:, 0] == 1, 1]

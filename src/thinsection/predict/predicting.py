@@ -159,7 +159,7 @@ class Source(NamedTuple):
     data: Path  # folder with the embeddings
     home: Path  # folder for the results
     # slides that this call names; None means all slides of the folder
-    asked: set[str] | None
+    requested_slides: set[str] | None
     files: dict[str, Path]  # slide id -> file of embeddings
     lacking: dict[str, str]  # slide id -> reason why it has no embeddings
     address: str
@@ -204,7 +204,7 @@ def predict(
     card = read_card(Path(model))
     labels = _labels_config(config.validation, card.target)
     sources = [slides] if isinstance(slides, str | Path) else list(slides)
-    asked = None
+    requested_slides = None
     data = Path(sources[0]).absolute()
     are_slides = len(sources) > 1 or not _has_embeddings(data)
     if are_slides and out is None:
@@ -216,7 +216,7 @@ def predict(
         check_validation(validation, model_sum, labels)
     if are_slides:
         data = home
-        asked = _embed(
+        requested_slides = _embed(
             sources,
             card,
             config,
@@ -226,40 +226,42 @@ def predict(
         )
     name = f"predictions_{slug(card.name)}"
     table = home / f"{name}.csv"
-    kept = None if asked is None else asked | _slides_in_table(table)
-    embeddings = _embeddings(data, card.inputs, config.predict.features, kept)
+    used_slides = None
+    if requested_slides is not None:
+        used_slides = requested_slides | _slides_in_table(table)
+    embeddings = _embeddings(data, card.inputs, config.predict.features, used_slides)
     source = Source(
         data=data,
         home=home,
-        asked=asked,
+        requested_slides=requested_slides,
         files=embeddings.files,
         lacking=embeddings.missing,
         address=embeddings.place,
     )
     for line in unsigned_note(embeddings):
         on_message(line)
-    owners = known_patients(data)
+    patient_by_slide = known_patients(data)
     cohort = None
     if labels is not None:
-        if asked is not None:
-            tested = {*asked}.union(embeddings.missing)
+        if requested_slides is not None:
+            tested = requested_slides.union(embeddings.missing)
             embeddings = embeddings.taking(tested)
-        cohort = join_labels(embeddings, owners, labels, card.target)
+        cohort = join_labels(embeddings, patient_by_slide, labels, card.target)
         for line in cohort.account:
             on_message(line)
-    drawn = _heatmap_folder(source, card.name) if heatmaps else None
-    if drawn is not None:
-        num_stale = remove_stale_heatmaps(drawn, model_sum)
+    heatmaps_folder = _heatmap_folder(source, card.name) if heatmaps else None
+    if heatmaps_folder is not None:
+        num_stale = remove_stale_heatmaps(heatmaps_folder, model_sum)
         if num_stale:
-            on_message(stale_words(drawn, num_stale))
+            on_message(stale_words(heatmaps_folder, num_stale))
     task = PredictTask(
         model=path,
         model_sum=model_sum,
         folder=home / name,
         device=config.predict.device,
-        heatmaps=drawn,
+        heatmaps=heatmaps_folder,
     )
-    entries = list(_bags(source.files, owners, cohort))
+    entries = list(_bags(source.files, patient_by_slide, cohort))
     rows = _answers(entries, task, source, config, on_message)
     rows = _with_slide_warnings(rows, source, card.inputs)
     elsewhere = [] if home == data else _rows_of_other_data(task, rows)
@@ -283,10 +285,20 @@ def predict(
         for line in use_lines(document):
             on_message(line)
     refresh_index(home)
-    if asked is not None:
-        asked_files = {str(source.files[s]) for s in asked if s in source.files}
-        rows = [row for row in rows if row.name in asked or asked_files & {*row.files}]
-    return Predictions(table, data, source.address, rows, document, page, drawn)
+    if requested_slides is not None:
+        requested_files = {
+            str(source.files[slide])
+            for slide in requested_slides
+            if slide in source.files
+        }
+        rows = [
+            row
+            for row in rows
+            if row.name in requested_slides or requested_files & {*row.files}
+        ]
+    return Predictions(
+        table, data, source.address, rows, document, page, heatmaps_folder
+    )
 
 
 def _heatmap_folder(source: Source, model: str) -> Path | None:
@@ -313,8 +325,11 @@ def _answers(
     # slides of earlier calls that this call does not name get no heatmap now
     plain = replace(task, heatmaps=None)
     for entry in entries:
-        asked = source.asked is None or entry.name in source.asked
-        earlier = None if asked or entry.level == "case" else plain.finished(entry)
+        requested = source.requested_slides
+        is_requested = requested is None or entry.name in requested
+        earlier = None
+        if not is_requested and entry.level != "case":
+            earlier = plain.finished(entry)
         if earlier is not None:
             done[task.name(entry)] = earlier
 
@@ -358,15 +373,15 @@ def _rows_of_other_data(
     """Earlier predictions of this model in this folder, for embeddings in another folder."""
     plain = replace(task, heatmaps=None)
     names = {task.name(row) for row in rows}
-    others = list[Prediction]()
+    other_rows = list[Prediction]()
     for path in sorted(task.folder.glob("*.json")):
         with suppress(OSError, ValueError, KeyError):
             document = read_json(path)
             document.pop("key")
             earlier = plain.finished(from_mapping(Prediction, document))
             if earlier is not None and task.name(earlier) not in names:
-                others.append(earlier)
-    return others
+                other_rows.append(earlier)
+    return other_rows
 
 
 def _labels_config(config: ValidationConfig, target: Target) -> LabelsConfig | None:
@@ -437,27 +452,29 @@ def _has_embeddings(folder: Path) -> bool:
 def _embeddings(
     data: Path, inputs: Inputs, named: str | None, kept: set[str] | None
 ) -> FeatureFiles:
-    """Embeddings of some slides (None: of all) that the model accepts.
+    """Embeddings of some slides (None: of all slides) that the model accepts.
 
     Raises InvalidInputError: there are none; the message explains the nearest candidates.
     """
     addresses: Sequence[str | None] = [named]
     if named is None and (data / SLIDES).is_dir():
         results = open_results(data)
-        of_slides = inputs.level == "slide"
-        addresses = results.slide_features if of_slides else results.features
+        uses_slide_embeddings = inputs.level == "slide"
+        addresses = (
+            results.slide_features if uses_slide_embeddings else results.features
+        )
     candidates = {}
-    likeness = {}
+    num_equal = {}
     for address in addresses or [None]:
         embeddings = feature_files(data, address)
         facts = _first_facts(embeddings)
         candidates[embeddings.place] = (facts, embeddings)
-        # facts that are those of the training, and the settings of the grid
-        shared = [getattr(facts, f) == value for f, value in asdict(inputs).items()]
+        # number of facts, and grid settings, that equal those of the training
+        is_equal = [getattr(facts, f) == value for f, value in asdict(inputs).items()]
         grid = embeddings.place.split("/", maxsplit=1)[0]
-        likeness[embeddings.place] = sum(shared) + is_grid_of(inputs, grid)
+        num_equal[embeddings.place] = sum(is_equal) + is_grid_of(inputs, grid)
     place, *others = [
-        name for name, alike in likeness.items() if alike == max(likeness.values())
+        name for name, count in num_equal.items() if count == max(num_equal.values())
     ]
     if others:
         place = open_results(data).choose_features(None, [place, *others])
@@ -469,7 +486,7 @@ def _embeddings(
 def _first_facts(embeddings: FeatureFiles) -> Inputs:
     """Facts in the first file of embeddings that can be read.
 
-    Raises StoreError: none can.
+    Raises StoreError: no file can be read.
     """
     reasons = dict(embeddings.missing)
     for slide, path in embeddings.files.items():
@@ -485,19 +502,21 @@ def _first_facts(embeddings: FeatureFiles) -> Inputs:
 
 
 def _bags(
-    files: Mapping[str, Path], owners: Mapping[str, str], cohort: Cohort | None
+    files: Mapping[str, Path],
+    known_patient_by_slide: Mapping[str, str],
+    cohort: Cohort | None,
 ) -> Iterator[Prediction]:
     """Bags to predict: each slide, then each case of several slides.
 
     Args:
         files: slide id -> file of embeddings.
-        owners: slide id -> patient.
+        known_patient_by_slide: slide id -> patient id, for slides whose patient the results know.
         cohort: labelled cases, which do not share slides; None if there are none.
     """
-    patients = [owners.get(slide, "") for slide in files]
+    patients = [known_patient_by_slide.get(slide, "") for slide in files]
     of_row = group_rows([*files], patients, where="the results").of_row
     case_by_slide = dict(zip(files, of_row, strict=True))
-    patient_by_slide = dict(owners)
+    patient_by_slide = dict(known_patient_by_slide)
     patient_by_case: dict[str, str] = {}
     paths: dict[str, list[str]] = {}
     if cohort:

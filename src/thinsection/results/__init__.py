@@ -1,1 +1,1 @@
-"""What reads and tends a results folder."""
+"""Functions that read and maintain a results folder."""

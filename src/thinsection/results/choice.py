@@ -1,9 +1,9 @@
-"""How a grid or embeddings are chosen, where a results folder has several: `Results.choose_grid`.
+"""Choice of a grid or of embeddings if a results folder has several: `Results.choose_grid`.
 
-What a name means is decided by `one_address`. Without a name, or with one that means several, the
-newest invocation that made any of them decides, by the records. The choice is told in one line,
-which names the setting that chooses otherwise. The line goes to a logger: Python shows it on
-standard error, and the command line prints it with the names of options.
+`matching` finds the addresses that a name means. If there are several, or no name is given, the
+records decide: the newest invocation that made any of them. One line tells the choice, and names
+the setting with which another can be chosen. The line goes to a logger: Python shows it on standard
+error, and the command line prints it with the names of options.
 """
 
 import logging
@@ -47,13 +47,13 @@ def matching(known: Sequence[str], name: str | None) -> list[str]:
 
 
 def newest_of(addresses: Sequence[str], records: Iterable[Record]) -> list[str]:
-    """Those of the addresses that the newest invocation made which made any of them.
+    """Addresses that the newest invocation made, among invocations that made any of `addresses`.
 
-    Empty if none did, or if it is not known what a newer one made.
+    Empty if no invocation made any, or if the results of a newer invocation are unknown.
     """
 
     def time_of(record: Record) -> str:
-        # results of a merge are older than itself
+        # a merge has results of older runs
         origins = record.document.get("merged_from") or [record.document]
         return max(str(origin.get("started", "")) for origin in origins)
 
@@ -67,7 +67,7 @@ def newest_of(addresses: Sequence[str], records: Iterable[Record]) -> list[str]:
 
 
 def _made_by(record: Record, addresses: Sequence[str]) -> list[str] | None:
-    """Those of the addresses that an invocation made; None if that is not known."""
+    """Addresses, among `addresses`, that an invocation made; None if unknown."""
     config: Document = record.document.get("config", {})
     if "pooling" in config:
         pooling = config["pooling"]
@@ -76,18 +76,19 @@ def _made_by(record: Record, addresses: Sequence[str]) -> list[str] | None:
         return [a for a in addresses if _last(a).startswith(kind) and wanted in a]
     if "tiles" not in config and "grids" not in record.document:
         tool = config.get("import", {}).get("tool")
-        # folders that were imported by an older version
+        # an older version imported the folders
         return [a for a in addresses if tool and a.startswith(f"{tool}_")]
     grids = recorded_grids(record)
     if grids is None:
         return None
     # the address of a grid is its name
-    of_grids = [a for a in addresses if (grid_of(a) or a) in grids]
-    if not any("/" in address for address in of_grids):
-        return of_grids
-    exact, starts = _folder_names(record)
-    named = [a for a in of_grids if _last(a) in exact]
-    return named or [a for a in of_grids if _last(a).startswith(starts)] or of_grids
+    in_grids = [a for a in addresses if (grid_of(a) or a) in grids]
+    if not any("/" in address for address in in_grids):
+        return in_grids
+    names, starts = _folder_names(record)
+    with_name = [a for a in in_grids if _last(a) in names]
+    with_start = [a for a in in_grids if _last(a).startswith(starts)]
+    return with_name or with_start or in_grids
 
 
 def _last(address: str) -> str:
@@ -102,7 +103,7 @@ def _folder_names(record: Record) -> tuple[set[str], tuple[str, ...]]:
     config: Document = record.document.get("config", {})
     try:
         settings = settings_of(config)
-    except ThinsectionError:  # of another version
+    except ThinsectionError:  # settings of another version
         return set(), ("",)
     encoders = settings.encode.encoders
     starts = [f"features_{slug(name.removeprefix(OWN_PREFIX))}" for name in encoders]
@@ -119,8 +120,8 @@ def _folder_names(record: Record) -> tuple[set[str], tuple[str, ...]]:
 def recorded_grids(record: Record) -> tuple[str, ...] | None:
     """Names of the grids that an invocation made; None if they are not known.
 
-    Older versions did not record them; they follow from the settings, unless a file that these
-    name is gone.
+    Older versions did not record them. They then follow from the settings, unless a file that the
+    settings name is missing.
     """
     if "grids" in record.document:
         return tuple(record.document["grids"])

@@ -1,8 +1,8 @@
 """Slides that moved: a results folder finds them again by name and content.
 
-A slide is the file of the same name that holds the recorded content; if no file has its name, any
-file that holds the content. Of several, the one whose path ends most like the former one is taken,
-as for a run at a new place. Where that does not decide either, nothing is changed for the slide.
+The file of a slide has the same name and the recorded content. If no file with this name has the
+content, it is any file with the content. If several files fit, it is the one whose path has the
+longest common end with the former path. If that does not decide either, the slide is not changed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,11 +30,11 @@ from thinsection.types import ignore_message
 
 @dataclass(frozen=True, kw_only=True)
 class Relinked:
-    """Slides of a results folder after a search for them; each is in one of the four."""
+    """Slides of a results folder after a search for them; each is in one of the four groups."""
 
     found: dict[str, str]  # new file, by slide id
     ambiguous: dict[str, tuple[str, ...]]  # files that fit equally well, by slide id
-    missing: tuple[str, ...]  # neither at a new place nor at the known one
+    missing: tuple[str, ...]  # neither at a new place nor at the known place
     kept: tuple[str, ...]  # not found, but still at their known place
 
 
@@ -42,7 +42,7 @@ class _Files:
     """Slide files at the new places; the content of each is read once, if at all."""
 
     def __init__(self, paths: Iterable[str]) -> None:
-        # of several links to a file the first
+        # the first of several links to the same file
         by_file = {file_key(path): path for path in reversed([*paths])}
         self.paths = tuple(sorted(by_file.values()))
         self._contents: dict[str, str] = {}
@@ -89,7 +89,7 @@ def relink(
     Memory: some kB per slide of the folder, 300 bytes per file at the places.
 
     Raises:
-        StoreError: it is no results folder, or it is of a running process.
+        StoreError: it is no results folder, or a process works in it.
         InvalidInputError: the places have no slide.
     """
     out = Path(folder)
