@@ -167,12 +167,14 @@ def calibration_line(
 ) -> CalibrationLine | None:
     """Calibration intercept and slope of n cases; None with fewer than 5 patients of a class.
 
-    The intervals are those of a cluster sandwich over patients: the model whose variance Wald's
-    would take is wrong where predictions are. Student's t has the units less the coefficients.
+    The slope comes from a logistic regression of the truth on the logit of the predicted
+    probability. The intercept comes from a regression with this logit as offset. None also if the
+    logits separate the classes, since the slope is then infinite.
 
-    The slope is that of a logistic regression of the truth on the logit of the predicted
-    probability, the intercept that of one with this logit as offset. None too where the logits
-    separate the classes, as the slope is then infinite.
+    The intervals use the cluster sandwich variance over patients, since Wald's variance is wrong
+    for predictions that are not calibrated. The degrees of freedom of Student's t are the number of
+    units minus the number of coefficients.
+
     Source: Cox, Biometrika 45 (1958); Van Calster et al., BMC Medicine 17 (2019); Liang and Zeger,
     Biometrika 73 (1986); the correction for few units is that of MacKinnon and White (1985), HC1.
     """
@@ -207,7 +209,7 @@ def logistic_fit(
 ) -> Fit | None:
     """Logistic regression of y (n,) on columns (n, P) by Newton's method.
 
-    None where it does not converge. `codes`: the unit of each case, (n,), see `Groups.codes`.
+    None if it does not converge. `codes` has the unit of each case, (n,), see `Groups.codes`.
     """
     beta = np.zeros(x.shape[1])
     for _ in range(NEWTON_STEPS):
@@ -333,7 +335,7 @@ def value_line(
 ) -> CalibrationLine | None:
     """Least-squares line of measured on predicted values (n,), by a cluster sandwich.
 
-    None with fewer than 5 patients, or where all predictions are equal.
+    None with fewer than 5 patients, or if all predictions are equal.
     """
     if groups.total < MIN_OF_EACH or not np.ptp(predicted):
         return None
@@ -362,9 +364,9 @@ def smooth_calibration(
 ) -> Band | None:
     """Observed frequency (G,) by predicted probability, with a pointwise band.
 
-    A logistic regression on a restricted cubic spline of the predicted log odds, with a cluster
-    sandwich over patients; a straight line where the knots coincide. None with fewer than 5
-    patients of a class, or where it does not converge.
+    The curve is a logistic regression on a restricted cubic spline of the predicted log odds, with
+    a cluster sandwich over patients. It is a straight line if the knots coincide. None with fewer
+    than 5 patients of a class, or if it does not converge.
 
     Source: Harrell, "Regression Modeling Strategies", 2015; Van Calster et al., Journal of Clinical
     Epidemiology 74 (2016): flexible calibration curves.

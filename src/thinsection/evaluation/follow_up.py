@@ -30,10 +30,10 @@ _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUp:
-    """Events and times (n,) of rows, None where a row has none that can be used.
+    """Events and times (n,) of rows; None for a row without a usable one.
 
     Attributes:
-        events: whether the event happened; None where it is missing or not clear.
+        events: whether the event happened; None if that is missing or not clear.
         times: in the unit of the first column.
         event_cells: how each cell of the event was read.
         time_cells: how each cell of a time was read, by column.
@@ -57,13 +57,13 @@ def read_follow_up(
 ) -> FollowUp:
     """Reads events and times.
 
-    Of several times a row has that of the column that fewest censored rows fill: GDC's
-    days_to_death where there is one, else days_to_last_follow_up. Times of other units, by the
-    names of the columns, are converted to that of the first.
+    If a row has several times, the column that the fewest censored rows fill is used: of GDC's
+    columns days_to_death, else days_to_last_follow_up. Units follow from the names of the columns.
+    Times in other units are converted to the unit of the first column.
     """
     texts = [row[event_column] for row in rows]
-    known = ColumnValues(texts, overrides)
-    event_cells = read_cells(texts, map(known.value, texts), _event_reading)
+    event_values = ColumnValues(texts, overrides)
+    event_cells = read_cells(texts, map(event_values.value, texts), _event_reading)
     events = [
         None if cell[1] not in ("event", "censored") else cell[1] == "event"
         for cell in event_cells
@@ -72,8 +72,8 @@ def read_follow_up(
     values = {}
     for column in time_columns:
         texts = [row[column] for row in rows]
-        known = ColumnValues(texts, overrides)
-        read = [known.value(text) for text in texts]
+        time_values = ColumnValues(texts, overrides)
+        read = [time_values.value(text) for text in texts]
         numbers = Numbers([value for value in read if value is not None])
         cells[column] = read_cells(texts, read, numbers.reading)
         values[column] = [

@@ -118,15 +118,15 @@ class LabelValues:
 
     Attributes:
         kind: kind of the target.
-        rows: rows with a label that can be used, of those that were asked for.
-        cells: of each of `rows` the class; or 0 or 1 a label (None where its cell is blank), the
-            number, event and time.
-        labelled: all rows of the table with a label; of several labels with one of them.
-        readings: how each value of the rows that were asked for is read.
-        problems: what must be corrected before the labels are used.
-        questions: what must be answered before a model is trained.
-        warnings: what may spoil a score, and is used.
-        notes: what was decided, and which rows were left out.
+        rows: requested rows with a label that can be used.
+        cells: label of each of `rows`, by kind of target. Classes: (class,); multilabel: 0, 1 or
+            None (blank) for each label; regression: (number,); survival: (event, time).
+        labelled: all rows of the table with a label, or with at least one of several labels.
+        readings: how each value of the requested rows is read.
+        problems: problems that must be corrected before the labels are used.
+        questions: questions that must be answered before a model is trained.
+        warnings: labels that are used although they may spoil a score.
+        notes: decisions that were made, and rows that were left out.
     """
 
     kind: Kind
@@ -305,12 +305,12 @@ class _Reading:
             return ("limit", "") if is_unread_limit else numbers.reading(value)
 
         cells = self._cells(0, reading)
-        kept: dict[int, float] = {}
+        number_by_row: dict[int, float] = {}
         faults: dict[str, list[int]] = {}
         for i, text in texts.items():
             number = None if text is None else numbers.read(text)
             if number is not None:
-                kept[i] = number
+                number_by_row[i] = number
             elif text is not None:
                 faults.setdefault(numbers.fault(text), []).append(i)
         problems, notes = self._unusable(
@@ -319,14 +319,16 @@ class _Reading:
             faults,
             "pass --read VALUE=NUMBER or =missing",
         )
-        problems += self._codes(column, list(kept.values()), list(kept))
+        problems += self._codes(
+            column, list(number_by_row.values()), list(number_by_row)
+        )
         return LabelValues(
             kind=kind,
-            rows=tuple(kept),
-            cells=tuple((number,) for number in kept.values()),
+            rows=tuple(number_by_row),
+            cells=tuple((number,) for number in number_by_row.values()),
             readings=tuple(shown_readings(column, cells)),
             problems=tuple(problems),
-            warnings=tuple(self._outlier_warnings(column, kept)),
+            warnings=tuple(self._outlier_warnings(column, number_by_row)),
             notes=tuple(notes),
         )
 
@@ -410,17 +412,18 @@ class _Reading:
             )
         more, notes = self._unusable(f"{name} must be >= 0", times, faults, remedy)
         problems += more
-        kept: dict[int, tuple[float, float]] = {}
+        event_and_time_by_row: dict[int, tuple[float, float]] = {}
         for i, (event, time) in enumerate(
             zip(follow_up.events, follow_up.times, strict=True)
         ):
             if event is not None and time is not None and i not in follow_up.unusable:
-                kept[self._rows[i]] = (float(event), time)
-        problems += self._codes(name, [time for _, time in kept.values()], list(kept))
+                event_and_time_by_row[self._rows[i]] = (float(event), time)
+        times_of_rows = [time for _, time in event_and_time_by_row.values()]
+        problems += self._codes(name, times_of_rows, list(event_and_time_by_row))
         return LabelValues(
             kind=kind,
-            rows=tuple(kept),
-            cells=tuple(kept.values()),
+            rows=tuple(event_and_time_by_row),
+            cells=tuple(event_and_time_by_row.values()),
             readings=tuple(readings),
             problems=tuple(problems),
             notes=(*follow_up.notes, *notes),
@@ -447,7 +450,7 @@ class _Reading:
         faults: dict[str, list[int]],
         remedy: str,
     ) -> tuple[list[str], list[str]]:
-        """Problems of rows that cannot be used, or notes where they are left out."""
+        """Problems of rows that cannot be used, or notes if the rows are left out."""
         problems = []
         notes = []
         for reason, rows in faults.items():

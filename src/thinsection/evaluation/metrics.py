@@ -244,7 +244,9 @@ def weighted_auroc(
 
     The share of pairs of a positive and a negative row of the same fold in which the positive one
     has the higher score. Rows of two models are never ranked against each other, and a fold counts
-    by its pairs. NaN where there is no pair. Memory: about 4 float64 arrays (B, N).
+    by its pairs. NaN if there is no pair.
+
+    Memory: about 4 float64 arrays (B, N).
     """
     wins = np.zeros(len(weights))
     pairs = np.zeros(len(weights))
@@ -292,10 +294,13 @@ macro_auroc = partial(macro_area, weighted_auroc)
 def pearson(
     x: FloatVector, y: FloatVector, weights: Weights, fold: IndexArray | None = None
 ) -> FloatVector:
-    """Correlation by column of x and y (N, T) under weights, (B, T); NaN where one is constant.
+    """Correlation by column of x and y (N, T) under weights, (B, T); NaN if one is constant.
 
-    Covariances are taken within folds and summed: a model's mean prediction is lowest where its
-    test cases are highest, which correlations over folds take for a fault. Memory: 3 (B, T).
+    Covariances are computed within folds and summed. The mean prediction of a model is lowest for
+    the fold whose test cases are highest; a correlation over all folds would count that as an
+    error.
+
+    Memory: 3 (B, T).
     """
     sums = [np.zeros((len(weights), x.shape[1])) for _ in range(3)]
     for rows in folds_of(fold, len(x)):

@@ -344,7 +344,7 @@ def _side_by_id(
 def _part_of(
     cohort: Cohort, side_by_id: dict[str, str], where: str, *, allow_leakage: bool
 ) -> Part:
-    """Cases that train, stop and test; where nobody tests, those that stop do."""
+    """Fold with the cases of each set; without a test set, the validation set is the test set."""
     sides: dict[str, list[int]] = {side: [] for side in SIDES}
     side_by_patient: dict[str, str] = {}
     for i, case in enumerate(cohort.cases):

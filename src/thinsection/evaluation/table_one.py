@@ -67,10 +67,10 @@ def _count_rows(
         sites = np.array(cohort.sites)
         yield ("sites", *(str(len(set(sites[c]))) for c in columns.values()))
     yield ("slides", *(str(int(slides[c].sum())) for c in columns.values()))
-    several = slides > 1
+    has_several_slides = slides > 1
     yield (
         "cases with several slides",
-        *(str(int(several[c].sum())) for c in columns.values()),
+        *(str(int(has_several_slides[c].sum())) for c in columns.values()),
     )
     yield ("tiles", *(f"{int(tiles[c].sum()):,}" for c in columns.values()))
     yield (
@@ -111,10 +111,10 @@ def _outcome_rows(cohort: Cohort, columns: dict[str, Flags]) -> list[tuple[str, 
 
 
 def _label_share(label: FloatVector) -> str:
-    """Positive cases of those that have a label."""
-    known = int(np.isfinite(label).sum())
+    """Number of positive cases among the cases with a label."""
+    labelled = int(np.isfinite(label).sum())
     positive = int((label == 1).sum())
-    return f"{_share(positive, known)} of {known}" if known else "0 of 0"
+    return f"{_share(positive, labelled)} of {labelled}" if labelled else "0 of 0"
 
 
 def _subgroup_rows(
@@ -144,8 +144,8 @@ def prevalences(cohort: Cohort) -> dict[str, Estimate]:
         return {}
     shares = {}
     for name, label in zip(cohort.target.names, truth.T, strict=True):
-        known = np.flatnonzero(np.isfinite(label))
-        shares[name] = proportion(label[known] == 1, cohort.groups.take(known))
+        rows = np.flatnonzero(np.isfinite(label))
+        shares[name] = proportion(label[rows] == 1, cohort.groups.take(rows))
     return shares
 
 

@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
     from thinsection.types import Json
 
-# of text that is written: the name of a file may be no text at all, and is written in escapes
+# encoding of written text; a file's name that is not valid text is written with escapes
 _ENCODING = "utf-8"
 _ON_ERROR = "backslashreplace"
-_MAX_NAME_BYTES = 255  # of a file's name, on the usual file systems
-TMP_MARK = ".tmp-"  # every unfinished file carries it; readers and clean-up know it
-# A spreadsheet takes text that begins so for a formula and may run it. One apostrophe before it
-# says "text"; text that already has apostrophes there gets one more, so that it can be read back.
+_MAX_NAME_BYTES = 255  # longest name of a file on the usual file systems
+TMP_MARK = (
+    ".tmp-"  # part of the name of every unfinished file, for readers and clean-up
+)
+# A spreadsheet may run text that begins like this as a formula. An apostrophe before it marks it
+# as text. Text that already begins with apostrophes gets one more, so that it can be read back.
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
-# what a file system answers when no file of it can be written: another slide would fare the same
+# errors of a file system on which no file can be written, so that every slide would fail
 _LOST_NAMES = (
     "ENOSPC", "EDQUOT", "EROFS", "EIO", "ESTALE", "ENOTCONN", "ENODEV", "ENXIO", "ETIMEDOUT",
     "EHOSTDOWN", "EHOSTUNREACH", "EREMOTEIO", "ECONNABORTED", "ECONNRESET", "ESHUTDOWN",
@@ -44,9 +46,10 @@ _LOST_NAMES = (
 _LOST_NUMBERS = frozenset(
     getattr(errno, name) for name in _LOST_NAMES if hasattr(errno, name)
 )
-# the same where it is about the output itself, deleted or forbidden: not of another file
+# errors of an output folder that was deleted or has lost its permissions; for other files they do
+# not end the run
 _GONE_NUMBERS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM))
-# in the words of HDF5, which raises what it likes
+# HDF5 gives the number of an error only in its text
 _HDF5_ERRNO = re.compile(r"errno = (\d+)")
 
 Row = Mapping[str, object] | Sequence[object]
@@ -54,10 +57,11 @@ Row = Mapping[str, object] | Sequence[object]
 
 @contextmanager
 def output_errors(path: Path | str) -> Iterator[None]:
-    """Turns what the block raises because nothing can be written into an OutputError.
+    """Turns errors of the block into an OutputError if nothing can be written any more.
 
-    A full disk or quota, no inodes, a read-only, stale or lost file system; an output that was
-    deleted or forbidden since. Other errors pass.
+    Such errors come from a full disk or quota, missing inodes, a read-only, stale or lost file
+    system, or an output folder that was deleted or has lost its permissions. Other errors are not
+    changed.
     """
     try:
         yield
@@ -82,7 +86,7 @@ def output_errors(path: Path | str) -> Iterator[None]:
 
 
 def _is_output(error: OSError | RuntimeError, path: Path) -> bool:
-    """Tells whether an error is about this output, what lies in it, or its unfinished file."""
+    """True if an error is about this output, a file in it, or its unfinished file."""
     name = getattr(error, "filename", None)
     if name is None:  # HDF5 has the name in its words only
         return str(path.parent) in str(error)
@@ -92,23 +96,23 @@ def _is_output(error: OSError | RuntimeError, path: Path) -> bool:
 
 
 class KeepingFile(io.FileIO):
-    """A file that keeps the first error of a write, and takes what follows as if it were written.
+    """A file that keeps the first error of a write, and pretends that later writes succeed.
 
-    HDF5 2.0 is not told: it holds on to what it could not close, and crashes on it later.
+    HDF5 2.0 must not see the error: it would keep files that it could not close, and crash later.
     """
 
     error: OSError | None = None
 
     def write(self, data: ReadableBuffer) -> int:
         view = memoryview(data)
-        left = view.cast("B")
-        while len(left) and self.error is None:
+        unwritten = view.cast("B")
+        while len(unwritten) and self.error is None:
             try:
-                num_written = super().write(left)
+                num_written = super().write(unwritten)
             except OSError as error:
                 self.error = error
             else:
-                left = left[num_written:]
+                unwritten = unwritten[num_written:]
         return len(view)
 
     def truncate(self, size: int | None = None) -> int:
@@ -132,18 +136,20 @@ class KeepingFile(io.FileIO):
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; it takes the place of `path` when the block ends well.
+    """Gives a temporary path to write to, which replaces `path` if the block ends without an error.
 
-    The parent folder is made. The temporary path lies in the same folder (rename stays atomic) and
-    has the same suffix, but for `.h5`. On any exception it is removed and `path` stays as it was.
-    After a SIGKILL a file named `*.tmp-*` may stay; nothing reads it, `files.lock` sweeps it.
-    Raises OutputError: see `writing`.
+    The parent folder is made. The temporary path is in the same folder, so that the rename is
+    atomic, and has the same suffix, except `.h5`. After an exception it is removed, and `path` is
+    not changed. After a SIGKILL a file named `*.tmp-*` may remain; nothing reads it, and
+    `files.lock` deletes it later.
+
+    Raises OutputError: see `output_errors`.
     """
     path = Path(path)
     # other tools list every *.h5 of a folder, hidden ones too
     suffix = "" if path.suffix == ".h5" else path.suffix
     mark = f"{TMP_MARK}{os.getpid()}-{secrets.token_hex(4)}"
-    # as much of the stem as leaves room for the ending
+    # shorten the stem if there is no room for the ending
     ending = f"{mark}{suffix}"
     room = _MAX_NAME_BYTES - len(f".{ending}".encode(errors="surrogateescape"))
     stem = path.stem
@@ -266,14 +272,15 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-MAX_DEPTH = 64  # of nested lists and tables; GeoJSON has 8, our own documents 6
+# largest depth of nested lists and tables; GeoJSON has 8, our documents have 6
+MAX_DEPTH = 64
 
 
 def parse_json(text: str | bytes) -> Json:
-    """Returns the value of a JSON text; ValueError for whatever is none, or is nested too deep.
+    """Returns the value of a JSON text. Raises ValueError: it is not JSON, or nested too deep.
 
-    Python's parser raises RecursionError, which is no ValueError, some thousand brackets deep; with
-    fewer, whatever walks through the value would.
+    At a depth of some thousand brackets, Python's parser raises RecursionError, which is not a
+    ValueError. At a smaller depth, code that walks through the value would raise it.
     """
     try:
         value = json.loads(text)
@@ -297,7 +304,7 @@ def parse_json(text: str | bytes) -> Json:
 
 
 def read_json(path: Path) -> Json:
-    """Returns the value of a JSON file; ValueError: it is none, OSError: it cannot be read."""
+    """Returns the value of a JSON file. Raises ValueError: not JSON; OSError: not readable."""
     return parse_json(path.read_text(encoding="utf-8"))
 
 

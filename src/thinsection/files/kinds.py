@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes: for messages about a table that is none."""
+"""Kind of a file by its first bytes, for messages about a file that is not a table."""
 
 import re
 import zipfile
@@ -55,17 +55,17 @@ PARQUET = "a Parquet file"
 
 
 def binary_kind(path: Path, head: bytes) -> str:
-    """Returns what a file is that is no text, such as 'a picture (PNG)'; '' where it may be text.
+    """Returns the kind of a file that is not text, such as 'a picture (PNG)'; '' if it may be text.
 
     Args:
-        path: the file, which is opened where it is an archive.
+        path: the file; an archive is opened.
         head: its first bytes.
     """
     if head.startswith(b"PK\x03\x04"):
         return _archive_kind(path)
     for magic, kind in _MAGIC:
         if head.startswith(magic):
-            # words of a text may begin as a bitmap does
+            # a text may begin with the letters BM, too
             is_text = magic == b"BM" and b"\0" not in head
             return "" if is_text else kind
     return ""
@@ -87,7 +87,7 @@ def _archive_kind(path: Path) -> str:
 
 
 def text_kind(text: str) -> str:
-    """Returns what a text is that is no table: a web page, XML, JSON; '' for any other one."""
+    """Returns the kind of a text that is not a table: a web page, XML or JSON; else ''."""
     start = text.lstrip()[:HEAD_BYTES]
     for pattern, kind in _TEXTS:
         if pattern.match(start):

@@ -392,7 +392,7 @@ def scratch_bytes(kind: str) -> int:
             if owner is None:
                 is_leftover = age_s > STALE_AFTER_S
             else:
-                # of this host, and older than its start
+                # a folder of this host that is older than the last boot
                 is_before_boot = (
                     owner.host == socket.gethostname()
                     and path.stat().st_mtime < psutil.boot_time()

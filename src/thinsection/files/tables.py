@@ -1,9 +1,9 @@
-"""The strict reader of tables that people bring: CSV, TSV, semicolons, .xlsx and Parquet as text.
+"""Strict reader of users' tables: CSV, TSV, semicolons, .xlsx and Parquet as text.
 
-What a table is, is read from its content, never from its suffix: encoding, separator, comments and
-further header rows above the data. What could shift or hide a value is refused with its line: a
-doubled column, a row with more cells than the header, a quote that does not close. What is no
-table is refused by what it is. Every choice is a note of the table.
+Encoding, separator, comments and further header rows are read from the content, never from the
+suffix. Anything that could shift or hide a value is refused, with its line: a doubled column, a row
+with more cells than the header, a quote that does not close. A file that is not a table is refused
+with its kind. Every choice is a note of the table.
 """
 
 import csv
@@ -34,7 +34,7 @@ SHEET_SIGN = "#"  # in 'labels.xlsx#Sheet2'
 SUFFIXES = (".csv", ".tsv", ".txt", ".xlsx", ".xlsm", ".parquet")
 _DELIMITERS = (",", "\t", ";", "|")
 _DELIMITER_WORDS = {"\t": "tab", ";": "semicolon", "|": "vertical bar"}
-_SAMPLE_CHARACTERS = 1 << 17  # that decide on the separator
+_SAMPLE_CHARACTERS = 1 << 17  # number of characters that decide on the separator
 _BYTE_ORDER_MARKS = (
     (b"\xef\xbb\xbf", "utf-8-sig"),
     (b"\xff\xfe\0\0", "utf-32"),
@@ -50,7 +50,7 @@ _CDE = "CDE_ID"  # begins the cells of the third header row of TCGA's biotabs
 
 
 def path_and_sheet(path: Path) -> tuple[Path, str]:
-    """Returns the file and the sheet of 'labels.xlsx#Sheet2'; '' where no sheet is named."""
+    """Returns the file and the sheet of 'labels.xlsx#Sheet2'; '' if no sheet is named."""
     if path.exists() or SHEET_SIGN not in path.name:
         return path, ""
     name, _, sheet = path.name.rpartition(SHEET_SIGN)
@@ -60,15 +60,15 @@ def path_and_sheet(path: Path) -> tuple[Path, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of a table as text, without outer spaces; '' where a cell has no text.
+    """Rows of a table as text, without outer spaces; '' for an empty cell.
 
     Attributes:
         path: the file.
-        columns: names of the columns that have one.
+        columns: names of the columns; columns without a name are left out.
         rows: cells by column.
         lines: line of the file, or row of the sheet, of each row.
-        notes: sentences on what was chosen or left out.
-        other_names: names of further header rows -> column.
+        notes: sentences on choices of the reader, and on parts that are left out.
+        other_names: name in a further header row -> column.
     """
 
     path: Path
@@ -79,13 +79,13 @@ class Table:
     other_names: dict[str, str]
 
     def place(self, row: int) -> str:
-        """Where a row stands, for messages."""
+        """Line and file of a row, for messages."""
         return f"line {self.lines[row]} of {str(self.path)!r}"
 
     def requiring(
         self, required: Iterable[str], error: type[ThinsectionError] = DatasetError
     ) -> "Table":
-        """The table, in which a name of a further header row names its column too.
+        """The table with the required columns, also by their names in further header rows.
 
         Raises:
             error: a column is missing; it says which columns the table has.
@@ -256,7 +256,7 @@ def _utf16_without_mark(head: bytes) -> str:
 
 
 def _find_delimiter(text: str) -> str:
-    """Returns the separator that cuts most lines into equally many cells, at least two."""
+    """Returns the separator that gives most lines the same number of cells, at least two."""
     sample = text[:_SAMPLE_CHARACTERS]
     if len(text) > len(sample):
         sample = sample[: sample.rfind("\n") + 1] or sample
@@ -271,10 +271,10 @@ def _find_delimiter(text: str) -> str:
                     widths[len(cells)] += 1
         except csv.Error:
             pass  # the line is named when the whole text is read
-        several = {width: count for width, count in widths.items() if width > 1}
-        if several:
-            width = max(several, key=lambda width: (several[width], width))
-            share = several[width] / widths.total()
+        count_by_width = {w: count for w, count in widths.items() if w > 1}
+        if count_by_width:
+            width = max(count_by_width, key=lambda w: (count_by_width[w], w))
+            share = count_by_width[width] / widths.total()
             shares[delimiter] = share
             best = max(best, (share, width, delimiter))
     if shares and best[0] < 0.5:
@@ -470,7 +470,7 @@ def _split_above(
         title += 1
         if title == len(records):
             return comments, records[start:]
-    # one filled cell in a row below is no title: only rows that end at a full header are
+    # rows with one filled cell are a title only if a row with several filled cells follows
     if title > start and _num_filled(records[title][1]) >= 2:
         lines = [line for line, _ in records[start:title]]
         notes.append(f"{_line_words(lines)} above the header: a title")
@@ -524,7 +524,7 @@ def _further_headers(
 def _other_names(
     names: Sequence[str], further: Iterable[Sequence[str]]
 ) -> dict[str, str]:
-    """Returns names of further header rows, each of one column, by which it may be asked for."""
+    """Returns column by name in further header rows, without names of several columns."""
     columns: dict[str, set[str]] = {}
     for row in further:
         for name, other in zip(names, row, strict=False):

@@ -84,8 +84,8 @@ _FILE = re.compile(
     r"[/\\~\0]|\.(toml|py|json|onnx|pt|pth|ckpt|bin|safetensors|npz|npy)$"
 )
 _METADATA_HOSTS = ("metadata.google.internal", "instance-data")
-# where clouds tell a machine its credentials, besides link-local addresses: AWS, Alibaba, Azure,
-# Oracle
+# addresses at which clouds (AWS, Alibaba, Azure, Oracle) give a machine its credentials, besides
+# link-local addresses
 _METADATA_ADDRESSES = frozenset(
     map(
         ipaddress.ip_address,

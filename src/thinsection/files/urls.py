@@ -64,7 +64,7 @@ _whole_urls: dict[str, str] = {}  # by public form
 
 
 def public_url(url: str) -> str:
-    """Returns a URL without user, password, signature and tokens; other texts as they are."""
+    """Returns a URL without user, password, signature and tokens; other texts are not changed."""
     if URL_MARK not in url:
         return url
     return "::".join(map(_public_part, url.split("::")))
@@ -83,21 +83,21 @@ def hide_secret(url: str) -> str:
 
 
 def whole_url(url: str) -> str:
-    """Returns the URL with its secret, as this command was given it; without one as it is."""
+    """Returns the URL with its secret, as the user passed it; other URLs are unchanged."""
     if not is_url(url):
         return url
     with _lock:
         if url in _whole_urls:
             return _whole_urls[url]
-    # the kept URLs of this command's processes; of one the newest
-    known: dict[str, str] = {}
+    # URLs that processes of this command have kept, by public form; the newest counts
+    kept_urls: dict[str, str] = {}
     with suppress(OSError, ValueError, KeyError):
         for line in Path(os.environ[VARIABLE]).read_text("utf-8").splitlines():
             public, whole = json.loads(line)
-            known[str(public)] = str(whole)
-    if url in known:
-        return known[url]
-    for public, whole in {**known, **_whole_urls}.items():
+            kept_urls[str(public)] = str(whole)
+    if url in kept_urls:
+        return kept_urls[url]
+    for public, whole in {**kept_urls, **_whole_urls}.items():
         folder = public.rstrip("/") + "/"
         if "?" not in public and url.startswith(folder):
             # a file below a folder whose secret is known
@@ -117,7 +117,7 @@ def public_text(text: str) -> str:
 def without_secrets(text: str) -> str:
     """Returns a text, such as another library's error, without the secrets of this command.
 
-    It costs a look for each secret; texts of our own need `public_text` alone.
+    It searches the text for each secret. For texts of our own, `public_text` is enough.
     """
     text = public_text(text)
     with _lock:
@@ -155,22 +155,22 @@ def _public_part(url: str) -> str:
 
 
 def _public_query(query: str) -> str:
-    """Returns a query without its secret parameters; the others stay as they are written."""
+    """Returns a query without its secret parameters; the others are not changed."""
     parts = [part for part in re.split("[&;]", query) if part]
     names = []
     for part in parts:
         name = unquote(part.partition("=")[0]).lower()
         names.append(name.replace("-", "").replace("_", ""))
     is_azure = "sig" in names
-    kept = []
+    public_parts = []
     for part, name in zip(parts, names, strict=True):
         is_secret = name in _SECRET_NAMES or name.startswith(_PREFIXES)
         if name in ("key", "policy"):
             value = unquote(part.partition("=")[2])
             is_secret = _FILE_NAME.fullmatch(value) is None
         if not is_secret and not (is_azure and name in _AZURE_NAMES):
-            kept.append(part)
-    return "&".join(kept)
+            public_parts.append(part)
+    return "&".join(public_parts)
 
 
 @lru_cache(maxsize=1)

@@ -193,7 +193,7 @@ class PredictTask(Task[Prediction, Prediction]):
 def _read_slides(
     model: Model, paths: Sequence[Path]
 ) -> tuple[list[Reals], dict[str, str]]:
-    """Embeddings of the slides of a bag, and why a slide of several is left out.
+    """Embeddings of the slides of a bag, and the reasons why some slides are left out.
 
     Raises StoreError: none of the slides can be used.
     """

@@ -123,7 +123,7 @@ def experiment_page(
 
 
 def _score_rows(scores: Mapping[str, Json], cases: int) -> list[tuple[str, Json]]:
-    """The words of each metric, and its score with the digits that so many cases can carry.
+    """The words of each metric, and its score with as many digits as the number of cases allows.
 
     An absolute error has the unit of the target: it keeps three digits.
     """

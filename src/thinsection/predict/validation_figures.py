@@ -232,7 +232,7 @@ def _label_scorers(
 def _smooth(
     truth: Flags, probability: FloatVector, groups: Groups
 ) -> dict[str, list[float]] | None:
-    """Smooth calibration curve with its band; None where there are too few cases."""
+    """Smooth calibration curve with its band; None if there are too few cases."""
     band = smooth_calibration(truth, probability, groups)
     if band is None:
         return None
@@ -247,7 +247,7 @@ def _smooth(
 def _recalibration(
     truth: Flags, probability: FloatVector, groups: Groups, sampling: Sampling
 ) -> Document | None:
-    """Recalibration on these cases, and calibration after it; None where it is not possible."""
+    """Recalibration on these cases, and calibration after it; None if it is not possible."""
     new = recalibrated(truth, probability, groups)
     line = None
     if new is not None:

@@ -71,7 +71,7 @@ _EXPERIMENT = ("name", "task", "target", "metric", "value", "interval", "date")
 _VALIDATION = ("validation", "cases", "metric", "value", "interval")
 _PROBE = ("probe", "dataset", "metric", "score")
 
-# what was read so far, so that a record is not read again by each later command
+# file of the seconds that were read so far, so that later commands do not read the records again
 SECONDS = "records/seconds.json"
 _LOGS = "*/ended/*.jsonl"
 
@@ -242,31 +242,31 @@ def slide_seconds(out: Path) -> dict[str, float]:
         About 100 bytes per slide.
     """
     read_until: dict[str, int] = {}
-    found: _SecondsByRecord = {}
+    seconds_by_record: _SecondsByRecord = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         document = read_json(out / SECONDS)
         seconds = coerce(document["seconds"], _SecondsByRecord, "seconds")
         read_until = coerce(document["logs"], dict[str, int], "logs")
-        found = seconds
+        seconds_by_record = seconds
     logs: dict[str, Path] = {}
     for path in sorted((out / "records").glob(_LOGS)):
         logs[str(path.relative_to(out))] = path
     sizes = {name: path.stat().st_size for name, path in logs.items()}
     if any(sizes.get(name, -1) < end for name, end in read_until.items()):
         read_until = {}
-        found = {}
+        seconds_by_record = {}
     ends = dict(read_until)
     for name, path in logs.items():
         start = read_until.get(name, 0)
         if sizes[name] > start:
             notes, ends[name] = _new_notes(path, start)
-            found.setdefault(path.parts[-3], {}).update(notes)
+            seconds_by_record.setdefault(path.parts[-3], {}).update(notes)
     # names of records begin with their time, so the last one is the newest
     record_of: dict[str, str] = {}
     newest: dict[str, float] = {}
-    for record in sorted(found):
-        newest |= found[record]
-        record_of |= dict.fromkeys(found[record], record)
+    for record in sorted(seconds_by_record):
+        newest |= seconds_by_record[record]
+        record_of |= dict.fromkeys(seconds_by_record[record], record)
     if ends != read_until:
         seconds = {}
         for slide_id, record in record_of.items():

@@ -243,18 +243,18 @@ def overlay_layers(result: QcResult) -> list[Layer]:
         for check in result.pipeline.checks
         if check.removes_glass or check.fills
     }
-    taken = {
+    removed = {
         name: mask & ~use
         for name, mask in result.masks.items()
         if name not in glass_checks
     }
-    counts = {name: int(mask.sum()) for name, mask in taken.items()}
+    counts = {name: int(mask.sum()) for name, mask in removed.items()}
     layers: list[Layer] = [Tint(~use, color=(255, 255, 255), opacity=0.5)]
     for name in sorted(counts, key=lambda name: -counts[name]):
         if counts[name]:
             words = name.replace("_", " ")
             label = f"{words}, {counts[name] / num_px:.2%} of the slide"
-            layers.append(Tint(taken[name], label, result.colors[name]))
-    what = "tissue without artefacts" if taken else "tissue"
-    layers.append(Outline(use, f"{what}, {use.mean():.1%} of the slide"))
+            layers.append(Tint(removed[name], label, result.colors[name]))
+    noun = "tissue without artefacts" if removed else "tissue"
+    layers.append(Outline(use, f"{noun}, {use.mean():.1%} of the slide"))
     return layers

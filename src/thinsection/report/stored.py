@@ -1,4 +1,4 @@
-"""What a slide's folder stores to draw on: its picture, its masks and their outlines.
+"""Stored files of a slide for drawings: its picture, its masks and their outlines.
 
 Quality control is one file, `qc.zip`, with the values and the masks:
 
@@ -9,7 +9,7 @@ Quality control is one file, `qc.zip`, with the values and the masks:
 
 The masks have one bit per pixel, in TIFF with CCITT compression, which ImageJ and QuPath open; an
 empty mask has no file. Folders of older versions have `qc.json` and a PNG for each mask. This file
-reads; `qc_files.py` writes, and makes results of quality control of what is stored.
+reads them; `qc_files.py` writes them, and turns stored files into results of quality control.
 """
 
 import os
@@ -283,9 +283,9 @@ def read_png(path: Path) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOutline:
-    """Outline of a stored mask, which is not empty; it is made when it is asked for."""
+    """Outline of a stored mask that is not empty; `features` computes it."""
 
-    name: str  # of the annotation and its class
+    name: str  # name of the annotation and of its class
     color: Color
     frame: MaskFrame
     read: Callable[[], MaskArray]  # reads the mask, bool (H, W)

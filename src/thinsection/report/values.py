@@ -1,6 +1,6 @@
-"""What a column of a table is: its words, its kind, its unit, and the colours of its numbers.
+"""Columns of tables on pages: their words, kinds, units, and the colours of their numbers.
 
-Data files keep the identifiers of columns; pages show the words of `columns.toml`.
+Data files have the identifiers of columns; pages show the words of `columns.toml`.
 
 There is one colour map for each kind. Its table has some colours of matplotlib's map of the same
 name, and colours between them are mixed. `RdBu_r` is ColorBrewer's RdBu, reversed (Apache-2.0,
@@ -25,7 +25,7 @@ from thinsection.types import Document
 
 Numbers = npt.NDArray[np.floating]
 Limits = tuple[float, float]  # values of the first and of the last colour
-# signed: for and against, 0 is nothing. amount: from 0, which is nothing. measure: any range
+# signed: evidence for (> 0) or against (< 0). amount: from 0, which means none. measure: any range
 ValueKind = Literal["signed", "amount", "measure"]
 
 COLORMAP_OF_KIND: dict[ValueKind, str] = {
@@ -39,7 +39,7 @@ COLORMAPS = {
         "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f"
     ),
 }
-# Okabe and Ito's colours, which the colour-blind tell apart; classes take them in order
+# Okabe and Ito's colours, which colour-blind readers can tell apart; classes use them in this order
 CLASS_COLORS = (
     "#0072B2",
     "#E69F00",

@@ -154,13 +154,13 @@ class Results:
     def choose_grid(
         self, name: str | None = None, *, chooser: str = 'grid="..."'
     ) -> str:
-        """One of `grids`, by its name or a part of it; of several that of the newest run.
+        """One of `grids`, by its name or a part of it; if several fit, that of the newest run.
 
         Args:
             name: the grid; None if there is one, or for the newest.
             chooser: how the user chooses, for the line about a choice.
 
-        Raises ChoiceError: no such grid, or nothing decides between several.
+        Raises ChoiceError: no such grid, or several fit and nothing decides.
         """
         return self._choose(self.grids, name, "grid", chooser)
 
@@ -171,14 +171,14 @@ class Results:
         *,
         chooser: str = 'features="..."',
     ) -> str:
-        """One of `features`, by its name or a part of it; of several that of the newest run.
+        """One of `features`, by its name or a part of it; if several fit, that of the newest run.
 
         Args:
             name: the embeddings; None if there are one, or for the newest.
             known: addresses to choose from, in place of `features`.
             chooser: how the user chooses, for the line about a choice.
 
-        Raises ChoiceError: no such embeddings, or nothing decides between several.
+        Raises ChoiceError: no such embeddings, or several fit and nothing decides.
         """
         addresses = self.features if known is None else known
         return self._choose(addresses, name, "features", chooser)
@@ -331,7 +331,7 @@ class Results:
     def embedding_rows(
         self, slide_id: str, features: str | None = None
     ) -> EmbeddingRows:
-        """The same embeddings as rows that are read from the file only on access."""
+        """Embeddings as in `tile_embeddings`, as rows that are read from the file on access."""
         address = self.choose_features(features)
         return EmbeddingRows(self.file(slide_id, address))
 

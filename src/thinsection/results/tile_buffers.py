@@ -1,4 +1,4 @@
-"""Buffers of tiles of several slides, read ahead in a thread: what `TileDataset` shuffles."""
+"""Buffers of tiles of several slides, which a thread reads ahead and `TileDataset` shuffles."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -39,8 +39,8 @@ class Buffer:
     Attributes:
         tiles: uint8 (n, tile_px, tile_px, 3).
         is_read: (n,), False for tiles of slides that could not be read.
-        slides: (n,), places in the list of slides.
-        rows: (n,), places in the slides' tile tables.
+        slides: (n,), index of each tile's slide in the list of slides.
+        rows: (n,), row of each tile in the tile table of its slide.
         coords_l0: (n, 2).
         columns: values per tile by name, float32 (n,).
     """
@@ -60,8 +60,8 @@ class Buffer:
 class _Piece(SlideTiles):
     """Tiles of one slide in a buffer."""
 
-    number: int  # place in the list of slides
-    places: Numbers  # (k,), places in the buffer, by ascending row of the tile table
+    number: int  # index in the list of slides
+    places: Numbers  # (k,), indices in the buffer, by ascending row of the tile table
 
 
 class BufferReader(Closing):
@@ -205,7 +205,7 @@ class BufferReader(Closing):
         )
 
     def _prepare(self, buffer: Buffer, piece: _Piece) -> _Piece:
-        """Opens the slide of a piece, or takes it where it is open."""
+        """Opens the slide of a piece, or uses it if it is open already."""
         opened = self._opened.get(piece.number)
         is_kept = opened is not None
         if opened is None:

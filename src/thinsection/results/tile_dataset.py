@@ -66,7 +66,7 @@ class TileDataset(IterableDataset[Item]):
         label      value of `labels` for the slide, if `labels` is given
         slide_id   id of the slide
         coords_l0  int64 (2,): x and y of the top-left corner, level-0 px
-        row        place in the slide's tile table
+        row        row number in the slide's tile table
         (columns)  float32, one entry for each name in `columns`
         shard, position   place in the epoch, see `advance`
 

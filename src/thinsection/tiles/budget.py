@@ -70,7 +70,7 @@ class Channel(Generic[T]):
             self._filled.notify()
 
     def get(self) -> T:
-        """Takes the next item, waiting for one; ChannelClosed where none will come."""
+        """Takes the next item, waiting for one; ChannelClosed if none will come."""
         with self._filled:
             while not self._items and not self._closed and not self._finished:
                 self._filled.wait()

@@ -122,10 +122,10 @@ def _graph_by_count(
 
 
 def _nearest(points: Points, k: int, budget_bytes: int) -> Neighbors:
-    """The k nearest others of each point, or all where there are fewer; ties go to the lower row.
+    """The k nearest other points of each point, or all of fewer; ties go to the lower row.
 
-    The tree lists candidates in any order of ties. So a point is done once no point that was not
-    listed can be as near as its k-th; else it is asked again for more candidates.
+    The tree lists points at equal distances in any order. So a point is done when no unlisted point
+    can be as near as its k-th neighbour. Otherwise the tree is asked for more candidates.
     """
     num_points = len(points)
     k = min(k, num_points - 1)

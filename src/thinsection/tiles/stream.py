@@ -111,9 +111,9 @@ class TileBatch(Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedBatch(Generic[S]):
-    """A batch whose pixels were given back, with what the encoders made of them.
+    """A batch after its pixels were released, with the outputs of the encoders.
 
-    A label is absent where its encoder was not asked for this slide.
+    A label is absent if no stage of this slide needs its encoder.
     """
 
     source: S
@@ -151,8 +151,8 @@ StreamEvent: TypeAlias = (
 class DecodedBatch(Generic[S]):
     """Tiles of a slide, in table order, while workers decode them, and after.
 
-    The first b tiles of `buffer` (batch_size, tile_px, tile_px, 3) are used. `keep` (b,)
-    is False where a filter refused the tile. `done` is set when no task is left.
+    The first b tiles of `buffer` (batch_size, tile_px, tile_px, 3) are used. `keep` (b,) is False
+    for a tile that a filter refused. `done` is set when no task is left.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Stain normalisation of tiles between reading and encoding; off by default.
 
-The look of a slide is estimated once, from pixels of its tissue at a stated resolution.
-Every tile is then mapped, pixel by pixel, to the target's look, so that differently
-stained slides are encoded alike.
+The stain statistics of a slide are estimated once, from pixels of its tissue at a stated
+resolution. Every tile is then mapped, pixel by pixel, to the statistics of the target, so that
+differently stained slides look alike to the encoder.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ TileTransform = Callable[[TileArray], TileArray]  # uint8 (B, H, W, 3), changed 
 Px = npt.NDArray[np.uint8]  # (n, 3)
 Vector = tuple[float, ...]
 
-# Edge of one place that is read to estimate a look, px.
+# edge of one field that is read to estimate the statistics, px
 _SAMPLE_PX = 256
-# A look is estimated from this many pixels at most, spread over all places.
+# largest number of pixels for an estimate, spread over all fields
 _MAX_PX = 1 << 20
 # Pixels that are mapped at once: their float32 values stay in a core's cache.
 _CHUNK_PX = 1 << 15
-# Far above the brightest pixel; a map of two very similar stains may exceed it.
+# far above the brightest pixel; a map of two very similar stains may exceed it
 _MAX_LOG = 12.0
 # Glass without tissue transmits this much, of 255.
 _WHITE = 240.0
 # Pixels that absorb less in some channel are glass.
 _MIN_DENSITY = 0.15
-# Between two stains; H&E has about 20, the noise of one stain 1 to 3.
+# smallest angle between two stains; H&E has about 20, the noise of one stain 1 to 3
 _MIN_ANGLE_DEG = 4.0
-# Pixels of tissue that a look needs.
+# smallest number of tissue pixels for an estimate
 _MIN_PX = 256
-# Standard deviation along a colour axis; real slides have 0.02 to 0.6.
+# smallest standard deviation along a colour axis; real slides have 0.02 to 0.6
 _MIN_SPREAD = 1e-3
 
 _LMS_FROM_RGB = np.array(
@@ -108,7 +108,7 @@ class StainTransform:
     offset: float = 0.0
     # M, (3, 3); None for the identity
     mix: npt.NDArray[np.float64] | None = None
-    # the reason why tiles are left as they are; None where they are changed
+    # reason why tiles are not changed; None if they are changed
     warning: str | None = None
     # `replace` it to work on another device
     ns: ArrayNamespace = field(default_factory=get_namespace)
@@ -221,7 +221,7 @@ class StainVectors:
         )
 
     def transform_to(self, target: StainVectors) -> StainTransform:
-        """Gives tiles of this look the target's."""
+        """Map from these stain statistics to those of the target."""
         amounts = np.linalg.pinv(np.stack([self.hematoxylin, self.eosin], axis=1))
         scaled = amounts * np.divide(target.strengths, self.strengths)[:, None]
         matrix = np.stack([target.hematoxylin, target.eosin], axis=1) @ scaled
@@ -260,7 +260,7 @@ class ColourMoments:
         return cls(mean=tuple(mean.tolist()), spread=tuple(spread.tolist()))
 
     def transform_to(self, target: ColourMoments) -> StainTransform:
-        """Gives tiles of this look the target's."""
+        """Map from these stain statistics to those of the target."""
         ratio = np.divide(target.spread, self.spread)
         lms_from_axes = np.linalg.inv(_AXES_FROM_LMS)
         matrix = lms_from_axes @ (ratio[:, None] * _AXES_FROM_LMS)
@@ -300,7 +300,7 @@ def fit_stain(
     *,
     target: StainStatistics | None = None,
 ) -> StainTransform:
-    """Fits the map from the slide's look to the target's, the same to the bit each time.
+    """Fits the map from the slide's stain statistics to the target's; it is deterministic.
 
     A slide without tissue gets a map that changes nothing and says so in `warning`.
 
@@ -308,7 +308,7 @@ def fit_stain(
         slide: opened.
         tissue: as for `tile_grid`; None takes the whole slide.
         config: method and how the slide is sampled.
-        target: from `stain_target`, where it was made once for many slides.
+        target: result of `stain_target`, if the caller makes it once for many slides.
 
     Memory: 40 MiB for 2**20 px at most, beside the reader's own.
 
@@ -333,7 +333,7 @@ def fit_stain(
 
 
 def stain_target(config: StainConfig) -> StainStatistics:
-    """The look that tiles are given: a published standard, or that of the reference.
+    """The stain statistics that tiles get: a published standard, or those of the reference.
 
     Raises:
         SlideOpenError: the reference cannot be opened.
@@ -354,8 +354,8 @@ def stain_target(config: StainConfig) -> StainStatistics:
 def sample_px(slide: Slide, tissue: Tissue | None, config: StainConfig) -> Px:
     """Samples pixels of the tissue, uint8 (n, 3), from places spread evenly over it.
 
-    At most 2**20 are taken. They are read at `stain_mpp`, or at level 0 where that is
-    coarser or has no mpp.
+    At most 2**20 are taken. They are read at `stain_mpp`, or at level 0 if level 0 is coarser or
+    has no mpp.
     """
     finest_mpp = max(slide.slide_mpp) if slide.slide_mpp else math.inf
     reads_mpp = config.stain_mpp >= finest_mpp * (1 - ROUNDING)
@@ -391,7 +391,7 @@ def sample_px(slide: Slide, tissue: Tissue | None, config: StainConfig) -> Px:
 def _spread_places(
     mask: MaskArray, frame: MaskFrame, coords_l0: CoordsL0, size_l0: Size, *, most: int
 ) -> CoordsL0:
-    """Evenly spread boxes that are mostly tissue, or hold some where none is mostly."""
+    """Evenly spread boxes that are at least half tissue, else boxes with any tissue."""
     shares = box_fractions(mask, frame, coords_l0, size_l0)
     mostly_tissue = shares >= 0.5
     places = coords_l0[mostly_tissue if mostly_tissue.any() else shares > 0]

@@ -178,11 +178,11 @@ def starvation(usages: Sequence[ProcessUsage]) -> str:
     worst = max(usages, key=stalled_share)
     offered_s = worst.wall_s * worst.requested.cpus
     got = worst.cpu_s / max(offered_s, _TINY_S)
-    lost = min(1.0, stalled_share(worst))
-    if got >= _STARVED_SHARE or lost < _FED_SHARE:
+    stalled = min(1.0, stalled_share(worst))
+    if got >= _STARVED_SHARE or stalled < _FED_SHARE:
         return ""
     cause = max(worst.stalled_s, key=lambda name: worst.stalled_s[name])
-    why = f"for {lost:.0%} of the time {_STALLS[cause]}"
+    why = f"for {stalled:.0%} of the time {_STALLS[cause]}"
     return f"the run got {got:.0%} of its {_cpu_words(worst.requested.cpus)}: {why}"
 
 
@@ -208,10 +208,10 @@ def bottleneck(stages: Mapping[str, float], facts: PlainValues, *, cpus: float) 
     if share < _FED_SHARE:
         if stages.get("write_wait", 0.0) > _FED_SHARE * busy:
             return f"{who} waited until results were written: put --out on a faster file system"
-        kept = f"{who} was busy {1 - share:.0%} of the time"
+        was_busy = f"{who} was busy {1 - share:.0%} of the time"
         if on_gpu:
-            return f"{kept}, so the GPU limits the speed: use more GPUs (--workers, --gpus)"
-        return f"{kept} on the CPU: use a GPU (--device cuda --gres gpu:1), or more --workers"
+            return f"{was_busy}, so the GPU limits the speed: use more GPUs (--workers, --gpus)"
+        return f"{was_busy} on the CPU: use a GPU (--device cuda --gres gpu:1), or more --workers"
 
     waited = f"{who} waited {share:.0%} of the time for"
     if stages.get("prepare_busy", 0.0) > stages.get("decode_busy", 0.0):
@@ -221,11 +221,11 @@ def bottleneck(stages: Mapping[str, float], facts: PlainValues, *, cpus: float) 
     workers = decode_threads if isinstance(decode_threads, int) else 1
     workers = max(1, workers)
     keep_up = math.ceil(workers * (wait + busy) / max(busy, _TINY_S))
-    wanted = max(workers + 1, keep_up)
+    num_threads = max(workers + 1, keep_up)
     if workers >= cpus:
-        remedy = f"ask for {wanted} CPUs (--job-cpus {wanted})"
+        remedy = f"ask for {num_threads} CPUs (--job-cpus {num_threads})"
         return f"{waited} decoding on all {workers} CPUs of the job: {remedy}"
-    target = min(wanted, max(int(cpus), workers + 1))
+    target = min(num_threads, max(int(cpus), workers + 1))
     return f"{waited} decoding: raise --decode-threads from {workers} to {target}"
 
 
