@@ -481,7 +481,7 @@ class PictureInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class SlideInfo:
-    """One file: what is shown of it, and what else it holds."""
+    """One file: the picture that is read, and the other pictures in it."""
 
     slide_path: str
     reader: str

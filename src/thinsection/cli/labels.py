@@ -1,4 +1,4 @@
-"""`thinsection labels` and `audit`: a look at labels and cohort before training."""
+"""`thinsection labels` and `audit`: checks of labels and cohort before training."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from thinsection.evaluation.label_report import LabelReport
 
 app = typer.Typer()
-_MOST_LINES = 25  # values of a column that are printed
+_MOST_LINES = 25  # largest number of values of a column that are printed
 
 
 @app.command("labels")
@@ -79,7 +79,7 @@ def labels_command(
 
 
 def _lines(report: "LabelReport") -> list[str]:
-    """Lines of the report: notes, a table of values, and what is learnt."""
+    """Lines of the report: notes, a table of values, and the labels for training."""
     table = report.table
     lines = [f"{table.path.name}: {len(table.rows)} rows by {table.key_column}"]
     lines += [f"  {note}" for note in table.notes]
@@ -93,7 +93,7 @@ def _lines(report: "LabelReport") -> list[str]:
         ]
         num_more = len(rows) - 1 - _MOST_LINES
         del rows[_MOST_LINES + 1 :]
-        widths = [max(len(row[place]) for row in rows) for place in range(4)]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines += ["", column]
         for value, count, reading, becomes in rows:
             cells = (

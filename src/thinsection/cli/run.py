@@ -85,7 +85,7 @@ def run_slides(
     raise typer.Exit(_run_and_report(slides, out, config, level, as_json=as_json))
 
 
-# `segment` decides itself where it ends, and needs no settings of later results
+# settings that `segment` does not have: it sets `until` itself, and makes no later results
 _NOT_OF_SEGMENT = (
     "until",
     "roi",
@@ -132,7 +132,7 @@ def _cohort_and_progress(
     *,
     as_json: bool = False,
 ) -> "tuple[tuple[SlideEntry, ...], RunProgress]":
-    """Slides of the arguments, and their progress bar, which has printed what was noticed."""
+    """Slides of the arguments, and their progress bar, which has printed notes on the cohort."""
     from thinsection.cli.progress import RunProgress
     from thinsection.stages.spec import cohort_of
 

@@ -1,4 +1,4 @@
-"""How a table of labels is read, for `thinsection labels`: a report, a clean table and its log."""
+"""Report on the reading of a table of labels, for `thinsection labels`; a clean table and a log."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ _CLEAN_SUFFIXES = (".csv", ".tsv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelReport:
-    """A table of labels, which of its rows were read, and how.
+    """A table of labels, and the readings of its rows.
 
     Attributes:
         table: the table.
         rows: rows that were read: all, or those of the slides of a results folder.
-        values: their labels.
-        columns: columns that are learnt.
+        values: labels of these rows.
+        columns: columns of the target.
     """
 
     table: LabelTable
@@ -48,30 +48,30 @@ class LabelReport:
 
     @property
     def summary(self) -> str:
-        """What a model would be trained on, in a sentence."""
+        """Sentence on the labels on which a model would be trained."""
         values = self.values
-        of_rows = f"{counted(len(values.rows), 'row')} of {len(self.rows)}"
+        num_rows = f"{counted(len(values.rows), 'row')} of {len(self.rows)}"
         if values.kind in ("cox", "discrete"):
             events = sum(cells[0] == 1 for cells in values.cells)
             censored = len(values.cells) - events
-            return f"{values.kind}: {of_rows}, {counted(events, 'event')}, {censored} censored"
+            return f"{values.kind}: {num_rows}, {counted(events, 'event')}, {censored} censored"
         if values.kind in ("binary", "multiclass", "ordinal"):
             counts = Counter(str(name) for (name,) in values.cells)
             if len(counts) > MANY_CLASSES:
-                return f"{values.kind}: {of_rows}, {len(counts)} classes"
+                return f"{values.kind}: {num_rows}, {len(counts)} classes"
             order = ordered_classes(counts) if values.kind == "ordinal" else None
             sign = " < " if order else ", "
             names = order or sorted(counts)
             classes = sign.join(f"{name} {counts[name]}" for name in names)
-            return f"{values.kind}: {of_rows}: {classes}"
+            return f"{values.kind}: {num_rows}: {classes}"
         if values.kind == "multilabel":
             table = np.array(values.cells, dtype=np.float64)
             table = table.reshape(-1, len(self.columns))
-            return f"multilabel: {of_rows}: {label_counts(self.columns, table)}"
+            return f"multilabel: {num_rows}: {label_counts(self.columns, table)}"
         if values.kind == "regression" and values.cells:
             numbers = [float(number or 0) for (number,) in values.cells]
-            return f"regression: {of_rows}: {min(numbers):g} to {max(numbers):g}"
-        return f"{values.kind}: {of_rows}"
+            return f"regression: {num_rows}: {min(numbers):g} to {max(numbers):g}"
+        return f"{values.kind}: {num_rows}"
 
 
 def read_label_report(config: LabelsConfig, results: Path | None) -> LabelReport:
@@ -132,7 +132,7 @@ def write_clean_table(report: LabelReport, out: Path) -> Path:
 
 def _log_lines(report: LabelReport) -> list[dict[str, object]]:
     readings = {(one.column, one.value): one for one in report.values.readings}
-    kept = {*report.values.rows}
+    labelled_rows = {*report.values.rows}
     lines = []
     for i in report.rows:
         row = report.table.rows[i]
@@ -149,6 +149,6 @@ def _log_lines(report: LabelReport) -> list[dict[str, object]]:
                         "becomes": one.becomes,
                     }
                 )
-        if i not in kept:
+        if i not in labelled_rows:
             lines.append({**place, "reading": "row left out"})
     return lines

@@ -217,7 +217,7 @@ def _kind(texts: Sequence[str], columns: LabelsConfig) -> Kind:
 def _check_overrides(
     overrides: Mapping[str, str], table: LabelTable, columns: LabelsConfig
 ) -> None:
-    """Refuses a `--read` whose value no learnt column has."""
+    """Refuses a `--read` for a value that no column of the target has."""
     texts = set()
     for row in table.rows:
         texts |= {plain_text(row[name]) for name in (*columns.target, *columns.times)}
@@ -231,7 +231,7 @@ def _check_overrides(
 
 
 class _Reading:
-    """Rows of a table with the values of their targets, on the way to `LabelValues`."""
+    """Rows of a table with the values of their targets; makes `LabelValues` from them."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class _Reading:
     def _cells(
         self, place: int, read: Callable[[str], tuple[Meaning, str]]
     ) -> tuple[Cell, ...]:
-        """How the cells of a target are read, see `read_cells`."""
+        """Readings of the cells of a target, see `read_cells`."""
         column = self._columns.target[place]
         texts = (self._table.rows[i][column] for i in self._rows)
         return read_cells(texts, (self._values[i][place] for i in self._rows), read)
@@ -473,7 +473,7 @@ class _Reading:
     def _codes(
         self, column: str, values: Sequence[float], rows: Sequence[int] | None = None
     ) -> list[str]:
-        """A sentence for each number that may be a code for no value, such as 999."""
+        """A sentence for each number that may be a code for a missing value, such as 999."""
         rows = self._used if rows is None else rows
         confirmed = parse_overrides(self._columns.read)
         problems = []
@@ -503,7 +503,7 @@ class _Reading:
 
 
 def _order_problems(column: str, names: Sequence[str]) -> list[str]:
-    """A sentence where nothing says the order of classes."""
+    """A sentence if the order of the classes is unknown."""
     classes = [*dict.fromkeys(names)]
     if ordered_classes(classes) is not None:
         return []

@@ -23,11 +23,11 @@ from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, check_numbers
 from thinsection.types import Closing, CoordsL0, Reals
 
-PREFETCH = 1  # bags that are read ahead
-# bytes of the index that is kept for a slide whose rows are not kept
+PREFETCH = 1  # number of bags that are read ahead
+# largest index that is kept in memory for a slide whose rows are not
 INDEX_BYTES = 8192
-SMALL_BYTES = 1 << 20  # of a bag that is read without the thread once it is kept
-SLIDE_GAP = 1024  # cells between the slides of a bag
+SMALL_BYTES = 1 << 20  # a bag in memory of at most this size is not read in the thread
+SLIDE_GAP = 1024  # number of empty cells between the slides of a bag
 
 Rows = npt.NDArray[np.int64]
 # embeddings of one slide, on disk or in memory
@@ -133,13 +133,13 @@ class Bags(Closing):
             yield case, future.result()
 
     def _start(self, case: int, most: int, seed: Sequence[int]) -> Future[Bag]:
-        """Reads a bag in the thread; all of a small bag that is kept, at once.
+        """Reads a bag in the thread; a small bag in memory is read completely and at once.
 
-        For such a bag the way through the thread takes longer than the reading.
+        For such a bag, passing it through the thread would take longer than reading it.
         """
-        kept = [s for s in self._kept.get(case, ()) if isinstance(s, np.ndarray)]
-        num_tiles = sum(map(len, kept))
-        is_small = 0 < sum(slide.nbytes for slide in kept) <= SMALL_BYTES
+        in_memory = [s for s in self._kept.get(case, ()) if isinstance(s, np.ndarray)]
+        num_tiles = sum(map(len, in_memory))
+        is_small = 0 < sum(slide.nbytes for slide in in_memory) <= SMALL_BYTES
         is_whole = most == 0 or most >= num_tiles
         if is_small and is_whole and not self.cells:
             done = Future[Bag]()

@@ -112,20 +112,20 @@ def training_inputs(files: Sequence[Path]) -> Inputs:
 
 
 def check_inputs(
-    wanted: Inputs, inputs: Inputs, slide_id: str, *, in_training: bool = False
+    expected: Inputs, inputs: Inputs, slide_id: str, *, in_training: bool = False
 ) -> None:
     """Raises an error for embeddings that differ from those of the head's training.
 
-    With `in_training`, `wanted` are the facts of the first slide of the training set.
+    With `in_training`, `expected` are the facts of the first slide of the training set.
 
     Raises InvalidInputError: names the first difference: encoder, weights, commit, tile_px, ...
     """
     for fact in fields(Inputs):
         words = fact.metadata.get("help")
-        want = getattr(wanted, fact.name)
+        want = getattr(expected, fact.name)
         got = getattr(inputs, fact.name)
-        unstated = fact.name in ("revision", "features") and None in (want, got)
-        if words is None or unstated or want == got:
+        is_unstated = fact.name in ("revision", "features") and None in (want, got)
+        if words is None or is_unstated or want == got:
             continue
         if (
             isinstance(want, float)
@@ -164,18 +164,18 @@ def _run_settings(path: Path, inputs: Inputs) -> Document:
                 if slug(name.removeprefix(OWN_PREFIX)) in (inputs.features or "")
             ]
             for tiles in config.tiles.grids:
-                of_grid = replace(config, tiles=tiles)
-                if encoders and _is_of_grid(of_grid, grid):
-                    run = {name: as_mapping(of_grid)[name] for name in DECIDING}
+                one_grid = replace(config, tiles=tiles)
+                if encoders and _is_of_grid(one_grid, grid):
+                    run = {name: as_mapping(one_grid)[name] for name in DECIDING}
                     run["encode"] |= {"encoders": [max(encoders, key=len)]}
-                    if not of_grid.segment.tissue_segmenter:
+                    if not one_grid.segment.tissue_segmenter:
                         run["segment"] = as_mapping(RunConfig())["segment"]
                     return _without_cohort(run)
     return {}
 
 
 def _is_of_grid(config: RunConfig, grid: str) -> bool:
-    """True for the settings of a run whose one grid has this name."""
+    """True if a run with these settings has one grid, with this name."""
     spec = resolve(config, {"until": "tiles", "patients": "none"})
     return grid_names(stages_of(spec)) == (grid,)
 
@@ -201,9 +201,9 @@ def run_config(inputs: Inputs, model: str) -> RunConfig:
 
 
 def _without_cohort(settings: Document) -> Document:
-    """Settings of a run without those that say where its slides are and who they are."""
+    """Settings of a run without those on the paths and ids of its slides."""
     slides = settings.get("slides")
     if not isinstance(slides, dict):
         return settings
-    kept = {name: slides[name] for name in slides if name not in _OF_COHORT}
-    return settings | {"slides": kept}
+    other_settings = {name: slides[name] for name in slides if name not in _OF_COHORT}
+    return settings | {"slides": other_settings}

@@ -2,11 +2,11 @@
 
 FOLDER/model_tests/MODEL-SET.json   one file for each model and set, see `Use`
 
-FOLDER is that of the label table and, for embeddings in a results folder, that folder too. So a
-test in another output folder, or with a copy of the table, finds the tests before it. The files
-hold hashes and no ids. A set is known again by the hashes of its cases (embeddings and label), also
-where only a part of it was tested; and, for embeddings of another encoder, by the hash of all slide
-names and labels.
+FOLDER is the folder of the label table, and also the results folder of the embeddings. So a test
+in another output folder, or with a copy of the table, finds the earlier tests. The files contain
+hashes and no ids. A set is recognised by the hashes of its cases (embeddings and label), even if
+only a part of it was tested. With embeddings of another encoder it is recognised by the hash of all
+slide names and labels.
 """
 
 import hashlib
@@ -21,7 +21,8 @@ from thinsection.slide.ids import plain_id
 
 FOLDER = "model_tests"
 MARK_LENGTH = 16  # hexadecimal digits of a hash
-LEAST_SHARED = 0.5  # of the cases of the smaller set: the sets count as one
+# share of common cases of the smaller set from which two sets count as the same
+LEAST_SHARED = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,18 +30,18 @@ class Use:
     """One model tested on one set."""
 
     model: str
-    sha256: str  # of the model's file
-    date: str  # UTC
+    sha256: str  # hash of the model's file
+    date: str  # in UTC
     names: str  # hash of the names of all slides, with their labels
     marks: tuple[str, ...]  # hash of each case's embeddings and label, sorted
 
     @property
     def file_name(self) -> str:
-        """Name of the file that stores it: another for another model or set."""
+        """Name of the file that stores it; each model and set has its own."""
         return f"{self.sha256[:MARK_LENGTH]}-{_mark(*self.marks)}.json"
 
     def shared(self, other: "Use") -> int:
-        """Cases of this set that the other one has too; 0 if the sets only touch."""
+        """Number of cases in both sets; 0 if the sets do not count as the same."""
         if self.names == other.names:
             return len(self.marks)
         both = len({*self.marks} & {*other.marks})
@@ -55,7 +56,7 @@ class OtherUse:
     model: str
     sha256: str
     date: str  # day
-    shared: int  # of the cases of this test
+    shared: int  # number of cases that it shares with this test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +65,8 @@ class Uses:
 
     earlier: tuple[OtherUse, ...] = ()
     later: tuple[OtherUse, ...] = ()  # if this test is repeated
-    recorded_in: tuple[str, ...] = ()  # names of the folders that keep the memory
-    missing: str = ""  # why the memory is not complete
+    recorded_in: tuple[str, ...] = ()  # names of the folders with the records
+    missing: str = ""  # reason why the records are not complete
 
     @property
     def number(self) -> int:
@@ -82,16 +83,16 @@ def use_of(
         cohort: the scored cases.
         digests: `content_digest` of the slides, case after case.
         model: name of the model.
-        sha256: of the model's file.
+        sha256: hash of the model's file.
         date: now, in UTC.
     """
-    left = iter(digests)
+    remaining_digests = iter(digests)
     marks = []
     names = []
     for slides, values in zip(cohort.slides, cohort.values, strict=True):
         cells = cohort.target.truth_cells(values).values()
         truth = [str(cell) for cell in cells]
-        contents = sorted(next(left) for _ in slides)
+        contents = sorted(next(remaining_digests) for _ in slides)
         marks.append(_mark(*contents, *truth))
         names += [_mark(plain_id(slide), *truth) for slide in slides]
     return Use(
@@ -109,9 +110,9 @@ def record_use(use: Use, folders: Sequence[Path]) -> Uses:
     The same model on the same set keeps its first date. Nothing fails if no folder can be written:
     `missing` says so.
     """
-    known, unreadable = _read_uses(folders)
-    own = [one for one in known if one.file_name == use.file_name]
-    use = min([*own, use], key=lambda one: one.date)
+    stored_uses, unreadable = _read_uses(folders)
+    same_use = [one for one in stored_uses if one.file_name == use.file_name]
+    use = min([*same_use, use], key=lambda one: one.date)
     recorded = []
     for folder in folders:
         path = folder / FOLDER / use.file_name
@@ -131,22 +132,22 @@ def record_use(use: Use, folders: Sequence[Path]) -> Uses:
     if unreadable:
         missing.append(f"records that cannot be read: {', '.join(unreadable)}")
     # the first use of these cases by each other model
-    others = []
+    other_uses = []
     models = {use.sha256}
-    for one in sorted(known, key=lambda one: (one.date, one.model)):
+    for one in sorted(stored_uses, key=lambda one: (one.date, one.model)):
         if one.sha256 not in models and use.shared(one):
             models.add(one.sha256)
-            others.append(one)
+            other_uses.append(one)
     return Uses(
-        earlier=tuple(_words(one, use) for one in others if one.date < use.date),
-        later=tuple(_words(one, use) for one in others if one.date >= use.date),
+        earlier=tuple(_words(one, use) for one in other_uses if one.date < use.date),
+        later=tuple(_words(one, use) for one in other_uses if one.date >= use.date),
         recorded_in=tuple(recorded),
         missing="; ".join(missing),
     )
 
 
 def _read_uses(folders: Sequence[Path]) -> tuple[list[Use], list[str]]:
-    """Uses of all sets, and the names of files that are none."""
+    """Uses of all sets, and the names of files that cannot be read."""
     uses: dict[str, Use] = {}
     unreadable = []
     for folder in folders:
@@ -159,7 +160,7 @@ def _read_uses(folders: Sequence[Path]) -> tuple[list[Use], list[str]]:
 
 
 def _words(other: Use, use: Use) -> OtherUse:
-    # the file may be of anybody: no control characters of a terminal
+    # anybody may have written the file, so remove control characters of a terminal
     model = "".join(c for c in other.model if c.isprintable())
     return OtherUse(
         model=model,

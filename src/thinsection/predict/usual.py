@@ -28,7 +28,7 @@ class Usual:
     axes: Floats  # (R, D), orthonormal
     variances: Floats  # (R,)
     floor: float
-    # distance below which 99 % of training cases are from the other training cases
+    # 99 % of the training cases are nearer than this to the other training cases
     threshold: float
     within: Floats  # (R,) variance of the tiles of one case along each axis
     within_floor: float  # variance of the tiles of one case in any other direction
@@ -70,11 +70,14 @@ class Usual:
         variances = squares / n
         lengths = np.concatenate([*by_block(lambda z: (z**2).sum(1))])
         shrink, floor = _shrinkage(lengths, variances, mean)
-        # each case against the others, whose covariance is a rank-one update (Sherman-Morrison)
-        others = (1 - shrink) * n / (n - 1) * variances + floor
-        q = np.concatenate([*by_block(lambda z: ((z @ axes.T) ** 2 / others).sum(1))])
+        # Distance of each case from the other cases. Without the case, the covariance is a rank-one
+        # update (Sherman-Morrison).
+        variances_of_others = (1 - shrink) * n / (n - 1) * variances + floor
+        q = np.concatenate(
+            [*by_block(lambda z: ((z @ axes.T) ** 2 / variances_of_others).sum(1))]
+        )
         b = (1 - shrink) * n / (n - 1) ** 2
-        alone = n / (n - 1) * np.sqrt(q / np.maximum(1 - b * q, 1e-9))
+        distances = n / (n - 1) * np.sqrt(q / np.maximum(1 - b * q, 1e-9))
         within, within_floor = _tile_variance(residuals, axes)
         usual_tiles = 1.0
         if num_tiles:
@@ -84,7 +87,7 @@ class Usual:
             axes=axes,
             variances=(1 - shrink) * variances + floor,
             floor=floor,
-            threshold=float(np.quantile(alone, 0.99)),
+            threshold=float(np.quantile(distances, 0.99)),
             within=within,
             within_floor=within_floor,
             num_tiles=usual_tiles,
