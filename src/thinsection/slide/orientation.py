@@ -1,7 +1,7 @@
-"""Slides that are stored mirrored or turned, as TIFF's tag 274 and EXIF say, shown upright.
+"""Upright view of slides that are stored mirrored or turned, by TIFF's tag 274 or EXIF.
 
-A reader reads pixels as they are stored and says the orientation that it found; `open_slide` makes
-an `UprightSlide` of its slide. No reader turns the pixels of levels itself.
+A reader returns pixels as they are stored, and states the orientation of the file. `open_slide`
+wraps the reader's slide in an `UprightSlide`. No reader turns the pixels of levels itself.
 
 Source: TIFF 6.0, tag Orientation (274); Exif 2.32 has the same numbers.
 """
@@ -17,12 +17,13 @@ from thinsection.types import CoordsL0, CoordsLv, Mpp, RgbArray, Size, TileArray
 
 ORIENTATION_TAG = 274
 UPRIGHT = 1
-# What is done to the stored picture, by the number of the tag. First rows and columns are swapped,
-# then the result is mirrored.
+# Numbers of the tag for each operation that makes the stored picture upright. First, rows and
+# columns are swapped; then the result is mirrored.
 _SWAPPED = (5, 6, 7, 8)
 _MIRRORED_X = (2, 3, 6, 7)
 _MIRRORED_Y = (3, 4, 7, 8)
-_TURNED_BACK = {6: 8, 8: 6}  # the others undo themselves
+# number of the inverse operation; the other operations are their own inverse
+_TURNED_BACK = {6: 8, 8: 6}
 WORDS = {
     2: "mirrored left to right",
     3: "turned by 180°",
@@ -35,19 +36,19 @@ WORDS = {
 
 
 def known_orientation(value: object) -> int:
-    """Returns the number of a file's orientation tag; 1 (upright) where none is defined."""
+    """Returns the number of a file's orientation tag; 1 (upright) if it is missing or undefined."""
     if isinstance(value, int) and value in WORDS:
         return value
     return UPRIGHT
 
 
 def turn_size(size: Size, orientation: int) -> Size:
-    """Upright (width, height) from the stored one, and the other way round."""
+    """Upright (width, height) from the stored size, or the stored size from the upright size."""
     return (size[1], size[0]) if orientation in _SWAPPED else size
 
 
 def turn_mpp(mpp: Mpp | None, orientation: int) -> Mpp | None:
-    """Upright (x, y) µm/px from the stored ones, and the other way round."""
+    """Upright (x, y) µm/px from the stored µm/px, or the stored µm/px from the upright µm/px."""
     if mpp is None or orientation not in _SWAPPED:
         return mpp
     return (mpp[1], mpp[0])

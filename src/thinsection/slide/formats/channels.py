@@ -1,8 +1,9 @@
-"""Files of more than three channels, or of more than 8 bits: one to three of them, scaled to RGB.
+"""Files with more than three channels, or with more than 8 bits: one to three channels as RGB.
 
-A channel's px are scaled so that two percentiles of its own px become 0 and 255. These are of the
-coarsest level that has four million px, of segments spread over it: of the whole slide, and the
-same for every tile. The limits that were found are part of what the slide says of itself.
+The pixels of a channel are scaled so that two percentiles of the channel become 0 and 255. The
+percentiles are measured once for the whole slide, on segments that are spread over the coarsest
+level with four million pixels, so that all tiles are scaled alike. `Slide.rendering` records the
+values that became 0 and 255.
 """
 
 import math
@@ -20,7 +21,7 @@ from thinsection.slide.formats.tiff_pages import RGB, SEPARATE, OmeImage
 from thinsection.slide.look import MAX_SHOWN, Channels, Look, channel_names
 from thinsection.types import RgbArray
 
-_SAMPLED_PX = 1 << 22  # per channel, of which percentiles are taken
+_SAMPLED_PX = 1 << 22  # pixels of each channel from which percentiles are computed
 Values = npt.NDArray[np.float32]
 _COLOURLESS = (0, 1)  # photometric interpretations: white is zero, black is zero
 _QPTIFF_NAME = re.compile(r"<(?:Name|Biomarker)>([^<]+)</")
@@ -48,7 +49,7 @@ class ScaledDecoder(Decoder):
     def percentiles(
         self, channel: int, percentiles: tuple[float, float]
     ) -> tuple[float, float]:
-        """Returns two percentiles of a picked channel, of segments spread over the level."""
+        """Returns two percentiles of a picked channel, from segments spread over the level."""
         width, height = self.size
         step = math.ceil(width * height / _SAMPLED_PX)
         values = []
@@ -110,7 +111,7 @@ LevelPlanes = tuple[Plane, ...]  # in the order of the channels
 def find_channels(
     file: TiffFile, base: TiffPage, ome: OmeImage | None
 ) -> tuple[Channels, list[LevelPlanes]] | None:
-    """Returns the channels of a slide that is no picture of 8 bits, and their planes by level.
+    """Returns the channels of a slide that is not RGB or gray of 8 bits, and their planes by level.
 
     None of a slide that is a picture of 8 bits.
 
@@ -124,7 +125,7 @@ def find_channels(
     """
     is_colourless = int(base.photometric) in _COLOURLESS
     is_single = base.samplesperpixel == 1 and len(file.pages) == 1
-    # planes along z and t are pictures of their own
+    # planes along z and t are separate pictures, not channels
     is_plane = ome is not None and ome.num_channel_planes == base.samplesperpixel == 1
     is_picture = is_single or is_plane or not is_colourless
     if base.bitspersample < 8 or (base.bitspersample == 8 and is_picture):
