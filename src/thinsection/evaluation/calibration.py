@@ -10,7 +10,7 @@ import numpy.typing as npt
 FloatVector = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.int64]
 
-ECE_BINS = 15  # of equal width; Guo et al. 2017
+ECE_BINS = 15  # number of bins, of equal width; Guo et al. 2017
 # cases; with fewer a fitted temperature says more of chance than of the head
 MIN_TEMPERED = 25
 TEMPERATURES = (0.2, 8.0)  # range of the search

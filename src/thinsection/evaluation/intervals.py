@@ -527,7 +527,7 @@ class _Share:
     trials: (
         float  # number of independent trials of a binomial law with the same variance
     )
-    quantile: float  # of Student's t
+    quantile: float  # quantile of Student's t
 
     def distance(self, inflation: float, side: int) -> float:
         """Distance of the lower (`side` 0) or upper end from the mean, due to this share."""

@@ -99,7 +99,7 @@ class Labelled(NamedTuple):
     """Labelled cases whose embeddings can be read."""
 
     cohort: Cohort
-    contents: Contents  # of the cohort's slides, in its order
+    contents: Contents  # contents of the cohort's slides, in its order
     left_out: Mapping[str, str]  # why a slide of the folder cannot be used, by slide id
 
 

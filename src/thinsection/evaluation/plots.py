@@ -35,7 +35,7 @@ Words = tuple[str, str]  # title of a picture, and what to see in it
 
 DPI = 120
 SIZE_IN = (5.4, 4.2)  # width, height
-SEED = 0  # of the resamples
+SEED = 0  # seed of the resamples
 TICKS = 6  # times under a survival curve
 LEAST_BENEFIT = -0.1  # treating everybody falls without end
 

@@ -131,7 +131,7 @@ def label_permutation_p(
 class Predictions(_Rows):
     """Predictions of a classification."""
 
-    class_names: tuple[str, ...]  # of labels 0..K-1
+    class_names: tuple[str, ...]  # names of the classes 0..K-1
     truth: IndexArray  # (N,)
     prediction: IndexArray  # (N,)
     probability: FloatVector | None = None  # (N, K) class scores that sum to 1

@@ -38,7 +38,7 @@ from thinsection.weights.origin import slug
 from thinsection.weights.placement import resolve_device
 
 FORMAT = 2  # format of ID.json
-MODEL_ATTRIBUTE = "heatmap_model"  # of ID.h5: SHA-256 of the model's file
+MODEL_ATTRIBUTE = "heatmap_model"  # attribute of ID.h5: SHA-256 of the model's file
 # start of a warning; stored predictions of earlier versions go on with "set"
 UNLIKE = "unlike the training"
 

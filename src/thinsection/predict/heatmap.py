@@ -136,7 +136,7 @@ class Drawing:
     home: Path  # GRID/heatmap_NAME
     load: Callable[[str], TilesFile]  # slide_id -> its table
     sheet_columns: tuple[str, ...]  # each of them gets a row of top tiles
-    target_kind: Kind | None  # of the model's target; None for a column
+    target_kind: Kind | None  # kind of the model's target; None for a column
     model_name: str  # name in the caption; '' for a column
     model_sum: str  # SHA-256 of the model's file; '' for a column
     config: HeatmapConfig

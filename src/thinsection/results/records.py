@@ -31,7 +31,7 @@ RECORDS = "records"
 RECORD_NAME = "run.json"
 PAGE_NAME = "efficiency.html"
 LOG_NAME = "run.log"
-# of the results' index, on a page of a record
+# address of the results' index, seen from a page of a record
 _INDEX_ADDRESS = "../../index.html"
 # sections that decide where work happens; they do not change results
 _PLACE_SECTIONS = ("executor", "stream")

@@ -168,8 +168,8 @@ class StreamBudget:
     """Bytes that the stream may allocate: batch buffers, and scratch of its workers."""
 
     slots: int
-    batch_bytes: int  # of one slot
-    scratch_bytes: int  # of all workers; a worker waits while none are left
+    batch_bytes: int  # bytes of one slot
+    scratch_bytes: int  # bytes of all workers; a worker waits while none are left
     workers: int
 
     @property

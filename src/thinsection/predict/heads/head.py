@@ -61,7 +61,7 @@ class Head(nn.Module, ABC):
     """One bag in, its logits out; a bag is a batch of its own."""
 
     recipe: ClassVar[Recipe] = Recipe()
-    bag_weight = 1.0  # of the bag's loss; the other part is of `extra_loss`
+    bag_weight = 1.0  # weight of the bag's loss; `extra_loss` has the rest
     needs_cells = False  # whether `forward` reads where tiles lie
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
