@@ -269,3 +269,5 @@ def test_the_former_form_of_an_end_still_works_and_names_the_new_one() -> None:
     with pytest.warns(DeprecationWarning, match=r"now job\.ended"):
         ended = backend.Ended(job=job, kind="reported", report=report)
     assert ended == job.ended("reported", report=report)
+    with pytest.warns(DeprecationWarning, match=r"now job\.ended"):
+        assert backend.Ended(job=job, kind="over", report=report).end == "fatal"

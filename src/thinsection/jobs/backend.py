@@ -159,14 +159,14 @@ class Attempt:
         )
 
 
-def Ended(*, job: Attempt, kind: End, **details: Any) -> Attempt:
-    """Deprecated: `job.ended(kind, report=...)`."""
+def Ended(*, job: Attempt, kind: End | Literal["over"], **details: Any) -> Attempt:
+    """Deprecated: `job.ended(kind, report=...)`, where 'over' is now 'fatal'."""
     warnings.warn(
         "Ended(job=job, kind=...) is now job.ended(...)",
         DeprecationWarning,
         stacklevel=2,
     )
-    return job.ended(kind, **details)
+    return job.ended("fatal" if kind == "over" else kind, **details)
 
 
 @dataclass(frozen=True)
