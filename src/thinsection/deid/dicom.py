@@ -1,7 +1,7 @@
-"""DICOM whole-slide instances without what may identify a patient; frames are not encoded anew.
+"""Copies of DICOM slides without identifying data; frames are not encoded again.
 
-An instance is written anew from the elements that `dicom_elements` keeps. Frames go from file to
-file one by one, each looked into.
+Each file is written from the elements that `dicom_elements` keeps. Frames are copied one by one,
+and each is inspected.
 """
 
 import struct
@@ -49,7 +49,7 @@ from thinsection.slide.formats.dicom_frames import (
 )
 from thinsection.types import MIB, Size, counted
 
-_NATIVE = (IMPLICIT, f"{IMPLICIT}.1")  # little endian, implicit and explicit
+_NATIVE = (IMPLICIT, f"{IMPLICIT}.1")  # little endian: implicit and explicit
 _JPEG_SYNTAXES = (f"{IMPLICIT}.4.50", f"{IMPLICIT}.4.51")
 _JPEG2000_SYNTAXES = (*JPEG_2000, *HTJ2K)
 _MAX_FRAME_BYTES = 128 * MIB
@@ -61,9 +61,9 @@ class DicomInstance:
     """A file of a DICOM slide.
 
     Attributes:
-        path: of the file.
-        dataset: pydicom's, without the pixel data.
-        pixel_place: where the pixel data element begins in the file; -1: there is none.
+        path: path of the file.
+        dataset: pydicom's data set, without the pixel data.
+        pixel_place: offset of the pixel data element in the file; -1 if there is none.
     """
 
     path: Path
@@ -78,12 +78,12 @@ class DicomInstance:
 
     @property
     def is_native(self) -> bool:
-        """True where frames are stored as plain numbers."""
+        """True if frames are stored uncompressed."""
         return self.syntax in _NATIVE
 
     @property
     def series(self) -> str:
-        """UID of the slide that the file is a part of."""
+        """SeriesInstanceUID, which all files of a slide share."""
         return str(self.dataset.get("SeriesInstanceUID", ""))
 
     @property
@@ -94,11 +94,11 @@ class DicomInstance:
 
     @property
     def is_volume(self) -> bool:
-        """True where it calls itself a level of the slide."""
+        """True if the image type calls the file a level of the slide."""
         return "VOLUME" in self.dataset.get("ImageType", [])
 
     def why_dropped(self) -> str:
-        """Returns why the file is left out whatever it shows; '' where its pixels decide."""
+        """Returns why the file is left out by its headers; '' if its pixels decide."""
         kinds = [str(kind).upper() for kind in self.dataset.get("ImageType", [])]
         flavor = kinds[2] if len(kinds) > 2 else "unknown"
         if flavor not in ("VOLUME", "THUMBNAIL"):
@@ -110,7 +110,7 @@ class DicomInstance:
 
 
 def is_dicom(path: str | Path) -> bool:
-    """Tells whether a file has DICOM's prefix."""
+    """Tells whether a file begins as a DICOM file."""
     with Path(path).open("rb") as file:
         return file.read(132)[128:] == b"DICM"
 
@@ -119,13 +119,13 @@ def read_instance(path: str | Path) -> DicomInstance:
     """Reads the file without its pixels.
 
     Raises:
-        InvalidInputError: not a whole-slide image, or of a transfer syntax that is not known here.
+        InvalidInputError: not a whole-slide image, or an unknown transfer syntax.
     """
     name = Path(path).name
     try:
         with Path(path).open("rb") as file:
             dataset = pydicom.dcmread(file, stop_before_pixels=True)
-            # pydicom parses elements when they are asked for, and only then finds damage
+            # pydicom parses an element when its value is read; only then does it find damage
             dataset.walk(lambda _, element: element.value)
             place = file.tell()
             has_pixels = file.read(4) == PIXEL_TAG
@@ -152,7 +152,7 @@ def read_instance(path: str | Path) -> DicomInstance:
 
 
 def split_by_kind(slides: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Slides that are single files, and DICOM files; damaged files are in the first list."""
+    """Separates slides that are one file from DICOM files; the first also has damaged files."""
     others: list[Path] = []
     dicom: list[Path] = []
     for slide in slides:
@@ -169,7 +169,7 @@ def split_by_kind(slides: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def stored_image(instance: DicomInstance, file: BinaryIO) -> StoredImage:
-    """Returns the image of an instance; frames are decoded one by one from the opened file."""
+    """Returns the image of a file; frames are decoded one by one from the opened file."""
     dataset = instance.dataset
     size = image_size(dataset)
     tile = (int(dataset.Columns), int(dataset.Rows))
@@ -202,10 +202,10 @@ def stored_image(instance: DicomInstance, file: BinaryIO) -> StoredImage:
 def _frame_numbers(
     instance: DicomInstance, size: Size, tile: Size
 ) -> dict[int, int] | None:
-    """Place in the grid to frame, where the file lists positions; None: in order.
+    """Returns the frame at each position of the grid; None if frames are in the grid's order.
 
     Raises:
-        InvalidInputError: a frame has no place in the image, so that no reader shows it.
+        InvalidInputError: a frame has no position in the image, so that no reader shows it.
     """
     dataset = instance.dataset
     num_frames = count_frames(dataset)
@@ -245,7 +245,7 @@ def _frame_numbers(
 
 
 def _frame_places(instance: DicomInstance, file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """(offset, byte count) in the file of each frame; a frame must be one fragment."""
+    """Yields (offset, byte count) in the file of each frame; a frame must be one fragment."""
     name = instance.path.name
     header = read_pixel_header(file, instance.pixel_place, instance.syntax, name)
     if instance.is_native:
@@ -256,14 +256,14 @@ def _frame_places(instance: DicomInstance, file: BinaryIO) -> Iterator[tuple[int
             yield header.end + frame * num_bytes, num_bytes
         return
     for index, (start, count) in enumerate(_items(instance, header, file)):
-        if index:  # the first item is the table of offsets
+        if index:  # the first item is the offset table
             yield start, count
 
 
 def _items(
     instance: DicomInstance, header: PixelHeader, file: BinaryIO
 ) -> Iterator[tuple[int, int]]:
-    """(offset, byte count) of the items of encapsulated pixel data."""
+    """Yields (offset, byte count) of the items of encapsulated pixel data."""
     name = instance.path.name
     for start, count in walk_items(file, header.end, name, error=InvalidInputError):
         if count > _MAX_FRAME_BYTES:
@@ -275,7 +275,7 @@ def _items(
 
 
 def _decoded(instance: DicomInstance, data: bytes) -> Segment:
-    """Decodes the pixels of a frame."""
+    """Decodes a frame to pixels."""
     dataset = instance.dataset
     try:
         if instance.syntax in _JPEG_SYNTAXES:
@@ -307,7 +307,7 @@ def _decoded(instance: DicomInstance, data: bytes) -> Segment:
 def write_copy(
     instance: DicomInstance, uids: UidMap, source: BinaryIO, out: BinaryIO | None
 ) -> Report:
-    """Writes an instance without what may identify somebody, or only looks where `out` is None.
+    """Writes the copy without identifying data; only inspects it if `out` is None.
 
     Memory: one frame, and the elements before the pixels.
     """
@@ -343,7 +343,7 @@ def write_copy(
 def _keep_extended_offsets(
     instance: DicomInstance, source: BinaryIO, kept: Dataset
 ) -> None:
-    """Keeps the extended table of offsets where it tells the places and sizes of the frames."""
+    """Keeps the extended offset table if it has the right offsets and lengths of the frames."""
     stored = instance.dataset.get("ExtendedOffsetTable")
     if stored is None or instance.is_native:
         return
@@ -360,7 +360,7 @@ def _keep_extended_offsets(
 def _copy_pixels(
     instance: DicomInstance, source: BinaryIO, out: BinaryIO | None
 ) -> None:
-    """Frames as they are stored, cleaned; what follows the pixel data is left out."""
+    """Copies and cleans the frames; anything after the pixel data is left out."""
     name = instance.path.name
     header = read_pixel_header(source, instance.pixel_place, instance.syntax, name)
 
@@ -385,7 +385,7 @@ def _copy_native(
     source: BinaryIO,
     write: Write,
 ) -> int:
-    """Plain frames; returns where the pixel data ends in the source."""
+    """Copies uncompressed frames; returns the end of the pixel data in the source."""
     frames = list(_frame_places(instance, source))
     num_bytes = sum(count for _, count in frames)
     if num_bytes > header.length:
@@ -413,7 +413,7 @@ def _copy_items(
     source: BinaryIO,
     write: Write,
 ) -> int:
-    """Compressed frames, each cleaned at its length; returns where the pixel data ends."""
+    """Copies compressed frames, cleaned at equal length; returns the end of the pixel data."""
     name = instance.path.name
     items = list(_items(instance, header, source))
     table, *frames = items
@@ -451,7 +451,7 @@ def _write_item(write: Write, data: bytes) -> None:
 def _sound_offsets(
     source: BinaryIO, table: tuple[int, int], frames: list[tuple[int, int]]
 ) -> bytes | None:
-    """Returns the table of offsets, b'' if it is empty; None if it is not that of the frames."""
+    """Returns the offset table, b'' if it is empty; None if it does not fit the frames."""
     source.seek(table[0])
     data = source.read(table[1])
     if not data:

@@ -1,8 +1,8 @@
-"""Which elements of a DICOM slide are kept, and with what values: `dicom_elements.toml` names them.
+"""Elements of a DICOM slide that are kept in its copy; `dicom_elements.toml` lists them.
 
-Kept are numbers that say how pixels are to be read, words of the standard, codes of the standard's
-own tables and UIDs, which are replaced. Every other element is left out, private ones too.
-Source: DICOM PS3.15, annex E (Basic Profile), names what must go; here only what is named stays.
+The copy keeps numbers that are needed to read the pixels, defined terms of the standard, codes from
+the standard's tables, and UIDs, which are replaced. Every other element is left out, also private
+ones. Source: DICOM PS3.15, annex E (Basic Profile), lists what to remove; this list is what stays.
 """
 
 import re
@@ -25,34 +25,34 @@ from thinsection.deid.report import Report
 from thinsection.slide.clean_profile import clean_profile
 from thinsection.types import Document, Size
 
-# value of an element, as pydicom has it: text, numbers, bytes, sequences; None: left out
+# pydicom's value of an element: text, numbers, bytes, sequences; None: the element is left out
 Value: TypeAlias = Any
-_MAX_VALUES = 9  # of an element of numbers
+_MAX_VALUES = 9  # largest number of values of a numeric element
 _TEXT_NUMBER = re.compile(r"[+-]?\d{0,12}(\.\d{0,12})?([eE][+-]?\d{1,3})?")
 _CODE_WORDS = {"CodeValue", "CodingSchemeDesignator", "CodeMeaning"}
-_SPECIMEN = "specimen"  # in place of its identifier
-WRITER = "THINSECTION"  # in the head of each file
+_SPECIMEN = "specimen"  # replaces the identifier of the specimen
+WRITER = "THINSECTION"  # name of the writer in the header of each file
 _OFFSET_TABLES = ("ExtendedOffsetTable", "ExtendedOffsetTableLengths")
 _PATH_NAMES = "OpticalPathIdentifier"
 
 
 @cache
 def rules() -> Document:
-    """Returns what `dicom_elements.toml` says."""
+    """Returns the content of `dicom_elements.toml`."""
     return read_toml(Path(__file__).with_suffix(".toml"))
 
 
 class UidMap:
-    """New UIDs for old ones: the same one each time, and not to be computed without the secret.
+    """New UIDs for old ones: always the same one, but not computable without the secret.
 
-    Keep one map for all files of a study, so that their references stay whole.
+    Use one map for all files of a study, so that references between them remain valid.
     """
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
 
     def new(self, uid: str) -> str:
-        """Returns the UID in place of another. Source: PS3.5, B.2 (UUIDs under 2.25)."""
+        """Returns the UID that replaces another. Source: PS3.5, B.2 (UUIDs under 2.25)."""
         digest = sha256(self._secret + uid.encode()).digest()
         return f"2.25.{UUID(bytes=digest[:16], version=4).int}"
 
@@ -65,12 +65,12 @@ def image_size(dataset: Dataset) -> Size:
 
 
 def count_frames(dataset: Dataset) -> int:
-    """Counts the frames of an image, as it states them."""
+    """Number of frames that an image states."""
     return int(dataset.get("NumberOfFrames", 1) or 1)
 
 
 def count_places(dataset: Dataset) -> int:
-    """Counts the places of frames in an image: of its grid, in each focal plane and path."""
+    """Number of positions for frames in an image: all grids of its focal planes and paths."""
     width, height = image_size(dataset)
     grid = -(-width // int(dataset.Columns)) * -(-height // int(dataset.Rows))
     planes = int(dataset.get("TotalPixelMatrixFocalPlanes", 1) or 1)
@@ -86,23 +86,23 @@ class KeptElements:
         places = count_places(image)
         frames = count_frames(image)
         self._rules = rules()
-        # limits of numbers; those that number the file's frames depend on its size
+        # limits of numeric elements; some limits depend on the number of frames or the image's size
         self._limits = {
             **self._rules["numbers"],
             "ColumnPositionInTotalImagePixelMatrix": (-width, width),
             "RowPositionInTotalImagePixelMatrix": (-height, height),
-            # some writers put positions in place of indices
+            # some writers store positions instead of indices
             "DimensionIndexValues": (0, max(places, frames, width, height)),
             "ConcatenationFrameOffsetNumber": (0, max(places, frames)),
             "RepresentativeFrameNumber": (0, frames),
         }
         self._uids = uids
         self._report = report
-        # of optical paths, in the order of their first use
+        # new names of the optical paths, in the order of their first use
         self._path_names: dict[str, str] = {}
 
     def kept(self, dataset: Dataset) -> Dataset:
-        """A new data set of the elements that are kept."""
+        """Returns a new data set with the elements that are kept."""
         out = Dataset()
         for element in dataset:
             value = self._kept_value(element)
@@ -120,7 +120,7 @@ class KeptElements:
         return out
 
     def _kept_value(self, element: DataElement) -> Value:
-        """Returns the value in the copy; None where the element is left out."""
+        """Returns the value in the copy; None if the element is left out."""
         keyword = element.keyword
         value = element.value
         if keyword in self._rules["sequences"] and element.VR == "SQ":
@@ -156,7 +156,7 @@ class KeptElements:
         return None
 
     def _number(self, element: DataElement) -> Value:
-        """A number, or a few; None where it is none, or none that its keyword can mean."""
+        """Returns a number, or a few; None if it is not numeric or outside the keyword's limits."""
         if element.VM > _MAX_VALUES:
             return None
         value = element.value
@@ -180,7 +180,7 @@ class KeptElements:
         return value if all(least <= number <= most for number in numbers) else None
 
     def _codes(self, keyword: str, items: Sequence) -> Sequence | None:
-        """Codes that the standard's tables know, with the tables' meaning."""
+        """Returns the codes that the standard's tables have, with the meanings in these tables."""
         kept = []
         for item in items:
             scheme = str(item.get("CodingSchemeDesignator", ""))
@@ -208,7 +208,7 @@ class KeptElements:
 @cache
 def _meanings() -> Mapping[tuple[str, str], str]:
     """(coding scheme, code) -> meaning, from pydicom's copy of PS3.16."""
-    from pydicom.sr import _concepts_dict, _snomed_dict  # large
+    from pydicom.sr import _concepts_dict, _snomed_dict  # slow to import
 
     old_codes = _snomed_dict.mapping["SCT"]
     meanings: dict[tuple[str, str], str] = {}

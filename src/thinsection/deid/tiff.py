@@ -1,9 +1,9 @@
-"""TIFF slides without what may identify a patient: Aperio, generic TIFF, BigTIFF and NDPI.
+"""Copies of TIFF slides without identifying data: Aperio, generic TIFF, BigTIFF and NDPI.
 
-The copy begins as an empty file of zeros. Into it go, each at its old place, only structures that
-were read and found to have the form that they should have: directories with known tags, cleaned
-image data, colour profiles of numbers. What nobody asked for is therefore not in the copy, whatever
-it is. Image data that grows by cleaning goes to the end of the file.
+The copy begins as an empty file of zeros. It gets only structures that were read and have the
+expected form, each at its old offset: directories with known tags, cleaned image data, and colour
+profiles of numbers. Therefore unknown content is never copied, whatever it is. Image data that
+becomes larger by cleaning is written at the end of the file.
 """
 
 import re
@@ -37,7 +37,7 @@ from thinsection.slide.formats.tiff_layout import read_layout
 from thinsection.slide.formats.tiff_pages import JPEG, PICTURE_CODECS, segment_size
 from thinsection.types import MIB, Size, counted
 
-_GAP_BYTES = 4 * MIB  # read at once between structures
+_GAP_BYTES = 4 * MIB  # bytes read at once between structures
 # tags
 _DESCRIPTION = 270
 _STRIP_OFFSETS = 273
@@ -48,13 +48,13 @@ _SUB_IFDS = 330
 _JPEG_TABLES = 347
 _ICC = 34675
 _NDPI_FORMAT = 65420
-_NDPI_LENS = 65421  # magnification; < 0 of macro and map
+_NDPI_LENS = 65421  # magnification; negative for macro and map
 _NDPI_MCU_STARTS = 65426
 _NDPI_MCU_STARTS_HIGH = 65432
 _OFFSETS = (_STRIP_OFFSETS, _TILE_OFFSETS)
 _COUNTS = (_STRIP_COUNTS, _TILE_COUNTS)
-# Tags of whole numbers that lay out pixels: how many there are at most, and how large they may be.
-# Every other tag is left out, unless it is named below.
+# Tags whose whole numbers describe the layout of the pixels: (most numbers, largest value). Every
+# other tag is left out, unless it is listed below.
 _ANY = 2**32 - 1
 _NUMBERS = {
     254: (1, 15), 255: (1, 3), 256: (1, 2**31), 257: (1, 2**31), 258: (8, 64), 259: (1, 2**16),
@@ -63,27 +63,27 @@ _NUMBERS = {
     530: (2, 4), 531: (1, 2), 532: (6, 2**16), 32997: (1, 2**16), 32998: (1, 2**16),
 }  # fmt: skip
 _WHOLE_TYPES = (3, 4, 16)
-# Fractions: how many there are, and between which values each lies: px per inch or centimetre up to
-# 10 nm a px, and reference black and white.
+# Tags with fractions: (most numbers, least value, largest value). These are pixels per inch or
+# centimetre, down to 10 nm per pixel, and the reference black and white.
 _FRACTIONS = {282: (1, 0, 10**6), 283: (1, 0, 10**6), 532: (6, 0, 2**16)}
 _FRACTION_TYPE = 5
 _ROWS_PER_STRIP = 278
-# NDPI, by tag: the least and the largest value. Only numbers by which readers find and scale
+# NDPI tags: (least value, largest value). Only the numbers that readers need to find and scale
 # pixels are kept.
 _NDPI_NUMBERS = {
     65420: (0, 1),  # format
-    65421: (-2, 200),  # lens; < 0 of macro and map
+    65421: (-2, 200),  # lens; negative for macro and map
     65422: (-40_000_000, 40_000_000),  # offset from the centre of the glass in x, nm
-    65423: (-15_000_000, 15_000_000),  # in y, nm
+    65423: (-15_000_000, 15_000_000),  # the same in y, nm
     65424: (-1_000_000, 1_000_000),  # focal plane, nm
     65441: (0, 20),  # capture mode
     65451: (0, 2000),  # wavelength, nm
 }
 _NDPI_NUMBER_FORMS = {3: "H", 4: "I", 9: "i", 11: "f"}
-_TEXT_RUN = re.compile(rb"[ -~]{5,}")  # numbers that read as text are none
-_NDPI_MAKE = (271, b"Hamamatsu")  # OpenSlide and tifffile know the format by it
+_TEXT_RUN = re.compile(rb"[ -~]{5,}")  # numbers that could be read as text are left out
+_NDPI_MAKE = (271, b"Hamamatsu")  # OpenSlide and tifffile recognise the format by it
 _NAMED = ("label", "macro", "thumbnail")
-# vendors whose tiles are placed by words that are removed here
+# vendors whose readers find tiles by texts that are removed here
 _READ_BY_WORDS = {
     "philips": "its XML mixes barcode, label and macro with the positions of its "
         "tiles, and no rule here separates them",
@@ -97,12 +97,12 @@ _READ_BY_WORDS = {
 
 @dataclass
 class _Copy:
-    """Copy of a slide as it is written, or only counted where there is no file.
+    """Copy of a slide while it is written; without a file, its content is only counted.
 
     Attributes:
-        file: the copy; None: only look.
-        end: where the slide ends, so that more can be appended.
-        pieces: (start, end) of everything in the slide that has a place in the copy.
+        file: the copy; None to count only.
+        end: end of the slide's data, after which data can be appended.
+        pieces: (start, end) of each part of the slide that the copy has too.
     """
 
     file: BinaryIO | None
@@ -111,7 +111,7 @@ class _Copy:
     pieces: list[tuple[int, int]] = field(default_factory=list)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Writes at a place of the slide's own structure."""
+        """Writes at the offset of a structure of the slide."""
         if data:
             self.pieces.append((offset, offset + len(data)))
         if self.file is not None:
@@ -119,7 +119,7 @@ class _Copy:
             self.file.write(data)
 
     def place(self, data: bytes, offset: int, room: int) -> int:
-        """Writes where the slide had it if it fits, else at the end; returns where."""
+        """Writes at the slide's offset if there is room, else at the end; returns the offset."""
         if len(data) <= room:
             self.write(offset, data)
             return offset
@@ -136,27 +136,27 @@ class _Copy:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A tag as it is written."""
+    """A tag in the form in which it is written."""
 
     code: int
     dtype: int
     value: bytes
     old_place: int
-    high_word: int = 0  # of an NDPI's offset or count beyond 4 GiB
+    high_word: int = 0  # of an NDPI offset or count beyond 4 GiB
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Page:
-    """A page of the slide that is in the copy, with its pages below."""
+    """A page of the slide that is kept, with its kept SubIFDs."""
 
     page: TiffPage
     below: tuple["_Page", ...] = ()
 
 
 class TiffSlide:
-    """A TIFF slide that is looked at, and copied without what may identify somebody.
+    """A TIFF slide that is inspected, and copied without identifying data.
 
-    Raises InvalidInputError: not a TIFF of a kind that can be copied so.
+    Raises InvalidInputError: not a kind of TIFF that can be copied in this way.
     """
 
     def __init__(self, slide_path: str | Path, handle: BinaryIO) -> None:
@@ -167,15 +167,15 @@ class TiffSlide:
         self.is_ndpi = bool(self._file.is_ndpi)
         self._size = self._file.filehandle.size
         self._dropped: list[tuple[int, int]] = []
-        self.images: list[StoredImage] = []  # that are kept, in the order of the file
-        # tables that segments need from JPEG tables, by where these stand in the file
+        self.images: list[StoredImage] = []  # images that are kept, in file order
+        # JPEG tables that segments use, by the offset of the tag JPEGTables that holds them
         self._needed_tables: defaultdict[int, set[JpegTable]] = defaultdict(set)
         self._pages = self._judged_pages()
 
     def copy(self, out: BinaryIO | None) -> Report:
-        """Writes the copy, or only looks, and says what was found.
+        """Writes the copy, or only inspects the slide, and reports what was found.
 
-        Memory: one segment, and what the file lists of its segments.
+        Memory: one segment, and the file's lists of segments.
         """
         max_offset = 2**63 if self._file.is_bigtiff or self.is_ndpi else 2**32 - 1
         copy = _Copy(out, self._size, max_offset)
@@ -196,10 +196,10 @@ class TiffSlide:
         )
         return self.report
 
-    # which images are kept
+    # selection of images
 
     def _judged_pages(self) -> list[_Page]:
-        """Pages that show the slide, in their order; the others are reported and left out."""
+        """Returns the pages that show the slide, in file order; reports the others."""
         self._num_dropped = 0
         chain = list(self._file.pages)
         candidates: list[TiffPage] = []
@@ -210,7 +210,7 @@ class TiffSlide:
             candidates, key=lambda page: -page.imagewidth * page.imagelength
         )
         slide_page = by_size[0]
-        shown = [images[id(slide_page)]]  # known to show the slide, finest first
+        shown = [images[id(slide_page)]]  # images that show the slide, finest first
         self._slide_size = shown[0].size
         kept: set[int] = {id(slide_page)}
         for page in by_size[1:]:
@@ -232,7 +232,7 @@ class TiffSlide:
         return self._tree(chain, kept)
 
     def _tree(self, chain: Sequence[TiffPage], kept: set[int]) -> list[_Page]:
-        """Returns the kept pages of the chain, each with its kept pages below."""
+        """Returns the kept pages of the chain, each with its kept SubIFDs."""
         tree: list[_Page] = []
         for page in chain:
             below = tuple(
@@ -250,7 +250,7 @@ class TiffSlide:
     def _why_dropped(
         self, page: TiffPage, image: StoredImage, slide: StoredImage
     ) -> str:
-        """Returns why an image goes: what it is called, or what it shows; '' if it is kept."""
+        """Returns why an image is left out, by its name or its pixels; '' if it is kept."""
         name = _own_name(page)
         if name in ("label", "macro"):
             return f"it is named a {name}"
@@ -262,7 +262,7 @@ class TiffSlide:
             return f"it cannot be compared with the slide ({error})"
 
     def _extents(self, page: TiffPage) -> Iterator[tuple[int, int]]:
-        """(start, end) of all bytes of a page that is left out."""
+        """Yields (start, end) of all bytes of a page that is left out."""
         yield page.offset, page.offset + self._directory_bytes(page)
         for tag in page.tags:
             yield tag.valueoffset, tag.valueoffset + tag.valuebytecount
@@ -277,7 +277,7 @@ class TiffSlide:
         return int(form.tagnosize + count * form.tagsize + form.offsetsize + high_words)
 
     def _image(self, page: TiffPage) -> StoredImage:
-        """A page whose segments can be decoded one by one."""
+        """Returns the image of a page, whose segments can be decoded one by one."""
         segment = segment_size(page)
         num_bytes = segment[0] * segment[1] * int(page.samplesperpixel)
         if num_bytes > MAX_SEGMENT_BYTES:
@@ -295,7 +295,8 @@ class TiffSlide:
             if not data:
                 return None
             try:
-                if page.jpegheader is None:  # else it is a restart interval
+                # otherwise the segment is a restart interval
+                if page.jpegheader is None:
                     data = clean_page_segment(page, index, data).data
                 pixels: Segment | None
                 pixels, *_ = page.decode(
@@ -330,11 +331,12 @@ class TiffSlide:
     # directories
 
     def _write_directories(self, copy: _Copy, pages: Sequence[_Page]) -> int:
-        """Writes the chain of pages; returns where it begins."""
+        """Writes the chain of pages; returns the offset of the first."""
         places: dict[int, tuple[list[int], list[int]]] = {}
         for page in pages:
             for each in (*page.below, page):
-                # all data first: it says which of the shared JPEG tables are needed
+                # image data come first, because they show which of the shared JPEG tables are
+                # needed
                 is_split = self.is_ndpi and len(each.page.dataoffsets) > 1
                 write = self._write_restarts if is_split else self._write_segments
                 try:
@@ -358,7 +360,7 @@ class TiffSlide:
         places: tuple[list[int], list[int]],
         next_offset: int,
     ) -> None:
-        """Values of tags and directory of one page whose data lies at (offsets, byte counts)."""
+        """Writes tag values and directory of a page; `places`: offsets and byte counts."""
         page = kept.page
         offsets, counts = places
         entries: list[_Entry] = []
@@ -389,11 +391,11 @@ class TiffSlide:
         self._write_directory(copy, page, entries, next_offset)
 
     def _raw(self, tag: TiffTag) -> bytes:
-        """Returns the bytes of a tag's value as they are stored."""
+        """Returns the stored bytes of a tag's value."""
         return self._read(tag.valueoffset, tag.valuebytecount)
 
     def _kept_value(self, page: TiffPage, tag: TiffTag) -> bytes | None:
-        """Returns the bytes of a tag's value in the copy; None where the tag is left out."""
+        """Returns the bytes of a tag's value in the copy; None if the tag is left out."""
         dtype = int(tag.dtype)
         if tag.code in _NUMBERS or tag.code in _FRACTIONS:
             return self._kept_numbers(page, tag)
@@ -418,7 +420,7 @@ class TiffSlide:
             (number,) = struct.unpack(f"{self._file.byteorder}{form}", raw)
             least, most = _NDPI_NUMBERS[tag.code]
             if form == "I" and number >= 2**31:
-                number -= 2**32  # written with a sign whatever the type says
+                number -= 2**32  # the value is signed, whatever the type says
             return raw if least <= number <= most else None
         if tag.code in (_NDPI_MCU_STARTS, _NDPI_MCU_STARTS_HIGH):
             fits = dtype == 4 and tag.count == len(page.dataoffsets)
@@ -426,7 +428,7 @@ class TiffSlide:
         return None
 
     def _kept_numbers(self, page: TiffPage, tag: TiffTag) -> bytes | None:
-        """Returns the bytes of whole numbers or fractions; None where they have another form."""
+        """Returns the bytes of whole numbers or fractions; None if their form is not allowed."""
         dtype = int(tag.dtype)
         raw = self._raw(tag)
         order = self._file.byteorder
@@ -446,7 +448,7 @@ class TiffSlide:
         form = {3: "H", 4: "I", 16: "Q"}[dtype]
         numbers = struct.unpack(f"{order}{tag.count}{form}", raw)
         if tag.code == _ROWS_PER_STRIP and numbers[0] > page.imagelength:
-            # any larger number means one strip, so it could say anything
+            # any larger number also means one strip, so it could carry hidden data
             whole = _ANY if dtype == 4 else int(page.imagelength)
             if numbers[0] != whole:
                 self.report.remove("a number of rows in a strip that the image lacks")
@@ -475,7 +477,7 @@ class TiffSlide:
     def _write_directory(
         self, copy: _Copy, page: TiffPage, entries: Sequence[_Entry], next_offset: int
     ) -> None:
-        """Writes the directory at its old place, with fewer entries; unused bytes are 0."""
+        """Writes the directory at its old offset, with fewer entries; unused bytes are 0."""
         form = self._file.tiff
         order = self._file.byteorder
         word = "Q" if self._file.is_bigtiff else "I"
@@ -505,7 +507,7 @@ class TiffSlide:
     def _write_segments(
         self, copy: _Copy, page: TiffPage
     ) -> tuple[list[int], list[int]]:
-        """Cleans and writes tiles or strips, each a stream of its own.
+        """Cleans and writes tiles or strips, each of which is a separate stream.
 
         Returns their offsets and byte counts.
         """
@@ -523,7 +525,7 @@ class TiffSlide:
             kinds.update(cleaned.removed)
             needed |= cleaned.lacks
             self.report.note(Cleaned(b"", unread=cleaned.unread))
-            # an empty segment has no place, so that its offset could say anything
+            # the offset of an empty segment is not used, so it could carry hidden data
             place = copy.place(cleaned.data, offset, count) if cleaned.data else 0
             offsets.append(place)
             counts.append(len(cleaned.data))
@@ -535,7 +537,7 @@ class TiffSlide:
     def _write_restarts(
         self, copy: _Copy, page: TiffPage
     ) -> tuple[list[int], list[int]]:
-        """NDPI's one JPEG of a level, which tifffile splits at its restart markers."""
+        """Cleans and writes an NDPI level: one JPEG, which tifffile splits at restart markers."""
         start = int(page.tags[_STRIP_OFFSETS].value[0])
         length = int(page.tags[_STRIP_COUNTS].value[0])
         kinds: Counter[str] = Counter()
@@ -562,10 +564,10 @@ class TiffSlide:
                 f"{kind}, in {times} of {counted(count, 'segment')} of page {place}"
             )
 
-    # what belongs to nothing
+    # data outside of all structures
 
     def _check_pieces(self, copy: _Copy) -> None:
-        """Refuses a file whose structures overlap: one of them could hold another's bytes."""
+        """Refuses a file whose structures overlap, since one could hide bytes of another."""
         end = 0
         previous = (0, 0)
         for piece in sorted(set(copy.pieces)):
@@ -578,7 +580,7 @@ class TiffSlide:
             end = piece[1]
 
     def _count_rest(self, copy: _Copy) -> None:
-        """Reports bytes between and after the structures that are not zero."""
+        """Reports non-zero bytes that belong to no structure."""
         known = [*copy.pieces, *self._dropped]
         for kept in self._pages:
             for page in (kept.page, *(below.page for below in kept.below)):
@@ -598,7 +600,7 @@ class TiffSlide:
 
 
 def _opened(slide_path: Path, handle: BinaryIO) -> tifffile.TiffFile:
-    """Opens the file by tifffile; InvalidInputError: no TIFF, or of a kind that is refused."""
+    """Opens the file with tifffile. Raises InvalidInputError: not a TIFF, or a refused kind."""
     name = slide_path.name
     vendor = None
     with suppress(openslide.OpenSlideError):
@@ -634,13 +636,13 @@ def _opened(slide_path: Path, handle: BinaryIO) -> tifffile.TiffFile:
 
 
 def _place_of(page: TiffPage) -> str:
-    """'3', or '3.1' of a page below another."""
+    """Returns '3' for a page, or '3.1' for a page below it."""
     index = page.index
     return ".".join(map(str, index if isinstance(index, tuple) else (index,)))
 
 
 def _own_name(page: TiffPage) -> str:
-    """'label', 'macro' or 'thumbnail', where a page's description says so."""
+    """Returns 'label', 'macro' or 'thumbnail' if a page's description says so, else ''."""
     for line in str(page.description or "").splitlines()[:2]:
         word = line.strip().split(" ", 1)[0].lower()
         if word in _NAMED:
@@ -649,7 +651,7 @@ def _own_name(page: TiffPage) -> str:
 
 
 def _packed(file: tifffile.TiffFile, dtype: int, numbers: Sequence[int]) -> bytes:
-    """Numbers as the value of a tag; those of NDPI beyond 4 GiB have their high words apart."""
+    """Packs numbers as a tag value; NDPI stores the high words of 64-bit numbers apart."""
     form = {3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}.get(dtype)
     if form is None:
         raise InvalidInputError(

@@ -1,4 +1,4 @@
-"""The embeddings of a results folder as AnnData."""
+"""Exports the embeddings of a results folder as AnnData."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Exports results to another tool's folder; equal files are linked, and nothing is overwritten.
 
-The exported tiles cover the same field of view in µm as ours. docs/formats.md lists the
-readers that were run on such a folder.
+The exported tiles cover the same field of view in µm as ours. docs/formats.md lists the programs
+that have read such a folder.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ from thinsection.store.tiles_h5 import (
 )
 from thinsection.types import Document, counted
 
-# suffixes that TRIDENT treats as one
+# file name endings that TRIDENT treats as one suffix
 _COMPOUND_SUFFIXES = (".ome.tif", ".ome.tiff", ".ome.zarr")
-# tools that name a slide's files by its id, not by its file's name
+# tools that name a slide's files by the slide id instead of the file name
 _NAMED_BY_ID = ("stamp", "slide2vec", "jpeg", "png", "webdataset")
 
 # a file to link, or a function that writes the file
@@ -48,18 +48,18 @@ Tables = Mapping[str, list[Document]]
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSlide:
-    """One slide for a layout. Properties raise InvalidInputError if the value is not known.
+    """One slide to export. Properties raise InvalidInputError if the value is not known.
 
     Attributes:
         slide_id: id in our results.
         out: the tool's folder.
         facts: facts from the ledger: slide_path, width, mpp_x, label, ...
         tiles_path: file of the tiles.
-        encoder: the tool's name of it; '' if there are no embeddings.
+        encoder: the tool's name of the encoder; '' if there are no embeddings.
         features_path: file of the embeddings.
         dim: dimension of the embeddings.
         slide_features: files of slide embeddings, by name of the slide encoder.
-        tiled: makes the slide whose tiles are read again from its file.
+        tiled: returns the slide and its grid, to read tiles again from the slide's file.
     """
 
     slide_id: str
@@ -74,7 +74,7 @@ class PeerSlide:
 
     @property
     def tiles(self) -> TilesFile:
-        """Coordinates, attributes and columns, without embeddings, as the file has them now.
+        """Coordinates, attributes and columns of the tiles, without embeddings, as now on disk.
 
         Memory:
             The tiles of the slide that was used last.
@@ -149,7 +149,7 @@ class PeerSlide:
             8 MiB.
 
         Raises:
-            StoreError: one is damaged.
+            StoreError: a file is damaged.
         """
         if self.features_path is not None:
             EmbeddingRows(self.features_path).check()
@@ -182,9 +182,9 @@ class Layout:
     """Layout of another tool's folder.
 
     Attributes:
-        files: makes the relative name of each file of a slide, with its source.
-        tables: makes the tables of all slides.
-        embeddings: False if it has tiles alone, so that a folder may have several embeddings.
+        files: yields the relative name and the source of each file of a slide.
+        tables: returns the tables of all slides.
+        embeddings: False if the layout has tiles only; then several embeddings need no choice.
     """
 
     files: Callable[[PeerSlide], Iterator[tuple[str, Source]]]
@@ -241,10 +241,10 @@ def export_peer(
     copy: bool = False,
     on_left_out: Listener | None = None,
 ) -> int:
-    """Writes a folder as `tool` does, and returns the number of slides in it after the export.
+    """Writes a results folder in the layout of `tool`; returns the number of slides now in `out`.
 
     Existing files are never overwritten with other bytes; a second export adds the new slides.
-    Files that are equal in both are hard links (copies across file systems, or with `copy`).
+    Equal files become hard links (copies on another file system, or with `copy`).
 
     Args:
         folder: a results folder.
@@ -304,7 +304,7 @@ def export_peer(
 
 
 def noting(reasons: list[str], on_left_out: Listener | None) -> Listener | None:
-    """Returns a listener that adds each line to the reasons too; None stays None."""
+    """Returns a listener that also adds each line to `reasons`; None if there is no listener."""
     if on_left_out is None:
         return None
 
@@ -316,7 +316,7 @@ def noting(reasons: list[str], on_left_out: Listener | None) -> Listener | None:
 
 
 def nothing_exported(folder: Path, tool: str, reasons: Sequence[str]) -> StoreError:
-    """Error for an export of no slide, with the reason of the first."""
+    """Error if no slide was exported, with the reason of the first one."""
     place = repr(str(folder))
     if not reasons:
         return StoreError(f"folder must contain tiles, got none in {place}")
@@ -328,7 +328,7 @@ def nothing_exported(folder: Path, tool: str, reasons: Sequence[str]) -> StoreEr
 
 @lru_cache(maxsize=1)
 def _tiles_of(path: Path, changed_ns: int) -> TilesFile:
-    """Tiles of one slide, which its layout asks for several times."""
+    """Tiles of one slide; cached because a layout asks for them several times."""
     return read_tiles(path)
 
 
@@ -353,7 +353,7 @@ def _peer_slide(
     address: str,
     tool: str,
 ) -> PeerSlide:
-    """Slide of a results folder, with the tool's names of its encoders."""
+    """One slide of a results folder, with the tool's name of its encoder."""
     files = {}
     for stage_address, record in ledger.stages.items():
         if record.files:
@@ -383,7 +383,7 @@ def _peer_slide(
 
 
 def _place(target: Path, source: Source, *, copy: bool = False) -> None:
-    """Writes a file; an existing file must be the same."""
+    """Writes or links a file; an existing file must have the same content."""
     may_be_linked = not copy and target.exists()
     if isinstance(source, Path) and may_be_linked and target.samefile(source):
         return

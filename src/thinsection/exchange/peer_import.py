@@ -1,8 +1,8 @@
 """Imports folders of TRIDENT, CLAM, STAMP and slide2vec: coordinates, features, lists of slides.
 
-Imported files have a grid name of their own (`trident_20x_256px_0px_overlap`) and keys that no run
-of ours produces, so that no run mistakes them for its own. `ls`, `verify`, `aggregate`, `probe` and
-`export` read it.
+Imported files get their own grid name (`trident_20x_256px_0px_overlap`) and keys that no run of
+ours produces, so that no run takes them for its own results. `ls`, `verify`, `aggregate`, `probe`
+and `export` can read them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -136,7 +136,7 @@ def _read_tables(folder: Path) -> dict[str, dict[str, str]]:
 def _slide_facts(
     slide_id: str, row: Mapping[str, str], entry: SlideEntry | None
 ) -> Document:
-    """Document of a slide for its ledger, including those of the opened slide if there is one."""
+    """Facts of a slide for its ledger, including those of the opened slide if there is one."""
     facts: Document = {"slide_id": slide_id, "slide_path": row.get("slide_path", "")}
     facts |= {name: row.get(name) for name in OF_COHORTS}
     if row.get("slide_mpp"):
@@ -175,7 +175,7 @@ def _import_slide(
     with hold(out / SLIDES / slide_id / LOCK_NAME):
         ledger = load_ledger(out, slide_id)
         if "reader" in facts and not ledger.source:
-            # so that the slide is known by its content when it moves
+            # the hash of its samples identifies the slide after a move
             identity = Identity.read(facts["slide_path"], {}, "samples")
             ledger = replace(ledger, source=asdict(identity))
         for tiles in peer_tiles:
@@ -198,7 +198,7 @@ def _import_slide(
 
 
 def _attributes(tool: str, tiles: PeerTiles, facts: Document) -> Document:
-    """Attributes for a file of imported tiles, without unknown ones."""
+    """Attributes for a file of imported tiles; unknown ones are left out."""
     edge_l0 = tiles.edge_l0
     tile_px = tiles.tile_px
     stride_l0 = round(edge_l0 * (1 - tiles.overlap_px / tile_px))
@@ -229,7 +229,7 @@ def _attributes(tool: str, tiles: PeerTiles, facts: Document) -> Document:
 
 
 def _has_same_rows(path: Path, tiles: PeerTiles) -> bool:
-    """True if a file has these tiles and features, whatever its attributes say."""
+    """True if a file has these tiles and features, even if its attributes differ."""
     try:
         stored = read_tiles(path)
     except StoreError:
@@ -265,12 +265,12 @@ def _write_stage(
                 writer.add_table()
         digest = file_sum(tmp)
         size = tmp.stat().st_size
-        # no run's key has this form, so that no run mistakes the file for its own
+        # no run makes keys of this form, so no run takes the file for its own
         key = f"imported-{stage_key(tool=tool, sum=digest)}"
         recorded = ledger.stages.get(address)
         if recorded is not None:
             is_same = recorded.key == key
-        else:  # a killed process may have left the file without its record
+        else:  # a killed process may have written the file but not its record
             is_same = not target.exists() or file_sum(target) == digest
         # older versions wrote fewer attributes
         if not is_same and not _has_same_rows(target, tiles):

@@ -1,6 +1,6 @@
-"""Folders of TRIDENT, CLAM, STAMP and slide2vec: the files for one slide, and the tables.
+"""Layouts of TRIDENT, CLAM, STAMP and slide2vec: the files of one slide, and the tables.
 
-slide2vec has tilings in hs2p's format, embeddings as tensors, and a list of slides.
+For slide2vec these are tilings in hs2p's format, embeddings as tensors, and a list of slides.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ def _trident_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
     attributes = slide.tiles.attributes
     power = float(attributes.get("target_magnification", 0))
     if power <= 0 and attributes.get("tile_mpp"):
-        # imported by an older version
+        # an older version of thinsection imported these tiles
         raise InvalidInputError(
             f"magnification must be stored with the tiles, got none in {slide.slide_id!r}; "
             "import them again"
@@ -133,7 +133,7 @@ def _stamp_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
 
 
 def _stamp_tables(slides: Sequence[PeerSlide]) -> Tables:
-    """Tables `clini_table` and `slide_table`; the ground truth's column is LABEL."""
+    """Tables `clini_table` and `slide_table`; the target's column is LABEL."""
     files = []
     label_by_patient = {}
     for slide in slides:
@@ -160,7 +160,7 @@ _BACKEND = "openslide"
 
 @cache
 def _slide2vec_keys() -> Document:
-    """Keys that slide2vec's documents must have, by document."""
+    """Keys that each of slide2vec's JSON documents must have."""
     return read_toml(Path(__file__).with_name("slide2vec_keys.toml"))
 
 
@@ -225,7 +225,7 @@ def _embedding_document(slide: PeerSlide) -> Document:
 
 
 def _requested_mpp(slide: PeerSlide) -> float:
-    """Requested resolution, equal in all slides; the slide's own one if that is not known."""
+    """Requested resolution, the same for all slides; if it is unknown, the slide's own."""
     attributes = slide.tiles.attributes
     power = float(attributes.get("target_magnification", 0))
     if power:
@@ -234,7 +234,7 @@ def _requested_mpp(slide: PeerSlide) -> float:
 
 
 def _tiling_document(slide: PeerSlide) -> Document:
-    """Metadata of a tiling for hs2p; fields that do not apply are None."""
+    """Metadata of a tiling for hs2p; fields that do not apply to it are None."""
     attributes = slide.tiles.attributes
     edge_l0 = slide.edge_l0
     mpp = slide.mpp[0]
@@ -279,7 +279,7 @@ def _tiling_document(slide: PeerSlide) -> Document:
 
 
 def _slide2vec_tables(slides: Sequence[PeerSlide]) -> Tables:
-    """List of slides that slide2vec's pipeline resumes from, and the manifest of slides."""
+    """The list from which slide2vec's pipeline resumes, and the manifest of slides."""
     process_list = []
     manifest = []
     for slide in slides:

@@ -14,9 +14,9 @@ from thinsection.store.hdf5 import Values, open_h5, stored_dataset
 from thinsection.store.tiles_h5 import Embeddings, read_tiles
 from thinsection.types import CoordsL0, Document, Json, Size
 
-# facts of a slide under our names: mpp_x, mpp_y, ...
+# Facts of a slide have our names: mpp_x, mpp_y, ...
 
-# Python errors that a malformed file may cause; UnpicklingError is a PickleError
+# exceptions that a malformed file can cause; UnpicklingError is a PickleError
 _DAMAGE = (
     OSError,
     ValueError,
@@ -45,7 +45,7 @@ class PeerTiles:
         overlap_px: overlap in pixels of `tile_px`.
         power: nominal magnification of the tiles.
         size: width and height of level 0.
-        encoder: the tool's name of it; '' if the file does not name it.
+        encoder: the tool's name of the encoder; '' if the file does not name it.
         features: (N, D).
     """
 
@@ -66,7 +66,7 @@ class PeerSource:
 
     Attributes:
         patterns: patterns of its tile files; the first one that matches any file is used.
-        end: part of a file's name after the slide's name.
+        end: part of a tile file's name after the slide's name.
         read: reads one file, with the facts of its slide.
     """
 
@@ -121,10 +121,10 @@ def _read_trident(path: Path, facts: Document) -> Iterator[PeerTiles]:
 
 
 def _features_of(file: Path, coords_l0: CoordsL0) -> Embeddings | None:
-    """Features of the tiles at these corners.
+    """Features of tiles with these corners.
 
     Raises:
-        StoreError: the file has other tiles.
+        StoreError: the file has different tiles.
     """
     tiles = read_tiles(file)
     if not np.array_equal(tiles.coords_l0, coords_l0):
@@ -156,7 +156,8 @@ def _read_clam(path: Path, facts: Document) -> Iterator[PeerTiles]:
     if feature_file.exists():
         features = _features_of(feature_file, tiles.coords_l0)
     yield PeerTiles(
-        grid="patches",  # a folder has one run; sizes in pixels may differ by scanner
+        # one grid per folder; tile sizes in pixels may differ between scanners
+        grid="patches",
         coords_l0=tiles.coords_l0,
         edge_l0=int(edge_l0),
         tile_px=int(attributes["patch_size"]),
@@ -205,10 +206,10 @@ def _stamp_units(
 ) -> tuple[Values, float, int]:
     """Corners and edge of STAMP's tiles in µm, and their edge in pixels; 0 if it is not stated.
 
-    Version 2 states `unit` and `tile_size` or `tile_size_um`. Before, tiles had 224 px of
-    256 µm, corners were in these pixels, and the file need not say so.
+    Version 2 states `unit` and `tile_size` or `tile_size_um`. Older versions had tiles of 224 px
+    and 256 µm with corners in these pixels, and their files need not state it.
 
-    Raises StoreError: the file is none of these.
+    Raises StoreError: the file fits neither.
     """
     coords_um = np.asarray(coords, dtype=np.float64)
     tile_px = int(attributes.get("tile_size_px", 0))

@@ -44,9 +44,9 @@ def export_qupath(
 ) -> int:
     """Writes `ID.geojson` per slide and a script that imports them; returns the number of slides.
 
-    Annotations are the outlines of tissue, quality control and segmenters, and what --roi read.
+    Annotations are the outlines of tissue, quality control, segmenters, and files read by --roi.
     Detections are the tiles of a grid with every per-tile column as a measurement. The class of a
-    tile comes from its largest `score_*`, or from the `class_*` that covers half of it, or from its
+    tile is that of its largest `score_*`, or the `class_*` that covers half of it, or its
     `cluster`.
 
     Files of an earlier export are overwritten.
@@ -54,7 +54,7 @@ def export_qupath(
     Args:
         folder: a results folder.
         out: folder of the files.
-        grid: name of the grid; None if there is one or none.
+        grid: name of the grid; None if there is at most one.
         on_left_out: called with each slide that cannot be exported; with None that is an error.
 
     Memory:
@@ -65,7 +65,7 @@ def export_qupath(
         grid = results.choose_grid(grid)
     reasons: list[str] = []
     listener = noting(reasons, on_left_out)
-    files: dict[str, str] = {}  # name of the image -> its GeoJSON
+    files: dict[str, str] = {}  # image name -> GeoJSON
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, listener):
             ledger.check()
@@ -87,13 +87,13 @@ def export_qupath(
 
 
 def _groovy(text: str) -> str:
-    """String literal in Groovy without interpolation."""
+    """Returns a string literal for Groovy, without interpolation."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
     return f"'{escaped}'"
 
 
 def outlines_of(results: Results, slide_id: str, grid: str | None) -> list[Feature]:
-    """Outlines that a slide's grid is based on; without a grid, all outlines."""
+    """Outlines from which a slide's grid was made; without a grid, all outlines."""
     ledger = results.ledgers[slide_id]
     tiles = ledger.stages.get(f"{grid}/tiles")
     if tiles is None:

@@ -1,11 +1,11 @@
-"""Results as SpatialData: a Zarr store for each slide, in level-0 px and in µm.
+"""Exports results as SpatialData: a Zarr store per slide, with coordinates in level-0 px and µm.
 
     ID.zarr   shapes `tiles`: squares, with the columns of the tile table
-              shapes `outlines`: tissue and what quality control or a person outlined, by `class`
+              shapes `outlines`: tissue, quality control and drawn regions, by `class`
               table `embeddings`: X, obs and obsm['spatial'], which annotates `tiles`
-              attrs: the slide's file, and what the store was made from
+              attrs: the slide's file, and keys of the results in the store
 
-Pixels stay in the slide's file. The coordinate system `global` is in level-0 px, `um` in µm.
+Pixels are not copied. The coordinate system `global` is in level-0 px, `um` in µm.
 """
 
 import secrets
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _ATTRIBUTES = "thinsection"
 _TILES = "tiles"
-# facts that refer to the slide's file
+# facts about the slide's file
 _SLIDE_FACTS = (
     "slide_path", "width", "height", "mpp_x", "mpp_y", "reader", "rendering",
 )  # fmt: skip
@@ -51,23 +51,23 @@ def export_spatialdata(
     features: str | None = None,
     on_left_out: Listener | None = None,
 ) -> int:
-    """Writes `ID.zarr` for each slide, and returns the number of slides in `out` of this folder.
+    """Writes `ID.zarr` for each slide; returns the number of this folder's slides in `out`.
 
-    A store appears whole or not at all. One that exists is kept if it was made from the same
-    results; it is never replaced.
+    A store is written completely or not at all. An existing store is kept if it was made from the
+    same results, and never replaced.
 
     Args:
         folder: a results folder.
         out: folder of the stores.
-        features: 'GRID/features_NAME' or NAME; None if there is one, or for tiles alone.
-        on_left_out: takes a line for each slide that is left out; with None that is an error.
+        features: 'GRID/features_NAME' or NAME; None if there is one, or to export only tiles.
+        on_left_out: called with a line for each slide that is left out; with None that is an error.
 
     Memory:
         One slide: twice its embeddings, 8 N D bytes, and about 1 kB per tile for shapes.
 
     Raises:
         MissingDependencyError: spatialdata is not installed.
-        StoreError: nothing to export, or a store that was made from other results exists.
+        StoreError: nothing to export, or an existing store was made from other results.
         InvalidInputError: several embeddings and no name given.
     """
     with importing("export needs spatialdata", "spatialdata"):
@@ -89,13 +89,13 @@ def export_spatialdata(
 def _write_store(
     results: Results, ledger: SlideLedger, grid: str, address: str, target: Path
 ) -> None:
-    """Writes the store of one slide, or checks the one that exists."""
+    """Writes the store of one slide, or checks the existing store."""
     import geopandas
     import shapely
     import spatialdata
     from spatialdata.models import ShapesModel
 
-    # addresses and keys of the results, as JSON has them
+    # addresses and keys of the results, in the form that JSON stores
     addresses = [f"{grid}/{_TILES}", *([address] if address else [])]
     made_from = {
         "version": thinsection.__version__,
@@ -106,7 +106,7 @@ def _write_store(
         try:
             stored = read_json(target / "zarr.json")["attributes"][_ATTRIBUTES]
         except (OSError, ValueError, KeyError, TypeError):
-            stored = None  # another program's
+            stored = None  # a store of another program
         if stored != made_from:
             raise OverwriteError(
                 f"store must be new or of the same results, got another one at "
@@ -141,7 +141,7 @@ def _write_store(
 
 
 def _transformations(ledger: SlideLedger) -> dict[str, Any]:
-    """Coordinate systems of shapes in level-0 px; `um` only with a resolution."""
+    """Coordinate systems of shapes in level-0 px; `um` only if the resolution is known."""
     from spatialdata.transformations import Identity, Scale
 
     systems: dict[str, Any] = {"global": Identity()}

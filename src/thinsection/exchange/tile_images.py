@@ -1,12 +1,12 @@
 """Tiles as images: a folder of JPEG or PNG files for each slide, or tar shards for WebDataset.
 
-    ID/export.json          what the images were made from; written first
+    ID/export.json          identity of the images; written first
        000012.jpg           tile of row 12 of the slide's tile table
        tiles.csv            file, slide_id, row, x_l0, y_l0, and the columns of the tile table
     ID-000000.tar           WebDataset: 1,000 tiles, each as KEY.jpg and KEY.json
 
-Files appear whole or not at all, so an export that was stopped goes on with what is missing. What
-`export.json` says must be the same: images of other tiles are never mixed or replaced.
+Files are written completely or not at all, and a stopped export continues with the missing files.
+`export.json` must stay the same: images of different tiles are never mixed or replaced.
 """
 
 import io
@@ -30,7 +30,7 @@ from thinsection.tiles import TileTable, iter_tiles
 from thinsection.types import Document, RgbArray
 
 _JPEG_QUALITY = 95
-# Tiles of one tar file, and of one piece that is decoded ahead.
+# Tiles per tar file, and tiles that are decoded ahead in one batch.
 _SHARD_TILES = 1000
 _BATCH = 32
 
@@ -38,14 +38,14 @@ Encoder = Callable[[RgbArray], bytes]
 
 
 def _encode_jpeg(tile: RgbArray) -> bytes:
-    """JPEG of quality 95, with the colours at full resolution."""
+    """JPEG of quality 95, without chroma subsampling."""
     return bytes(
         simplejpeg.encode_jpeg(tile, quality=_JPEG_QUALITY, colorsubsampling="444")
     )
 
 
 def _encode_png(tile: RgbArray) -> bytes:
-    """PNG, without loss."""
+    """Lossless PNG."""
     stream = io.BytesIO()
     Image.fromarray(tile).save(stream, format="png")
     return stream.getvalue()
@@ -78,7 +78,7 @@ def _folder_files(
 
 
 def _shard_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
-    """Tar files of one slide. Memory: as `_folder_files`; a shard is written piece by piece."""
+    """Tar files of one slide. Memory: as `_folder_files`; a shard is written tile by tile."""
     yield f"{slide.slide_id}-export.json", _identity(slide, "webdataset")
     num_tiles = len(slide.tiles.coords_l0)
     missing = []
@@ -102,7 +102,7 @@ def _shard_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
 
 
 def _identity(slide: PeerSlide, kind: str) -> Source:
-    """Everything that decides the images of a slide."""
+    """Values that decide the images of a slide, as JSON."""
     tiled = slide.tiled()
     document = {
         "format": kind,
@@ -117,13 +117,13 @@ def _identity(slide: PeerSlide, kind: str) -> Source:
 
 
 def _read(slide: Slide, table: TileTable) -> Iterator[tuple[int, RgbArray]]:
-    """Yields the place of each tile in the table, and its pixels, in order."""
+    """Yields the row of each tile in the table, and its pixels, in order."""
     for batch in iter_tiles(slide, table, batch_size=_BATCH):
         yield from zip(batch.indices.tolist(), batch.tiles)
 
 
 def _tile_facts(slide: PeerSlide, row: int) -> Document:
-    """Slide, place and columns of a tile, as plain values."""
+    """Slide, position and columns of a tile, as plain values."""
     x, y = slide.tiles.coords_l0[row].tolist()
     facts = {"slide_id": slide.slide_id, "row": row, "x_l0": x, "y_l0": y}
     for name, values in slide.tiles.columns.items():
@@ -134,7 +134,7 @@ def _tile_facts(slide: PeerSlide, row: int) -> Document:
 def _write_shard(
     path: Path, slide: PeerSlide, opened: Slide, table: TileTable, first_row: int
 ) -> None:
-    """Writes one tar file; WebDataset joins files by their name up to the first dot."""
+    """Writes one tar file; WebDataset groups files by their name up to the first dot."""
     key = slide.slide_id.replace(".", "-")
     cohort = {name: slide.facts.get(name) for name in OF_COHORTS}
     with tarfile.open(path, "w") as archive:

@@ -1,7 +1,7 @@
 """Pooling by attention: softmax sums over blocks of tiles, the gated score, and ABMIL.
 
 Shapes: N tiles, D channels of a tile embedding, K hidden channels of the attention score; n tiles
-of a block, A scores of a tile, E channels of a value.
+in a block, A scores per tile, E channels of a value.
 """
 
 import json
@@ -39,14 +39,15 @@ from thinsection.weights.hub import find_weights
 
 @dataclass(frozen=True, slots=True)
 class _AuthorsNames:
-    """How authors name the parts of an attention network, as patterns of a name's beginning."""
+    """Regular expressions for an author's names of the parts of an attention network."""
 
     projection: str
     attention: str
-    unused: tuple[str, ...]  # what the slide embedding does not need
+    # beginnings of names that the slide embedding does not need
+    unused: tuple[str, ...]
 
 
-# CLAM counts a dropout that older versions lack; several cards put `module.` between
+# CLAM counts a dropout layer that older versions lack; in some published files names have `module.`
 _CLAM = _AuthorsNames(
     projection=r"attention_net\.(module\.)?(?=0\.)",
     attention=r"attention_net\.(module\.)?[23]\.",
@@ -57,7 +58,7 @@ _MIL_LAB = _AuthorsNames(
     attention=r"(model\.)?global_attn\.",
     unused=("classifier.", "model.classifier."),
 )
-# layers of both authors' attention, gated or not, and our names of them
+# layers of the attention in both authors' files, gated or not, and our names for them
 _AUTHORS_LAYERS = {
     r"attention_a\.0\.": "V.",
     r"attention_b\.0\.": "U.",
@@ -68,16 +69,16 @@ _AUTHORS_LAYERS = {
 
 
 class SoftmaxSums:
-    """A weighted sum of values for each score; the weights are a softmax over all tiles.
+    """Weighted sums of values, one for each score; the weights are a softmax over all tiles.
 
-    The result does not depend on where the blocks end, except in the last bits.
+    The division into blocks changes only the last bits of the result.
 
-    Memory: A (E + 2) float64, whatever the number of tiles.
+    Memory: A (E + 2) float64, independent of the number of tiles.
     Source: Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
     """
 
     def __init__(self) -> None:
-        self._largest: Tensor | None = None  # (A,), of all scores so far
+        self._largest: Tensor | None = None  # (A,), largest of all scores so far
         self._weights = torch.empty(0)  # (A,), sums of exp(score - largest)
         self._sums = torch.empty(0)  # (A, E), sums of exp(score - largest) * value
 
@@ -86,14 +87,14 @@ class SoftmaxSums:
 
         Args:
             scores: (n, A).
-            values: (n, E) for all scores, or (n, A, E) with values of its own for each.
+            values: (n, E), shared by all scores, or (n, A, E), separate for each score.
         """
         scores = scores.double()
         largest = scores.amax(0)
         if self._largest is not None:
             largest = torch.maximum(largest, self._largest)
         weights = (scores - largest).exp()
-        # products in the values' own precision, their sum over blocks in float64
+        # products have the precision of the values; sums over blocks are float64
         of_values = weights.to(values.dtype)
         if values.ndim == 2:
             sums = (of_values.T @ values).double()
@@ -114,7 +115,7 @@ class SoftmaxSums:
 
 
 class GatedAttention(nn.Module):
-    """Scores (N, A) of tiles (N, D): w . (tanh(V x + b) * sigmoid(U x + c)); plain without U.
+    """Scores (N, A) of tiles (N, D): w . (tanh(V x + b) * sigmoid(U x + c)); without U no gate.
 
     Source: Ilse, Tomczak, Welling, "Attention-based Deep Multiple Instance Learning", 2018, eq. 9.
     """
@@ -142,9 +143,9 @@ class GatedAttention(nn.Module):
 
 
 class _Member(nn.Module):
-    """One model of an ensemble: a projection, if it has one, and attention on its output.
+    """One model of an ensemble: an optional projection, and attention on its output.
 
-    Modules have the names of a trained head's.
+    Modules have the names of a trained model.
     """
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
@@ -164,13 +165,14 @@ class _Member(nn.Module):
 class AbmilSlideEncoder(SlideEncoder):
     """Attention pooling with given weights: sum of a_n h_n, a = softmax over tiles of a score.
 
-    The score is `GatedAttention`'s. A state dict of it alone, gated or not (`V.weight` (K, D),
-    `V.bias` (K), `U.weight`, `U.bias` alike, `w.weight` (1, K), `w.bias` (1)): h_n is the tile x_n.
-    An ABMIL of MIL-Lab, by its own names: h_n is its projection, as in `forward_features`.
-    A checkpoint of CLAM (clam_sb, clam_mb; gated or not), by its own names: h_n is its projection,
-    as in the `features` that CLAM returns; the sums of its branches stand one after another.
-    A model of `thinsection train` with an attention (abmil, clam_sb, clam_mb): h_n is its
-    projection; the sums of its members and of their attentions stand one after another, (D',).
+    The score is `GatedAttention`'s. Four kinds of weights are possible:
+    A state dict of the score alone, gated or not (`V.weight` (K, D), `V.bias` (K), `U.weight` and
+    `U.bias` alike, `w.weight` (1, K), `w.bias` (1)). Then h_n is the tile embedding x_n.
+    An ABMIL of MIL-Lab, under its own names. Then h_n is its projection, as in `forward_features`.
+    A checkpoint of CLAM (clam_sb, clam_mb; gated or not), under its own names. Then h_n is its
+    projection, as in the `features` that CLAM returns; the sums of all branches are concatenated.
+    A model of `thinsection train` with attention (abmil, clam_sb, clam_mb). Then h_n is its
+    projection; the sums of all members and of their attentions are concatenated to (D',).
     """
 
     name = "abmil"
@@ -195,7 +197,7 @@ class AbmilSlideEncoder(SlideEncoder):
 
     @classmethod
     def load(cls, options: LoadOptions) -> "AbmilSlideEncoder":
-        """Encoder with the weights that the options name; none are published."""
+        """Encoder with the weights that the options name; there are no published ones."""
         if options.weights is None:
             raise WeightsError(
                 "slide encoder 'abmil' has no published weights; "
@@ -227,7 +229,7 @@ class AbmilSlideEncoder(SlideEncoder):
 
 
 def _attention_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of attentions and projections alone, as 'MEMBER.attention.V.weight'."""
+    """Weights of attentions and projections only, under names as 'MEMBER.attention.V.weight'."""
     if "V.weight" in state_dict:
         return {f"0.attention.{name}": value for name, value in state_dict.items()}
     if any("global_attn." in name for name in state_dict):
@@ -244,7 +246,7 @@ def _attention_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _weights_of_authors(
     state_dict: Mapping[str, Tensor], names: _AuthorsNames
 ) -> dict[str, Tensor]:
-    """Weights of an author's network under our names; what is not known keeps its own."""
+    """Weights of an author's network under our names; unknown weights keep their names."""
     weights = {}
     for name, value in state_dict.items():
         if not name.startswith(names.unused):
@@ -257,7 +259,7 @@ def _weights_of_authors(
 
 
 def _states_of_members(state: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Weights of each member that has an attention, without the member's number."""
+    """Weights of each member that has an attention, under names without the member's number."""
     states = []
     for member in range(len(state)):
         prefix = f"{member}."
@@ -271,7 +273,7 @@ def _states_of_members(state: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
 
 
 def _read_expects(path: Path, *, tile_dim: int | None) -> Expects:
-    """Tiles that a model was trained on, by its file's header; other files say nothing."""
+    """Tiles that a model was trained on, from the header of its file; other files state nothing."""
     errors = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError)
     rule = "header of a model must state its training data"
     with (

@@ -1,4 +1,4 @@
-"""One call: tile embeddings of a slide in, its embedding out; and slides of a patient to one."""
+"""Slide embeddings from tile embeddings, and patient embeddings from slides, in one call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from thinsection.tiles import TileTable
 from thinsection.types import CoordsL0
 
 Fusion = Literal["early", "late"]
-GAP_TILES = 2  # empty tiles between two slides that early fusion lays side by side
+GAP_TILES = 2  # empty tiles between two slides in early fusion
 
 
 def aggregate(
@@ -41,14 +41,14 @@ def aggregate(
     Args:
         tile_embeddings: (N, D) float, N >= 1.
         coords_l0: int64 (N, 2), top-left corners, level-0 px; left out with `tiles`.
-        tiles: the table of these N tiles, as `embed_tiles` gives it back: coordinates and layout.
+        tiles: tile table of these N tiles, as returned by `embed_tiles`: coordinates and layout.
         slide_encoder: a name or a loaded slide encoder.
         tile_px_l0: edge of a tile, level-0 px; left out with `tiles`.
         stride_l0: step from one tile to the next, level-0 px; needed where tiles overlap, left
             out with `tiles`.
-        options: of `load_slide_encoder`, where `slide_encoder` is a name.
+        options: options of `load_slide_encoder`, if `slide_encoder` is a name.
 
-    Raises InvalidInputError: shapes, dtypes, values do not fit; neither tiles nor coordinates.
+    Raises InvalidInputError: shapes, dtypes or values do not fit; neither tiles nor coordinates.
     """
     arguments = {
         "tiles": tiles,
@@ -89,10 +89,10 @@ def patient_embedding(
 ) -> SlideEmbedding:
     """One embedding (D',) from all slides of a patient.
 
-    'late' takes the mean of the slide embeddings, or what the encoder was trained to make of them
-    ('moozy:case'): every slide counts the same. 'early' encodes all
-    tiles as one slide, the slides side by side along x with GAP_TILES empty tiles between them:
-    every tile counts the same, and slides attend to each other. With one slide both are equal.
+    'late' combines the slide embeddings: by their mean, or as the encoder was trained to do
+    ('moozy:case'). Every slide counts the same. 'early' encodes all tiles as one slide, with the
+    slides side by side along x and GAP_TILES empty tiles between them. Every tile counts the same,
+    and slides attend to each other. For one slide, both give the same embedding.
 
     Args:
         slides: (tile_embeddings, coords_l0) of each slide, at least one.
@@ -133,7 +133,7 @@ def _per_slide(name: str, lengths: int | Sequence[int], count: int) -> list[int]
 def encode_side_by_side(
     encoder: SlideEncoder, slides: Sequence[TiledSlide]
 ) -> SlideEmbedding:
-    """Embedding (D',) of all tiles of a patient, as those of one slide: early fusion.
+    """Embedding (D',) of all tiles of a patient, encoded as one slide: early fusion.
 
     Memory: a float32 copy of all tile embeddings.
     """
@@ -152,10 +152,10 @@ def encode_side_by_side(
 def _side_by_side(
     slides: Sequence[TiledSlide],
 ) -> tuple[npt.NDArray[np.float32], CoordsL0, int]:
-    """All tiles, their corners in level-0 px of the first slide, and the last column in tiles.
+    """All tiles, their corners in level-0 px of the first slide, and the number of the last column.
 
-    The first slide stays where it is; the others keep their rows, and move to the right by whole
-    tiles, onto its grid.
+    The first slide stays in place. The other slides keep their rows and move to the right by whole
+    tiles, so that they lie on its grid.
     """
     frame = slides[0][2]
     edge = frame.size_l0[0]
@@ -186,7 +186,7 @@ def _side_by_side(
 
 
 def _check_same_overlap(own: TileLayout, frame: TileLayout) -> None:
-    """Raise InvalidInputError where tiles overlap by another share than the first slide's."""
+    """Raise InvalidInputError if tiles overlap by another fraction than in the first slide."""
     if own.stride_l0 is None or frame.stride_l0 is None:
         return
     if own.stride_l0[0] * frame.size_l0[0] != frame.stride_l0[0] * own.size_l0[0]:

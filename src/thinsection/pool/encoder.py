@@ -1,4 +1,4 @@
-"""Contract of slide encoders, the tile embeddings that each was made for, and their registry.
+"""Interface of slide encoders, the tile embeddings that each was trained on, and their registry.
 
 Shapes: N tiles of one slide, D channels of a tile embedding, D' of the slide embedding.
 """
@@ -37,19 +37,19 @@ else:
 SlideEmbedding = npt.NDArray[np.float32]  # (D',)
 Precision = Literal["auto", "fp32", "bf16"]
 DEFAULT_BUDGET_BYTES = GIB  # working memory of one `encode` beyond weights and inputs
-MPP_TOLERANCE = 0.1  # relative: 0.5 µm/px covers scanners from 0.45 to 0.55
+MPP_TOLERANCE = 0.1  # relative tolerance: 0.5 µm/px accepts scanners from 0.45 to 0.55
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Arguments of a slide encoder; `load_slide_encoder` has the meaning of each."""
+    """Arguments of a slide encoder; `load_slide_encoder` explains each."""
 
     weights: str | Path | None = None
     device: str = "auto"
     precision: Precision = "auto"
     budget_bytes: int = DEFAULT_BUDGET_BYTES
     pretrained: bool = True
-    output: str = ""  # which of its outputs, where it has several; "": its first
+    output: str = ""  # name of one of its outputs; "": the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class TileLayout:
     """Size of a slide's tiles and the step from one to the next: (width, height), level-0 px."""
 
     size_l0: Size
-    stride_l0: Size | None = None  # None where nobody says
+    stride_l0: Size | None = None  # None if unknown
 
     def __post_init__(self) -> None:
         for length in self.size_l0:
@@ -75,7 +75,7 @@ class TileLayout:
 
 @contextmanager
 def naming_slide(index: int) -> Iterator[None]:
-    """Adds the slide's index to errors of the block."""
+    """Adds the slide's index to errors that are raised in the block."""
     try:
         yield
     except InvalidInputError as error:
@@ -84,7 +84,7 @@ def naming_slide(index: int) -> Iterator[None]:
 
 
 def check_pixels(name: str, length: object) -> int:
-    """A length in pixels as an int. Raises InvalidInputError: it is no int > 0."""
+    """Returns a length in pixels as an int. Raises InvalidInputError: it is no int > 0."""
     is_bool = isinstance(length, bool)
     if not isinstance(length, int | np.integer) or is_bool or length <= 0:
         raise InvalidInputError(f"{name} must be an int > 0, got {length!r}")
@@ -95,11 +95,11 @@ def check_pixels(name: str, length: object) -> int:
 class Expects:
     """The tiles and the tile encoder that a slide encoder was trained on; None = any."""
 
-    tile_encoders: tuple[str, ...] | None = None  # whose embeddings it takes, by name
+    tile_encoders: tuple[str, ...] | None = None  # encoders whose embeddings it takes
     tile_dim: int | None = None  # channels D of a tile embedding
     tile_px: int | None = None  # edge of a tile, px at `tile_mpp`
     tile_mpp: float | None = None  # µm/px
-    other_mpps: tuple[float, ...] = ()  # µm/px that its authors use besides
+    other_mpps: tuple[float, ...] = ()  # further µm/px that its authors use
 
 
 # tile embeddings, coordinates and layout of a slide
@@ -107,20 +107,20 @@ TiledSlide: TypeAlias = "tuple[TileEmbeddings, CoordsL0, TileLayout]"
 
 
 class SlideEncoder(ABC):
-    """Tile embeddings and coordinates in, one embedding per slide out."""
+    """Computes one embedding per slide from its tile embeddings and coordinates."""
 
-    name: str  # in the registry
-    # channels D' of the slide embedding; None: the tile embedding's D
+    name: str  # name in the registry
+    # channels D' of the slide embedding; None: the same as D of the tile embedding
     dim: int | None = None
     expects: Expects = Expects()
-    weights_hash: str | None = None  # in hex; None where it has no weights
-    precision: str = "fp32"  # or bf16: what matrix products are computed in
-    origin: Origin = Origin()  # of the weights; `load_slide_encoder` sets it
-    # raised where the same tiles and weights give another embedding than in earlier releases
+    weights_hash: str | None = None  # in hex; None without weights
+    precision: str = "fp32"  # precision of matrix products: fp32 or bf16
+    origin: Origin = Origin()  # origin of the weights; set by `load_slide_encoder`
+    # increased when the same tiles and weights give another embedding than in earlier releases
     version: int = 1
-    # whether `fuse` takes slide embeddings; else it takes what `case_state` gives
+    # True if `fuse` takes slide embeddings; False if it takes the result of `case_state`
     fuses_embeddings: bool = True
-    has_outputs: bool = False  # whether 'NAME:OUTPUT' chooses one of several embeddings
+    has_outputs: bool = False  # True if 'NAME:OUTPUT' chooses one of several embeddings
 
     @abstractmethod
     def encode(
@@ -140,7 +140,7 @@ class SlideEncoder(ABC):
         coords_l0: CoordsL0,
         layout: TileLayout,
     ) -> SlideEmbedding:
-        """Slide embedding (D',), as `encode`, of tiles whose layout is known.
+        """Slide embedding (D',) of tiles whose layout is known; otherwise as `encode`.
 
         An encoder that needs the step between tiles, or tiles that are not square, overrides this.
         """
@@ -149,7 +149,7 @@ class SlideEncoder(ABC):
     def encode_case(self, slides: Iterable[TiledSlide]) -> SlideEmbedding:
         """Embedding (D',) of all slides of a case, at least one.
 
-        The slides are asked for one after another, and each is let go before the next.
+        One slide is in memory at a time.
         """
         states = []
         for index, (tiles, coords, layout) in enumerate(slides):
@@ -163,20 +163,20 @@ class SlideEncoder(ABC):
         coords_l0: CoordsL0,
         layout: TileLayout,
     ) -> npt.NDArray[np.float32]:
-        """What `fuse` takes of a slide (C,): its embedding."""
+        """State (C,) of one slide that `fuse` takes; by default the slide embedding."""
         return self.encode_tiles(tile_embeddings, coords_l0, layout)
 
     def fuse(self, states: npt.NDArray[np.float32]) -> SlideEmbedding:
-        """Embedding (D',) of a case from states (S, C) of its slides: their mean.
+        """Embedding (D',) of a case from the states (S, C) of its slides; by default their mean.
 
-        An encoder that was trained on cases overrides this, and `case_state`.
+        An encoder that was trained on cases overrides this method and `case_state`.
         """
         mean = states.mean(0, dtype=np.float64).astype(np.float32)
         return cast(SlideEmbedding, mean)
 
     @classmethod
     def load(cls, options: LoadOptions) -> SlideEncoder:
-        """The encoder for `load_slide_encoder`; this is for one that has no weights."""
+        """Loads the encoder for `load_slide_encoder`; overridden if there are weights."""
         if options.weights is not None:
             raise WeightsError(
                 f"weights must be omitted for slide encoder {cls.name!r}, which has none, got "
@@ -186,7 +186,7 @@ class SlideEncoder(ABC):
 
     @property
     def identity(self) -> dict[str, str]:
-        """All that decides a slide embedding beside its tiles; and the hub's `revision`."""
+        """Everything that decides a slide embedding beside the tiles; and the hub's `revision`."""
         identity = self.origin.identity(
             self.name, precision=self.precision, weights_hash=self.weights_hash
         )
@@ -195,24 +195,24 @@ class SlideEncoder(ABC):
         return identity
 
     def label(self, features_label: str) -> str:
-        """Name of a folder: 'mean-uni2_h', or bare 'titan' on the tiles that it was trained on."""
+        """Name for a folder: 'mean-uni2_h', or just 'titan' on the tiles it was trained on."""
         return slide_encoder_identity(self).label(features_label)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlideEncoderIdentity:
-    """A slide encoder as its results name it, without its weights."""
+    """Name and identity of a slide encoder, without its weights."""
 
-    name: str  # in the registry
-    own_label: str  # in the names of folders: 'titan_bf16'
+    name: str  # name in the registry
+    own_label: str  # name in folders: 'titan_bf16'
     identity: Mapping[str, str]  # see `SlideEncoder.identity`
     expects: Expects
 
     def label(self, features_label: str) -> str:
-        """Name of a folder: 'mean-uni2_h', or bare 'titan' on the tiles that it was trained on.
+        """Name for a results folder: 'mean-uni2_h', or just 'titan' on the tiles it was trained on.
 
-        Of a slide encoder that was trained on several tile encoders, such as COBRA, the name of
-        one stands in each folder, so that embeddings of two never lie in one.
+        If a slide encoder was trained on several tile encoders, as COBRA was, the name of the tile
+        encoder is part of the folder's name, so that different embeddings never share a folder.
         """
         names = self.expects.tile_encoders or ()
         takes_one = self.expects.tile_dim is not None or len(names) == 1
@@ -244,19 +244,19 @@ def check_fit(
     *,
     file: Path | None = None,
 ) -> tuple[str, ...]:
-    """Refuses tiles that a slide encoder was not trained on; warns of what is unknown.
+    """Refuses tiles that a slide encoder was not trained on; warns if a value is unknown.
 
     Args:
         slide_encoder: the encoder, its class, or its identity.
-        tile_encoder_name: of the tile embeddings; None = unknown.
+        tile_encoder_name: encoder of the tile embeddings; None = unknown.
         tile_px: edge of a tile, px at `tile_mpp`; None = unknown.
         tile_mpp: µm/px; None = unknown. Accepted within 10 %.
-        file: of the embeddings; named in errors.
+        file: file of the embeddings, to name it in errors.
 
     Returns:
-        A sentence for each unknown value of which the slide encoder expects a certain one.
+        A warning for each unknown value for which the slide encoder needs a certain one.
 
-    Raises InvalidInputError: tile encoder, tile size or resolution is another one.
+    Raises InvalidInputError: tile encoder, tile size or resolution differs from the expected one.
     """
     expects = slide_encoder.expects
     name = slide_encoder.name
@@ -307,7 +307,7 @@ def check_fit(
 
 
 def _plain(name: str) -> str:
-    """The name as compared: lower case, letters and digits only (CONCH_v1.5 is conch_v15)."""
+    """The name as it is compared: lower case, letters and digits only (CONCH_v1.5 is conch_v15)."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
@@ -317,7 +317,7 @@ def _entries() -> list[Entry]:
     return [Entry(**row) for row in rows]
 
 
-# they take the embeddings of every tile encoder
+# these take the embeddings of any tile encoder
 WITHOUT_WEIGHTS = ("mean", "max", "abmil")
 SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(
     "slide encoder",
@@ -328,18 +328,18 @@ SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(
 
 
 def check_slide_encoder(name: str) -> None:
-    """Raise UnknownEncoderError where no slide encoder has the name; imports none."""
+    """Raise UnknownEncoderError if no slide encoder has this name, without importing any."""
     SLIDE_ENCODERS.entry(name.partition(":")[0])
 
 
 def check_declared_fit(name: str, tile_encoder_name: str, tile_px: int) -> None:
-    """As `check_fit`, for a registered slide encoder that is not loaded.
+    """Checks the fit as `check_fit` does, for a registered slide encoder that is not loaded.
 
-    Raises InvalidInputError: its class says that it was trained on other tiles.
+    Raises InvalidInputError: its class states that it was trained on other tiles.
     """
     entry = SLIDE_ENCODERS.entry(name.partition(":")[0])
     if entry.name in WITHOUT_WEIGHTS:
-        return  # its class would import torch, and takes every tile
+        return  # fits all tiles; loading its class would import torch
     check_fit(_load_class(entry.name), tile_encoder_name, tile_px, None)
 
 
@@ -366,7 +366,7 @@ def load_slide_encoder(
 
     Raises UnknownEncoderError, ConfigError, DeviceError, WeightsError, MissingDependencyError.
     """
-    # imports torch, which names and fits do not need
+    # this imports torch, which is not needed to list names or to check the fit
     from thinsection.weights.placement import resolve_device
 
     if precision not in get_args(Precision):
@@ -396,7 +396,7 @@ def load_slide_encoder(
 
 
 def _load_class(name: str) -> type[SlideEncoder]:
-    """Class of a registered name; other packages may have registered anything."""
+    """Class of a registered name; checked, because other packages can register anything."""
     encoder_class: object = SLIDE_ENCODERS.load(name)
     if not (
         isinstance(encoder_class, type) and issubclass(encoder_class, SlideEncoder)

@@ -40,15 +40,16 @@ from thinsection.pool.published import (
 from thinsection.types import CoordsL0, Document, Size
 from thinsection.weights.files import read_settings
 
-OFF_GRID = 0.25  # of a tile: how far the authors let a tile lie from the grid
+# the authors' tolerance: distance of a tile from the grid, in tile edges
+OFF_GRID = 0.25
 SLIDE_NAMES = (
     "teacher_slide_encoder."  # begins the names of the slide encoder's weights
 )
 CASE_NAMES = "case_transformer."
 
-# tables of a checkpoint that state the sizes of the two networks
+# tables of a MOOZY checkpoint that state the sizes of the two networks
 _TABLES = ("slide_encoder_config", "case_transformer_config")
-# sizes that the shapes show too, under the tables' names
+# sizes in these tables that the shapes of the weights show too
 _STATED = {
     f"{_TABLES[0]}.feat_dim": "tile_dim",
     f"{_TABLES[0]}.d_model": "dim",
@@ -68,7 +69,7 @@ _STATED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoozySizes:
-    """Sizes; the defaults are the published ones, where the authors' documents name them."""
+    """Sizes of the networks; the defaults are published by the authors, as far as they say."""
 
     tile_dim: int = 384
     dim: int = 768
@@ -76,8 +77,9 @@ class MoozySizes:
     num_heads: int = 12
     mlp_dim: int = 3072
     num_registers: int = 4
-    normed_heads: bool = False  # whether q and k of each head are normed
-    scaled: bool = False  # whether a layer's additions have a factor for each channel
+    normed_heads: bool = False  # True if q and k of each head have a layer norm
+    # True if a layer's output is multiplied by a factor per channel
+    scaled: bool = False
     case_layers: int = 3
     case_heads: int = 12
     case_mlp_dim: int = 3072
@@ -97,12 +99,12 @@ class ChannelFactors(nn.Module):
         return x * self.gamma
 
 
-# attention of q, k and v (h, T, D) of these heads, which is written over q
+# computes the attention of q, k and v (h, T, D) for these heads, and writes it over q
 Attend = Callable[[Tensor, Tensor, Tensor, slice], None]
 
 
 class MoozyBlock(nn.Module):
-    """x += attention(norm1(x)); x += mlp(norm2(x)); of the slide encoder and of the case."""
+    """x += attention(norm1(x)); x += mlp(norm2(x)); both networks consist of these blocks."""
 
     def __init__(
         self,
@@ -169,12 +171,12 @@ class MoozyBlock(nn.Module):
 
 
 def attend_without_places(q: Tensor, k: Tensor, v: Tensor, _: slice) -> None:
-    """Attention of tokens that have no places."""
+    """Attention of tokens without positions."""
     q.copy_(F.scaled_dot_product_attention(q[None], k[None], v[None])[0])
 
 
 class MoozySlideNet(nn.Module):
-    """The slide encoder, which the authors train as a teacher."""
+    """The slide encoder; the authors train it as the teacher network."""
 
     def __init__(self, sizes: MoozySizes) -> None:
         super().__init__()
@@ -202,7 +204,7 @@ class MoozySlideNet(nn.Module):
     def cls_(
         self, tiles: Tensor, rows: Tensor, cells: Tensor, *, heads_at_a_time: int
     ) -> Tensor:
-        """Class token (C,) of the tiles (N, D) at these rows, which lie at cells (n, 2)."""
+        """Class token (C,) of the tiles (N, D) at these rows; `cells` (n, 2) on the grid."""
         num_prefix = 1 + self.num_registers
         x = self.cls_token.new_empty(num_prefix + len(rows), self.cls_token.shape[-1])
         x[:1] = self.cls_token[0]
@@ -232,7 +234,7 @@ class MoozySlideNet(nn.Module):
 
 
 class MoozyCaseNet(nn.Module):
-    """The case transformer: class tokens of slides in, one state of the case out."""
+    """The case transformer: computes one state of a case from the class tokens of its slides."""
 
     def __init__(self, sizes: MoozySizes) -> None:
         super().__init__()
@@ -268,7 +270,7 @@ class MoozyCaseNet(nn.Module):
 
 
 class MoozyNet(nn.Module):
-    """Both networks, under the names of the tables of the authors' file."""
+    """Both networks, with the names of the tables in the authors' file."""
 
     def __init__(self, sizes: MoozySizes) -> None:
         super().__init__()
@@ -278,12 +280,13 @@ class MoozyNet(nn.Module):
 
 
 class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
-    """MOOZY's embeddings (768,), on tiles of Lunit's ViT-S/8.
+    """MOOZY's slide embeddings (768,), from tile embeddings of Lunit's ViT-S/8.
 
-    'moozy' is the class token of the slide encoder; 'moozy:case' the case transformer's state,
-    which `moozy encode` writes, of this one slide, and in `patient_embedding` of all slides.
+    'moozy' is the class token of the slide encoder. 'moozy:case' is the state of the case
+    transformer, as written by `moozy encode`: of this one slide, or in `patient_embedding` of all
+    slides.
 
-    Memory: 7 to 12 KiB a tile, as the budget allows; BudgetError for too many tiles.
+    Memory: 7 to 12 KiB per tile, depending on the budget; BudgetError if there are too many tiles.
     """
 
     name = "moozy"
@@ -325,9 +328,9 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
 
     @classmethod
     def sizes_of(cls, state_dict: Mapping[str, Tensor]) -> MoozySizes | None:
-        """Sizes by names and shapes, which do not show the heads of the case.
+        """Sizes according to names and shapes, which do not show the number of heads of the case.
 
-        Raises WeightsError: the case may have other heads, since a size is not the published one.
+        Raises WeightsError: a size is not the published one, so the case may have other heads.
         """
         shown = _shown_sizes(state_dict)
         if shown is None or shown == MoozySizes() or shown.case_normed_heads:
@@ -354,7 +357,7 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
                 f"no {missing[0]} in {str(path)!r}; pass the .pt as MOOZY wrote it"
             )
         slide, case = (settings[name] for name in _TABLES)
-        # older exports do not state it; their authors' loader asks the weights too
+        # older exports do not state this size; the authors' loader also looks at the weights
         slide.setdefault("layerscale_enabled", shown.scaled)
         stated = _sizes_of_tables(slide, case)
         names = dict(_STATED)
@@ -373,14 +376,14 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
 
     @classmethod
     def first_name(cls, name: str, config: MoozySizes | None) -> str:
-        """Each block of the authors' file repeats the slopes."""
+        """Name of the slopes in the first block; the authors' file repeats them in every block."""
         return re.sub(r"\.blocks\.\d+\.pos_bias\.slopes$", ".pos_bias.slopes", name)
 
     @classmethod
     def random_weights(
         cls, config: MoozySizes | None = None, *, seed: int
     ) -> dict[str, Tensor]:
-        """As of all encoders, with slopes from -1/2 down to -1/256."""
+        """Random weights as for all encoders, but with slopes from -1/2 down to -1/256."""
         weights = super().random_weights(config, seed=seed)
         name = f"{SLIDE_NAMES}pos_bias.slopes"
         exponents = torch.linspace(-1, -8, len(weights[name]))
@@ -402,9 +405,9 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
 
     @torch.inference_mode()
     def fuse(self, states: npt.NDArray[np.float32]) -> SlideEmbedding:
-        """Embedding (768,) of a case from class tokens (S, C) of its slides.
+        """Embedding (768,) of a case from the class tokens (S, C) of its slides.
 
-        Their mean, or with 'moozy:case' the case transformer's state.
+        For 'moozy' their mean; for 'moozy:case' the state of the case transformer.
         """
         if not self._of_case:
             return super().fuse(states)
@@ -436,9 +439,9 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
 
 
 def _shown_sizes(state_dict: Mapping[str, Tensor]) -> MoozySizes | None:
-    """Sizes by names and shapes; without normed heads, heads of the case are the published ones.
+    """Sizes according to names and shapes; the number of case heads needs q and k norms there.
 
-    None where the weights are none of MOOZY's.
+    Without these norms it is the published number. None if the weights are not MOOZY's.
     """
     first = f"{SLIDE_NAMES}blocks.0."
     case_first = f"{CASE_NAMES}blocks.0."
@@ -472,7 +475,7 @@ def _shown_sizes(state_dict: Mapping[str, Tensor]) -> MoozySizes | None:
 
 
 def _sizes_of_tables(slide: Document, case: Document) -> MoozySizes:
-    """Sizes of the two tables of a checkpoint that MOOZY wrote."""
+    """Sizes in the two tables of a MOOZY checkpoint."""
 
     def of_slide(name: str, default: int | None = None) -> int:
         return stated_int(slide, name, _TABLES[0], default=default)
@@ -519,10 +522,10 @@ def _num_registers(state_dict: Mapping[str, Tensor], prefix: str) -> int:
 
 
 def heads_at_a_time(num_tokens: int, sizes: MoozySizes, *, budget_bytes: int) -> int:
-    """Most heads at a time that the budget allows; a BudgetError where not even one fits."""
+    """Largest number of heads at a time in the budget. Raises BudgetError: not one head fits."""
     state = 4 * num_tokens * sizes.dim
     hidden = 8 * TOKEN_BLOCK * (sizes.mlp_dim + 4 * sizes.dim)
-    # log-sum-exps of all heads, rows and cells
+    # log-sum-exp values of all heads, and rows and cells
     per_token = 8 * (sizes.num_heads + 4)
     fixed = ATTENTION_BYTES + hidden + num_tokens * per_token
 
@@ -544,12 +547,12 @@ def heads_at_a_time(num_tokens: int, sizes: MoozySizes, *, budget_bytes: int) ->
 def tiles_on_grid(
     tiles: Tensor, coords_l0: CoordsL0, size_l0: Size
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Rows (n,) of the tiles that become tokens, and their cells (n, 2), row-major.
+    """Rows (n,) of the tiles that become tokens, and their grid cells (n, 2), in row-major order.
 
-    Of tiles at one cell the last counts, and a tile that is all zero is background, as in the
-    authors' code.
+    As in the authors' code, the last of several tiles in a cell counts, and a tile whose embedding
+    is all zero is background.
 
-    Memory: 6 N int64, and TOKEN_BLOCK x D of the tiles.
+    Memory: 6 N int64, and TOKEN_BLOCK x D of the tile embeddings.
     Raises InvalidInputError: a tile lies off the grid, or all are zero.
     """
     steps = (coords_l0 - coords_l0.min(0)) / np.array(size_l0)

@@ -1,4 +1,4 @@
-"""Base of slide encoders with published weights, and the plan that keeps them within a budget."""
+"""Base class of slide encoders with published weights, and memory planning for their attention."""
 
 import re
 from abc import abstractmethod
@@ -26,9 +26,9 @@ from thinsection.weights.hub import find_weights, hub_file
 from thinsection.weights.origin import commit_of
 from thinsection.weights.placement import resolve_device
 
-# tokens a block of the MLP: hidden states of 1024 x 3072 float32 are 12 MiB
+# tokens per block of the MLP: hidden states of 1024 x 3072 float32 take 12 MiB
 TOKEN_BLOCK = 1024
-# block buffers of the attention; its preferred CPU blocks take 20 MiB
+# memory of the attention's block buffers; its preferred block size on a CPU takes 20 MiB
 ATTENTION_BYTES = 64 * MIB
 
 ConfigT = TypeVar("ConfigT")
@@ -36,26 +36,28 @@ _DEFAULT_OPTIONS = LoadOptions()
 
 
 class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
-    """A network with published weights; a subclass says where they are and calls the network.
+    """A network with published weights; a subclass states their origin and calls the network.
 
-    `ConfigT` describes the network's sizes, None where it comes in one size.
+    `ConfigT` describes the sizes of the network; None if there is only one size.
     """
 
-    network: ClassVar[Callable[..., nn.Module]]  # builds the network of its sizes
+    network: ClassVar[Callable[..., nn.Module]]  # builds the network from its sizes
     published_sizes: ClassVar[Any]
-    repository: ClassVar[str | None]  # on the hub; None where the weights lie elsewhere
-    revision: ClassVar[str | None]  # a commit; None where no public record names one
-    published_at: ClassVar[str] = ""  # where weights are that the hub does not have
-    files: ClassVar[tuple[str, ...]]  # names of the weights file, the preferred first
-    # the weights' names begin with it; beside them lies another model
+    # repository on the hub; None if the weights are elsewhere
+    repository: ClassVar[str | None]
+    revision: ClassVar[str | None]  # a commit; None if no public record names one
+    published_at: ClassVar[str] = ""  # place of weights that are not on the hub
+    # possible names of the weights file, the preferred first
+    files: ClassVar[tuple[str, ...]]
+    # beginning of the names of these weights; names without it belong to another model
     prefix: ClassVar[str] = ""
-    # name of a file beside the weights that states sizes which they do not show
+    # file beside the weights that states sizes which the weights do not show
     config_file: ClassVar[str] = ""
-    # tables of a checkpoint that together are the weights; none: it is one table
+    # tables of a checkpoint that together hold the weights; empty: the checkpoint is one table
     tables: ClassVar[tuple[str, ...]] = ()
-    # how names begin that the file has, and the slide embedding does not need
+    # beginnings of names in the file that the slide embedding does not need
     unused: ClassVar[tuple[str, ...]] = ()
-    # pattern of the names of the layers whose products bfloat16 is for; None: of no layer
+    # pattern for names of the layers that use bfloat16; None: no layer does
     large_layers: ClassVar[str | None] = None
 
     def __init__(self, net: nn.Module, *, options: LoadOptions) -> None:
@@ -75,13 +77,13 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
 
     @property
     def tile_dim(self) -> int | None:
-        """Channels D of the tile embeddings that the network takes; None: of several lengths."""
+        """Channels D of the tile embeddings that the network takes; None: several numbers."""
         return int(cast(Any, self.net).sizes.tile_dim)
 
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
-        """Slide embedding (D',) float32, in the memory that the class states."""
+        """Slide embedding (D',) float32; the class docstring states the memory."""
         layout = TileLayout.square(tile_px_l0)
         return self.encode_tiles(tile_embeddings, coords_l0, layout)
 
@@ -106,14 +108,15 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
 
     @classmethod
     def build(cls, config: ConfigT | None = None) -> nn.Module:
-        """The network, of the published sizes or of `config`, its weights to be loaded."""
+        """The network without weights, with the published sizes or those of `config`."""
         return cls.network(config or cls.published_sizes)
 
     @classmethod
     def sizes_of(cls, state_dict: Mapping[str, Tensor]) -> ConfigT | None:
-        """Sizes that names and shapes of the weights show; None: the published ones.
+        """Sizes according to names and shapes of the weights; None: the published sizes.
 
-        Raises WeightsError: the shapes are not the published ones, and do not show all sizes.
+        Raises WeightsError: the sizes are not the published ones, and the shapes do not show all of
+            them.
         """
         return None
 
@@ -121,15 +124,15 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
     def stated_sizes(
         cls, path: Path, state_dict: Mapping[str, Tensor]
     ) -> ConfigT | None:
-        """Sizes that the authors' file states, or one beside it; None: neither states any.
+        """Sizes stated in the authors' file, or in a file beside it; None if neither states any.
 
-        Raises WeightsError: they contradict each other or the weights.
+        Raises WeightsError: these sizes contradict each other or the weights.
         """
         return None
 
     @classmethod
     def first_name(cls, name: str, config: ConfigT | None) -> str:
-        """Name under which a shared weight stands first, where a file may repeat it."""
+        """First name of a weight that the file may repeat under other names."""
         return name
 
     @classmethod
@@ -140,7 +143,7 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
         config: ConfigT | None = None,
         options: LoadOptions = _DEFAULT_OPTIONS,
     ) -> Self:
-        """The encoder with published weights; a WeightsError where a name or shape does not fit."""
+        """The encoder with these weights. Raises WeightsError: a name or shape does not fit."""
         with torch.device("meta"):
             net = cls.build(config or cls.sizes_of(state_dict))
         weights = {
@@ -160,7 +163,7 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
     def _without_copies(
         cls, weights: Mapping[str, Tensor], config: ConfigT | None
     ) -> dict[str, Tensor]:
-        """Weights under their first names; a WeightsError where the copies of one differ."""
+        """Weights under their first names. Raises WeightsError: copies of a weight differ."""
         own: dict[str, Tensor] = {}
         for name, value in weights.items():
             first_name = cls.first_name(name, config)
@@ -183,7 +186,7 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
     ) -> Self:
         """The encoder from a file, a folder, or the hub: as published, or `owner/name@COMMIT`.
 
-        Raises WeightsError: nothing is there, or it does not fit; MissingDependencyError: a hub
+        Raises WeightsError: there are no weights, or they do not fit; MissingDependencyError: a hub
         repository without huggingface_hub.
         """
         source = path_or_repo or cls.repository
@@ -197,7 +200,7 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
         if cls.config_file and revision is None:
             commit = commit_of(path)
             if commit is not None and not Path(source).exists():
-                # from the repository that the weights come from
+                # the file comes from the same repository as the weights
                 repo = str(source).partition("@")[0]
                 hub_file(repo, (cls.config_file,), revision=commit)
         state_dict = read_state_dict(path, tables=cls.tables)
@@ -230,21 +233,21 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
         weights = {}
         for name, shape in shapes.items():
             value = torch.randn(shape, generator=generator)
-            if len(shape) == 1 and name.endswith("weight"):  # of a layer norm
+            if len(shape) == 1 and name.endswith("weight"):  # layer norm
                 value = 1 + 0.1 * value
             elif name.endswith("bias"):
                 value = 0.05 * value
             elif not name.endswith(("query", "cls_token")):
-                # so that every layer matters
+                # scaled so that every layer affects the result
                 value = value * shape[-1] ** -0.5
             weights[cls.prefix + name] = value
         return weights
 
 
 def stated_int(table: Document, name: str, place: str, *, default: int | None) -> int:
-    """A size of a table of the authors, where absent the default.
+    """A whole number in the authors' table; the default if it is absent.
 
-    Raises WeightsError: it is no whole number >= 0, or missing without a default.
+    Raises WeightsError: it is no whole number >= 0, or it is missing and has no default.
     """
     value = table.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -257,7 +260,7 @@ def stated_int(table: Document, name: str, place: str, *, default: int | None) -
 
 
 def check_heads(dim: int, num_heads: int, name: str) -> None:
-    """Raises WeightsError where so many heads do not share `dim` channels evenly."""
+    """Raises WeightsError if `dim` is not a multiple of the number of heads."""
     if num_heads < 1 or dim % num_heads:
         raise WeightsError(
             f"{name} must divide the {dim} channels of the weights, got {num_heads}"
@@ -265,9 +268,9 @@ def check_heads(dim: int, num_heads: int, name: str) -> None:
 
 
 class HeadPlan(NamedTuple):
-    """Heads of a forward pass that keeps within a budget."""
+    """Number of heads to compute at a time, so that a forward pass keeps within a budget."""
 
-    heads_at_a_time: int  # whose q, k and v are held
+    heads_at_a_time: int  # heads whose q, k and v are in memory
     peak_bytes: int
 
 
@@ -279,14 +282,14 @@ def plan_heads(
     peak_bytes: Callable[[int], int],
     budget_bytes: int,
 ) -> HeadPlan:
-    """Most heads at a time that the budget allows; their number divides all heads.
+    """Largest number of heads at a time that the budget allows; it divides the number of all heads.
 
     Args:
-        name: of the encoder, for the message.
+        name: name of the encoder, for the message.
         num_tokens: tokens of the slide, for the message.
-        num_heads: all heads.
-        peak_bytes: memory for so many heads at a time.
-        budget_bytes: bound on it.
+        num_heads: number of all heads.
+        peak_bytes: returns the peak memory for a number of heads at a time.
+        budget_bytes: limit for this memory.
 
     Raises BudgetError: not even one head fits.
     """

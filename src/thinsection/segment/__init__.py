@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from thinsection.segment.slide_map import segment as segment
     from thinsection.segment.spec import SEGMENTERS as SEGMENTERS
 
-# these names are imported on first use: most runs segment nothing
+# these names are imported on first use, because most runs segment nothing
 _NAMES_OF = {
     "segmenter": "Segmenter load_segmenter",
     "slide_map": "Segmentation segment",

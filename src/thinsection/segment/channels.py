@@ -1,8 +1,8 @@
-"""Input channels of a network, made of windows of a slide.
+"""Input channels of a network, computed from windows of a slide.
 
-'rgb' is normalised by mean and std. 'eosin_hematoxylin_density' are the amounts of the
-two stains and the mean optical density, each between the slide's 1st and 99th percentile;
-the slide's stains are estimated once, on a small picture of it.
+'rgb' is normalised by mean and std. 'eosin_hematoxylin_density' are the amounts of the two
+stains and the mean optical density, each scaled between its 1st and 99th percentile on the
+slide. The stains of a slide are estimated once, on a small picture of the slide.
 """
 
 import math
@@ -17,22 +17,22 @@ from thinsection.types import MaskArray, RgbArray, TileArray
 Planes = npt.NDArray[np.float32]  # (B, C, H, W)
 Matrix = npt.NDArray[np.float64]
 
-# Vectors of Ruifrok and Johnston 2001; eosin's of length 1.
+# Stain vectors of Ruifrok and Johnston 2001; eosin is scaled to length 1.
 _HEMATOXYLIN = (0.65, 0.70, 0.29)
 _EOSIN = np.divide((0.07, 0.99, 0.11), np.linalg.norm((0.07, 0.99, 0.11)))
 # Least density of tissue, scaled so that black has 255.
 _MIN_MAGNITUDE = 16.0
-# Brightness of glass, of 255: limit, and value where it cannot be measured.
+# Brightness of glass, of 255: lowest value, and value if it cannot be measured.
 _LOWEST_WHITE = 200.0
 _USUAL_WHITE = 240.0
-# Share of light in place of 0, where the density would be unbounded.
+# Fraction of light that replaces 0, for which the density would be infinite.
 _BLACK = 1e-10
-# Pixels that are brighter and paler are glass.
+# Pixels that are brighter than this value and less saturated are glass.
 _GLASS_VALUE = 0.83 * 255
 _GLASS_SATURATION = 0.12
-# Pixels of glass to measure its brightness, and of tissue to estimate stains.
+# Fewest pixels of glass to measure its brightness, and of tissue to estimate stains.
 _MIN_PX = 100
-# A channel with a smaller range has one value.
+# A channel with a smaller range is constant.
 _FLAT = 1e-8
 
 
@@ -54,13 +54,13 @@ class RgbChannels:
 class StainChannels:
     """Eosin, hematoxylin and optical density, in steps of 1/255, [0, 1]."""
 
-    white: float  # light that glass transmits, of 255
-    rows: Matrix  # (3, 3), from the density of R, G, B to the three channels
-    low: tuple[float, ...]  # 1st percentile of each over the slide, shown as 0
-    high: tuple[float, ...]  # 99th, shown as 1
+    white: float  # brightness of glass, of 255
+    rows: Matrix  # (3, 3), maps the densities of R, G, B to the three channels
+    low: tuple[float, ...]  # 1st percentile of each channel over the slide, shown as 0
+    high: tuple[float, ...]  # 99th percentile, shown as 1
 
     def __call__(self, tiles: TileArray) -> Planes:
-        """uint8 (B, H, W, 3) to float32 (B, 3, H, W); channels of a window span [0, 1]."""
+        """uint8 (B, H, W, 3) to float32 (B, 3, H, W) in [0, 1]."""
         planes = np.empty((len(tiles), 3, *tiles.shape[1:3]), dtype=np.float32)
         densities = _density(np.arange(256), self.white).astype(np.float32)
         unmixing = self.rows.T.astype(np.float32)
@@ -82,7 +82,7 @@ class StainChannels:
         Memory: 40 bytes per pixel of the picture.
 
         Raises:
-            InvalidInputError: the picture has not two stains.
+            InvalidInputError: the picture does not have two stains.
         """
         brightest = rgb.max(axis=2)
         dimmest = rgb.min(axis=2)
@@ -106,10 +106,10 @@ class StainChannels:
 def stain_vectors(
     density: Matrix, white: float, slide_path: str
 ) -> tuple[Matrix, Matrix]:
-    """Eosin and hematoxylin, unit vectors of density, of pixels (n, 3) of tissue.
+    """Estimates unit density vectors of eosin and hematoxylin from tissue pixels (n, 3).
 
-    Source: Macenko et al., ISBI 2009, as HistomicsTK does it: axes of the pixels about
-        the origin, and the 1st and 99th percentile of their angles, exact to a pixel.
+    Source: Macenko et al., ISBI 2009, as in HistomicsTK: principal axes of the pixels about the
+        origin, and the 1st and 99th percentile of their angles, each the angle of a pixel.
     """
     scaled = density * (math.log(10) * 255 / math.log(white))
     # the two axes of largest variance
@@ -121,7 +121,7 @@ def stain_vectors(
             f"a slide must have >= {_MIN_PX} stained pixels to estimate its stains, got "
             f"{len(plane)} in {slide_path!r}"
         )
-    # angles from the mean direction, which no pixel is far from, do not wrap around
+    # angles are measured from the mean direction, which is close to all pixels, so they do not wrap
     centre = plane.mean(axis=0)
     across = plane[:, 1] * centre[0] - plane[:, 0] * centre[1]
     order = np.argsort(np.arctan2(across, plane @ centre), kind="stable")
@@ -143,13 +143,13 @@ def _eosin_likeness(vector: Matrix) -> float:
 def _density(
     values: npt.NDArray[np.integer], white: float, darkest: float = 1.0
 ) -> Matrix:
-    """Optical density, log10, of pixel values; values brighter than glass have none."""
+    """Optical density, log10, of pixel values; it is 0 for values brighter than glass."""
     transmitted = np.clip(values.astype(np.float64), darkest, white) / white
     return np.asarray(-np.log10(transmitted))
 
 
 def _measure_white(rgb: RgbArray, glass: MaskArray) -> float:
-    """Mean value of glass, without pixels that a program filled in."""
+    """Mean value of glass pixels, without pixels that a program filled in."""
     bright = rgb[glass]
     scanned = bright[(bright < 255).any(axis=1)]
     if len(scanned) >= _MIN_PX:

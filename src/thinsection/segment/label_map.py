@@ -1,6 +1,6 @@
-"""The map of labels of a slide: blended strip by strip into a file, and read from it.
+"""The label map of a slide: windows are blended, strip by strip, into a file.
 
-Weights fall from a window's middle to its border, so that no seam shows.
+A window's weight decreases from its middle to its border, so that no seams are visible.
 """
 
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ from thinsection.tiles.grid import mask_and_frame
 from thinsection.types import MaskArray, MaskFrame, Size
 
 Labels = npt.NDArray[np.uint8]  # (H, W): 0 no class, 1 the first class, ...
-ClassShares = npt.NDArray[np.uint8]  # (K, H, W), in 255 steps
+ClassShares = npt.NDArray[np.uint8]  # (K, H, W), in steps of 1/255
 
 _TIFF_TILE_PX = 512
-# Weight of a pixel at a window's corner, against 1 in its middle.
+# Weight of a pixel at a window's corner; a pixel in the middle has 1.
 _LEAST_WEIGHT = 1e-3
 
 
 class LabelStrip:
-    """Weighted sums of windows' outputs over the rows that more windows will touch."""
+    """Weighted sums of windows' outputs, for the rows that later windows may still change."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class LabelStrip:
         self._weights[:, in_strip] += weight
 
     def emit(self, y: int | None = None) -> None:
-        """Writes the rows above `y` (None: all), which no window will touch any more."""
+        """Writes the rows above `y` (None: all), which no later window changes."""
         if y is None:
             y = self._y + len(self._weights)
         num_rows = min(y - self._y, len(self._weights))
@@ -82,7 +82,7 @@ class LabelStrip:
             labels[(weights == 0) | ~self._tissue_rows(num_rows)] = 0
             width, height = self._grid.size
             for row, line in enumerate(labels, start=self._y):
-                # but for the rows above and below the map
+                # rows above and below the map are not written
                 if 0 <= row < height:
                     self._file.seek(row * width + self._first)
                     self._file.write(line.tobytes())
@@ -91,7 +91,7 @@ class LabelStrip:
         self._y = y
 
     def _tissue_rows(self, num_rows: int) -> MaskArray:
-        """The tissue mask at the strip's first rows."""
+        """The tissue mask of the strip's first rows."""
         scale_x, scale_y = self._grid.scale
         downsample_x, downsample_y = self._frame.downsample_xy
         width, height = self._frame.size_th
@@ -104,7 +104,7 @@ class LabelStrip:
 
 
 def _window_weight(px: int) -> npt.NDArray[np.float32]:
-    """A bell over a window, as MONAI's, (px, px)."""
+    """Weights (px, px) of a window: a Gaussian, as in MONAI."""
     offsets = np.arange(px) - (px - 1) / 2
     bell = np.exp(-0.5 * (offsets / (px / 8)) ** 2)
     return np.maximum(np.outer(bell, bell), _LEAST_WEIGHT).astype(np.float32)
@@ -118,7 +118,7 @@ def _shift_up(array: npt.NDArray[np.float32], num_rows: int) -> None:
 
 
 def read_strips(file: BinaryIO, size: Size, num_rows: int) -> Iterator[Labels]:
-    """Reads the map's labels, so many rows at a time."""
+    """Reads the labels of the map, `num_rows` rows at a time."""
     width, height = size
     file.seek(0)
     for y in range(0, height, num_rows):
@@ -130,7 +130,7 @@ def read_strips(file: BinaryIO, size: Size, num_rows: int) -> Iterator[Labels]:
 def class_shares(
     file: BinaryIO, grid: WindowGrid, num_classes: int, factor: int
 ) -> tuple[ClassShares, MaskFrame]:
-    """Each class's share of blocks of factor x factor px; pixels beyond count as none."""
+    """Fraction of each class in blocks of factor x factor px; outside the map there is no class."""
     columns = -(-grid.size[0] // factor)
     rows = -(-grid.size[1] // factor)
     shares = np.zeros((num_classes, rows, columns), dtype=np.uint8)
@@ -148,7 +148,7 @@ def class_shares(
 def write_labels_tiff(path: Path, file: BinaryIO, size: Size, mpp: float) -> None:
     """Writes a tiled, compressed TIFF of the labels.
 
-    Memory: one row of its tiles.
+    Memory: one row of TIFF tiles.
     """
     import tifffile
 

@@ -1,8 +1,8 @@
-"""Networks of segmenters: ONNX by ONNX Runtime, torch modules by the name of a callable.
+"""Networks of segmenters: ONNX files with ONNX Runtime, and torch modules by their class.
 
-ONNX Runtime is the one runtime for ONNX. OpenVINO took two thirds of its CPU time on the
-network that was measured, but its outputs lay up to 8e-3 off (docs/validation/readers.md), as its
-Mish is approximate.
+Only ONNX Runtime is used for ONNX. OpenVINO needed two thirds of its CPU time for the network
+that was measured, but its outputs differed by up to 8e-3 (docs/validation/readers.md), because
+its Mish is approximate.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def load_network(
     *,
     code: Path | None = None,
 ) -> Network:
-    """Loads the network of an entry to its device; `code` is a trusted file with its class."""
+    """Loads the network of an entry to a device; `code` is a trusted file that has its class."""
     if spec.architecture is not None:
         importable_torchvision()
         make = architecture(
@@ -47,7 +47,7 @@ def load_network(
         )
         module = _make_module(spec, make, weights, seed)
         return _torch_network(module, resolve_device(device), spec.output)
-    assert weights is not None  # ONNX has no random ones
+    assert weights is not None  # only torch networks can have random weights
     return _onnx_network(weights, resolve_device(device, mps=False))
 
 
@@ -56,7 +56,7 @@ def _onnx_network(path: Path, device: torch.device) -> Network:
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    # the pattern takes a third more memory and saves no time
+    # this option takes a third more memory and saves no time
     options.enable_mem_pattern = False
     provider = f"{device.type.upper()}ExecutionProvider"
     if provider not in onnxruntime.get_available_providers():

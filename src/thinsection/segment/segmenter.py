@@ -1,4 +1,4 @@
-"""A segmenter with its weights: loaded by name or from a TOML file."""
+"""A segmenter with its weights, loaded by its name or from a TOML file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from thinsection.types import RgbArray
 if TYPE_CHECKING:
     from thinsection.segment.network import Network
 
-# Begins the place of weights that an installed package brings.
+# Prefix of paths to weights that an installed package contains.
 PACKAGE = "package:"
 # Declared values that do not change the results.
 _NOT_IN_IDENTITY = ("help", "licence", "source", "weights", "sha256")
@@ -35,14 +35,14 @@ _NOT_IN_IDENTITY = ("help", "licence", "source", "weights", "sha256")
 
 @dataclass(frozen=True, kw_only=True)
 class Segmenter:
-    """A segmenter and its weights; the network is loaded when it is first asked for.
+    """A segmenter and its weights; the network is loaded on first use.
 
     Args:
         spec: its declaration.
-        weights: file of the weights; None: seeded random ones, of a torch architecture.
+        weights: file of the weights; None: random weights, for a torch architecture only.
         device: 'auto', 'cpu', 'cuda[:N]' or 'mps'; ONNX computes on the CPU.
-        seed: of random weights.
-        code: file that the user trusts and that has the architecture; None: a package has it.
+        seed: seed of random weights.
+        code: trusted file with the architecture; None: an installed package has it.
     """
 
     spec: SegmenterSpec
@@ -53,7 +53,7 @@ class Segmenter:
 
     @property
     def identity(self) -> dict[str, object]:
-        """Values that decide its results: the declaration and the weights' content."""
+        """Values that decide its results: the declaration and the hash of the weights."""
         identity = asdict(self.spec)
         for name in _NOT_IN_IDENTITY:
             del identity[name]
@@ -68,7 +68,7 @@ class Segmenter:
 
     @property
     def label(self) -> str:
-        """Part of a folder's name; weights that we do not declare add their hash."""
+        """Part of a folder's name; any weights other than our declared ones add their hash."""
         is_declared = any(entry.target == self.spec for entry in declared_segmenters())
         if is_declared and self.spec.weights is not None:
             return self.spec.name
@@ -76,7 +76,7 @@ class Segmenter:
 
     @cached_property
     def network(self) -> Network:
-        """float32 (B, C, H, W) to float32 (B, K, H, W)."""
+        """The network: float32 (B, C, H, W) to float32 (B, K, H, W)."""
         # torch takes a second to import
         from thinsection.segment.network import load_network
 
@@ -87,17 +87,17 @@ class Segmenter:
     def channels(
         self, picture: RgbArray, slide_path: str
     ) -> RgbChannels | StainChannels:
-        """The map from windows to the network's input, fitted to a picture of the slide."""
+        """The map from windows to the network's input, fitted to a small picture of the slide."""
         if self.spec.channels == "rgb":
             return RgbChannels(mean=self.spec.mean, std=self.spec.std)
         return StainChannels.fit(picture, slide_path)
 
     def labels(self, outputs: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
-        """(K, H, W) to (H, W): 0 for no class, 1 for the first of `spec.classes`, ..."""
+        """Labels (H, W) of outputs (K, H, W): 0 is no class, 1 the first of `spec.classes`, ..."""
         spec = self.spec
         takes_largest = spec.rule == "largest"
         shape = outputs.shape[1:]
-        # a class must exceed this
+        # a class wins only if its output exceeds this
         least = np.full(
             shape, -np.inf if takes_largest else spec.threshold, dtype=np.float32
         )
@@ -122,19 +122,20 @@ def load_segmenter(
     seed: int | None = None,
     trust_code: Sequence[str | Path] = (),
 ) -> Segmenter:
-    """Loads the segmenter of a name, or of a TOML file with a table `segmenter`.
+    """Loads a segmenter by its name, or from a TOML file with a table `segmenter`.
 
     Args:
-        name: in the registry, or path of the TOML file.
-        weights: file in place of the declared one.
+        name: name in the registry, or path of the TOML file.
+        weights: file that replaces the declared one.
         device: see `Segmenter`.
-        seed: of random weights in place of any (a torch architecture, for tests).
+        seed: seed of random weights, which replace all others (a torch architecture, for tests).
         trust_code: Python files that may be run; an architecture names a class in one of them by
             the name of the file without .py.
 
     Raises:
-        ConfigError: no such name, an entry that is wrong, or an architecture of no listed package.
-        WeightsError: no weights are declared or given, or the file is another than declared.
+        ConfigError: unknown name, an invalid entry, or an architecture of a package that is not
+            listed.
+        WeightsError: no weights are declared or passed, or the file is not the declared one.
     """
     if str(name).endswith(".toml"):
         spec = read_spec(Path(name))
@@ -163,7 +164,7 @@ def load_segmenter(
 
 
 def _declared_path(spec: SegmenterSpec, folder: Path) -> Path:
-    """Path of declared weights; a package is not imported for its file."""
+    """Path of declared weights; a package is not imported to find its file."""
     if spec.weights is None:
         raise WeightsError(
             f"weights must be set, got none for {spec.name!r}; pass --segment-weights FILE "
@@ -172,7 +173,7 @@ def _declared_path(spec: SegmenterSpec, folder: Path) -> Path:
     if not spec.weights.startswith(PACKAGE):
         return folder / spec.weights
     package, _, inner = spec.weights.removeprefix(PACKAGE).partition("/")
-    # the parent of a dotted name would be imported
+    # `find_spec` of a dotted name would import its parent
     module = util.find_spec(package) if package.isidentifier() else None
     places = module.submodule_search_locations if module is not None else None
     if not places:
@@ -197,14 +198,14 @@ def _check_file(path: Path, spec: SegmenterSpec) -> None:
 
 
 def _hash_of(path: Path) -> str:
-    """sha256 in hex of a file and, of ONNX, of the data beside it."""
+    """sha256 in hex of a file and, for ONNX, of the external data beside it."""
     stat = path.stat()
     return _hash_version(path, stat.st_mtime_ns, stat.st_size)
 
 
 @cache
 def _hash_version(path: Path, time_ns: int, size: int) -> str:
-    """The hash of a file, kept while its time stamp and size stay."""
+    """Hash of a file, cached as long as its time stamp and size stay the same."""
     digest = hashlib.sha256()
     for part in (path, path.with_name(f"{path.name}.data")):
         if part.is_file():

@@ -1,11 +1,11 @@
-"""A segmenter over a whole slide: overlapping windows, blended in bounded memory.
+"""Runs a segmenter on a whole slide: overlapping windows, blended in bounded memory.
 
     windows that touch tissue -> network -> weighted sums in a strip of rows -> labels of finished
     rows into a file as large as the map -> a TIFF of labels, and each class's share at a coarser
     resolution
 
-A map too wide for the strip's memory is done in bands of columns; windows that two bands
-share are computed for both, so that the labels are the same to the bit.
+A map that is too wide for the strip's memory is computed in bands of columns. Windows that two
+bands share are computed twice, so that the labels are the same to the bit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from thinsection.types import (
     parse_bytes,
 )
 
-# Long side of the picture that channels are fitted to.
+# Long side of the small picture that channels are fitted to.
 _FIT_EDGE_PX = 2048
 
 
@@ -48,11 +48,12 @@ class Segmentation:
     """Result of a segmenter on one slide."""
 
     classes: tuple[str, ...]
-    shares: ClassShares  # (K, H, W), of each class in 255 steps, by px of the frame
+    # (K, H, W), fraction of each class in steps of 1/255, by pixel of the frame
+    shares: ClassShares
     frame: MaskFrame
     size: Size  # (width, height) of the map at the network's resolution
     mpp: float  # µm/px of that map
-    num_windows: int  # that were computed
+    num_windows: int  # windows that were computed
 
     def __repr__(self) -> str:
         width, height = self.size
@@ -64,7 +65,7 @@ class Segmentation:
 
     @property
     def fractions(self) -> dict[str, float]:
-        """The share of the slide's area that each class has, [0, 1]."""
+        """Fraction of the slide's area that each class has, [0, 1]."""
         return {
             name: float(share.mean()) / 255
             for name, share in zip(self.classes, self.shares)
@@ -72,7 +73,7 @@ class Segmentation:
 
     @cached_property
     def labels(self) -> Labels:
-        """Per px of the frame the class that has most of it; 0 where no class has more."""
+        """Per pixel of the frame its largest class; 0 if the part without a class is larger."""
         none = 255 - self.shares.sum(axis=0, dtype=np.int64)
         return np.asarray(np.stack([none, *self.shares]).argmax(axis=0), dtype=np.uint8)
 
@@ -82,11 +83,11 @@ class Segmentation:
 
     @property
     def colors(self) -> dict[str, Color]:
-        """A colour per class, spread over the hues."""
+        """A colour for each class, spread over the hues."""
         return dict(zip(self.classes, hues(len(self.classes))))
 
     def tile_columns(self, coords_l0: CoordsL0, size_l0: Size) -> dict[str, Shares]:
-        """Per class the share of each tile's area, float32 (N,)."""
+        """For each class, its fraction of each tile's area, float32 (N,)."""
         return {
             name: box_fractions(share / 255, self.frame, coords_l0, size_l0)
             for name, share in zip(self.classes, self.shares)
@@ -106,16 +107,16 @@ def segment(
     """Runs a network over a slide's tissue.
 
     Args:
-        slide: opened.
+        slide: opened slide.
         segmenter: a name of `SEGMENTERS`, a TOML file, or the result of `load_segmenter`.
-        tissue: pixels outside have no class; as for `tile_grid`; None: by the default detector.
-        labels_path: a tiled TIFF of labels (uint8) at the network's resolution is written there.
-        share_mpp: resolution of the classes' shares, µm/px; never finer than the network's.
-        memory: of the strip of rows that windows are blended in.
+        tissue: pixels outside it have no class; as for `tile_grid`; None uses the default detector.
+        labels_path: path for a tiled TIFF of labels (uint8) at the network's resolution.
+        share_mpp: resolution of the classes' fractions, µm/px; never finer than the network's.
+        memory: memory for the strip of rows in which windows are blended.
         stream: memory and threads of decoding.
 
-    Memory: 4 (K + 1) px * columns <= `memory` for K outputs, one window's decoding and the network
-        on it; 1 byte per class and px of the shares. The map itself is a temporary file.
+    Memory: 4 (K + 1) px * columns <= `memory` for K outputs; decoding of one window and the network
+        on it; 1 byte per class and pixel of the fractions. The map itself is a temporary file.
 
     Raises:
         MissingMppError: the slide has no resolution.

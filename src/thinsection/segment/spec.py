@@ -1,8 +1,8 @@
-"""Declaration of a segmenter, as data: from the registry, or from an entry of TOML.
+"""Declaration of a segmenter as data, from the registry or from a TOML file.
 
-An entry gives resolution and edge of its windows, the meaning of its input and output
-channels, and the place of its weights: an ONNX file, or a torch architecture by name with
-a safetensors or safe .pth file. No entry runs code that is not installed already.
+An entry gives the resolution and edge of its windows, the meaning of its input and output
+channels, and the place of its weights: an ONNX file, or a torch architecture by name with a
+safetensors or safe .pth file. An entry never runs code that is not installed already.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -16,47 +16,47 @@ from thinsection.errors import ConfigError, naming_file
 from thinsection.registry import Entry, Registry
 from thinsection.types import Json
 
-# The table of a TOML file.
+# Name of the table in a TOML file.
 _TABLE = "segmenter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmenterSpec:
-    """Everything that is declared of a segmenter; a TOML entry has these keys."""
+    """Declared values of a segmenter; these are the keys of a TOML entry."""
 
-    # in the registry, and of its folder of results
+    # name in the registry, and of its results folder
     name: str
     help: str = ""
     # meaning of the output channels, in order
     outputs: tuple[str, ...]
-    # the output that is no class; None: all are classes
+    # the output that stands for no class; None: all outputs are classes
     background: str | None = None
     # largest: the largest output. threshold: the first class above `threshold` and above
     # the background; a pixel without one is background
     rule: Literal["largest", "threshold"] = "largest"
-    # of the network's outputs; 0 for logits is a probability of a half
+    # threshold for the network's outputs; for logits, 0 is a probability of 0.5
     threshold: float = 0.0
-    # µm/px of its windows
+    # µm/px of the windows
     mpp: float
-    # edge of a window
+    # edge of a window, px
     px: int = 512
-    # least share of a window's edge that neighbours share, [0, 0.5]
+    # least overlap of neighbouring windows, as a fraction of their edge, [0, 0.5]
     overlap: float = 0.25
     channels: Literal["rgb", "eosin_hematoxylin_density"] = "rgb"
-    # per channel, applied to values in [0, 1]; mean and std are of "rgb" alone
+    # one value per channel, for values in [0, 1]; mean and std are used for "rgb" only
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
-    # a path, beside the TOML file if relative, or 'package:PATH'
+    # a path, relative to the TOML file, or 'package:PATH'
     weights: str | None = None
-    # of the weights' file: another one is refused
+    # hash of the weights file; a file with another hash is refused
     sha256: str | None = None
     # 'module:class' of torch modules (see files/trust.py); None: ONNX
     architecture: str | None = None
     # arguments of that class; "none" is None
     options: dict[str, Json] = field(default_factory=dict)
-    # name of the output of a network that gives a dict
+    # name of the output, for a network that returns a dict
     output: str = "out"
-    # beginnings of names that a weights file may have left over
+    # beginnings of names of weights that the network does not use
     unused: tuple[str, ...] = ()
     licence: str = "unknown"
     source: str = ""

@@ -21,17 +21,17 @@ Band = tuple[int, int]  # [first, last) of columns, px of the map
 
 @dataclass(frozen=True, kw_only=True)
 class WindowGrid:
-    """Windows of a network over a slide, in px of its resolution (`x`, `y` here)."""
+    """Windows of a network over a slide; `size` and `x`, `y` are px at its resolution."""
 
     plan: ReadPlan
     size: Size  # (width, height) of the map
-    scale: tuple[float, float]  # level-0 px per px of it, (x, y)
+    scale: tuple[float, float]  # level-0 px per px of the map, (x, y)
     column_starts: Starts
     row_starts: Starts
 
     @classmethod
     def cover(cls, slide: Slide, spec: SegmenterSpec) -> "WindowGrid":
-        """Covers a slide; the last windows end with it, small slides are centred."""
+        """Covers a slide with windows; the last ones end with it, and a small slide is centred."""
         plan = plan_read(
             slide.levels,
             slide.slide_mpp,
@@ -53,7 +53,7 @@ class WindowGrid:
         )
 
     def bands(self, memory: int, num_outputs: int) -> list[Band]:
-        """Ranges [first, last) of columns whose strip fits the memory."""
+        """Ranges [first, last) of columns whose strip fits into the memory."""
         px = self.plan.tile_px
         width = self.size[0]
         column_bytes = 4 * (num_outputs + 1) * px
@@ -79,7 +79,7 @@ class WindowGrid:
         return np.asarray(places[shares > 0])
 
     def coords_l0(self, places: Places) -> CoordsL0:
-        """Corners of windows in level-0 px."""
+        """Top-left corners of windows in level-0 px."""
         return np.asarray(np.rint(places.reshape(-1, 2) * self.scale), dtype=np.int64)
 
 

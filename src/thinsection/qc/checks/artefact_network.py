@@ -1,9 +1,10 @@
-"""The artefact network: tissue, glass, a fold, ink, a bubble or dirt, at each pixel.
+"""The artefact network: the probabilities of tissue, glass, fold, ink, bubble and dirt per pixel.
 
-The mean of U-shaped convolutional networks over optical densities against the slide's own glass, on
-grids of 16 to 256 µm. They run in windows on the device's arrays: importing torch would take two
-CPU-seconds and 200 MB, more than all of quality control. `training/` has the script that makes the
-file of weights, and the file records what it was made from.
+It is the mean of several U-shaped convolutional networks. Their input is the optical density
+relative to the slide's own glass, and they combine grids of 16 to 256 µm. They run in windows,
+with the arrays of the device: importing torch would take two CPU-seconds and 200 MB, more than
+all other quality control. `training/` has the script that makes the file of weights, and the
+file states the data that it was made from.
 """
 
 import math
@@ -32,44 +33,47 @@ CLASSES = (
     "pen_black",
     "pen_brown",
 )
-# Planes of its input: density of red, green and blue, and the logarithm of their mean.
+# Planes of the input: densities of red, green and blue, and the logarithm of their mean.
 NUM_PLANES = 4
-# µm per pixel of its input.
+# µm per pixel of the input.
 INPUT_MPP = 8.0
 MODEL = Path(__file__).parent / "models" / "artefacts.safetensors"
 
 _WHITE_PERCENTILE = 97
-# Values below are as dark as this one.
+# Darker pixel values are treated as this value.
 _DARKEST = 4
-# Density that the logarithm starts from.
+# Density at which the logarithm begins to flatten.
 _FLOOR = 0.06
-# Levels below the first: windows begin and end at multiples of this many squares of 2 x 2 pixels.
+# Number of coarser grids: windows begin and end at multiples of 2 ** this number of squares, which
+# are 2 x 2 pixels each.
 _LEVELS = 4
 _STEP = 1 << _LEVELS
-# Squares beyond a window that decide what is in it: 77 by the convolutions, and up to a step.
+# Squares around a window that affect its result: 77 for the convolutions, rounded up to steps.
 _HALO = 6 * _STEP
-# Squares of a window with its halo.
+# Number of squares in a window with its surroundings.
 _WINDOW_SQUARES = 1 << 19
-# The same limit where windows are cut to a part of the picture.
+# The same number for windows that are cut to a part of the picture.
 _CUT_SQUARES = 1 << 18
-# Squares that are convolved at once.
+# Number of squares that are convolved at a time.
 _BLOCK_SQUARES = 1 << 13
-# Windows of glass alone: no pixel has this density.
+# A window in which no pixel reaches this density is only glass.
 _GLASS_DENSITY = 0.02
-# Tissue in haematoxylin and eosin is purple, and no ink is: green is the densest channel, red has
-# this share of its density, and red and blue have this share less. Paler pixels have no hue.
+# Tissue in haematoxylin and eosin is purple, and no ink is. In purple, green is the densest
+# channel; red has at least the first fraction of its density, and red and blue both have less by at
+# least the second. Pixels below the third density are too pale to have a hue.
 _PURPLE_RED = 0.45
 _PURPLE_GAP = 0.2
 _PURPLE_DENSITY = 0.45
-# Ink of blocks of so many px, in and around which it has this share, is tissue.
+# Ink is taken for tissue if this fraction of it, in blocks of so many pixels and around them, is
+# purple.
 _HUE_BLOCK_PX = 4
 _PURPLE_SHARE = 0.5
-# Of green, in tissue with any of these stains.
+# Least density of green in tissue with any of these stains.
 _STAINED_DENSITY = 0.15
-# Ink adds at least this to what most tissue has.
+# Ink increases the usual density of tissue by at least this value.
 _LEAST_INK_DENSITY = 0.1
 _USUAL_PERCENTILE = 75
-# Every so many rows and columns are looked at for the glass, and for the tissue beside ink.
+# Distance of the rows and columns that are sampled to find the glass and the tissue beside ink.
 _SAMPLE_STEP = 4
 
 Weights = Mapping[str, Array]
@@ -89,13 +93,13 @@ def artefact_maps(
     *,
     weights: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> Mapping[str, Array]:
-    """Probability of each class at each pixel, in steps of 1/255, uint8 (H, W).
+    """Probability of each class per pixel, in steps of 1/255, uint8 (H, W).
 
     Args:
         ns: device.
         rgb: uint8 (H, W, 3).
-        mpp_th: µm per px of it.
-        weights: by number of a network and name of a layer; None: the package's own.
+        mpp_th: µm per pixel of `rgb`.
+        weights: weights by network number and layer name; None: those of the package.
 
     Memory: 12 bytes per pixel, 300 bytes per square of 16 µm of one window (about 500,000 squares),
         and 12 MB.
@@ -111,23 +115,23 @@ def artefact_maps(
         p = _mean_probabilities(ns, networks, part, tables, factor)
         if p is None:
             continue
-        # class by class: all at once would be a second copy of the maps
+        # one class at a time, as all together would need a second copy of the maps
         for small, plane in zip(p, out):
             _paste(plane, small, rows, columns, factor)
-        del p, small  # before the next window is computed
+        del p, small  # frees memory before the next window
     return dict(zip(CLASSES, out))
 
 
 def ink_of(maps: Mapping[str, Array]) -> Array:
-    """Where ink, of all colours together, has more than half of the probability, bool (H, W)."""
+    """Pixels where all ink colours together have a probability above a half, bool (H, W)."""
     return sum(maps[f"pen_{ink}"].astype("uint16") for ink in INKS) > 127
 
 
 def ink_within(ns: ArrayNamespace, rgb: Array, mpp_th: float, area: Array) -> Array:
-    """`ink_of` of a picture's `artefact_maps` inside an area, bool (H, W); False outside.
+    """`ink_of` inside an area, bool (H, W); False outside of it.
 
-    A window is cut to what it has of the area, so this is faster than all maps. Windows change a
-    probability by rounding, at most 1/255.
+    Each window is cut to its part of the area, so this is faster than `artefact_maps`. The choice
+    of windows changes a probability by rounding only, at most 1/255.
 
     Memory: 2 bytes per pixel, 300 bytes per square of 16 µm of one window (about 260,000 squares),
         and 12 MB.
@@ -148,12 +152,12 @@ def ink_within(ns: ArrayNamespace, rgb: Array, mpp_th: float, area: Array) -> Ar
         if p is None:
             continue
         _paste(out, ink_of(dict(zip(CLASSES, p))), rows, columns, factor)
-        del p  # before the next window is computed
+        del p  # frees memory before the next window
     return out & area
 
 
 def _factor(mpp_th: float) -> int:
-    """Pixels of a picture along one of the network's input."""
+    """Picture pixels along the edge of one input pixel of the network."""
     return max(1, round(INPUT_MPP / mpp_th))
 
 
@@ -169,7 +173,7 @@ def _networks(
 
 
 def density_tables(ns: ArrayNamespace, rgb: Array) -> list[Array]:
-    """Density of each value of red, green and blue against the glass, float32 (256,) each."""
+    """Density of each value of red, green and blue, relative to glass, float32 (256,) each."""
     return [table.clip(-0.1, 4) for table in _full_tables(ns, rgb, _DARKEST)]
 
 
@@ -185,10 +189,10 @@ def _full_tables(ns: ArrayNamespace, rgb: Array, darkest: int) -> list[Array]:
 
 
 def without_stain(ns: ArrayNamespace, ink: Array, rgb: Array) -> Array:
-    """The mask of ink, bool (H, W), without purple that is stained tissue.
+    """The mask of ink, bool (H, W), without purple pixels that are stained tissue.
 
-    Dark tissue without texture, which no training had, looks like ink to a network. Ink over tissue
-    may be purple too, but it is darker than the tissue beside it, and there is more of that.
+    Networks mistake dark tissue without texture for ink, as their training data had none. Ink over
+    tissue may be purple too, but it is darker than the tissue beside it, and that tissue is larger.
     """
     if not bool(ink.any()):
         return ink
@@ -218,18 +222,18 @@ def without_stain(ns: ArrayNamespace, ink: Array, rgb: Array) -> Array:
 
 
 def _densities(ns: ArrayNamespace, colors: Array, tables: list[Array]) -> Array:
-    """Densities of colours (N, 3), float32 (N, 3)."""
+    """Densities (N, 3) of colours (N, 3), float32."""
     return ns.xp.stack([table[colors[:, c]] for c, table in enumerate(tables)], axis=1)
 
 
 def is_purple(densities: Array) -> Array:
-    """Which colours no ink has, bool (N,), by densities of red, green and blue (N, 3)."""
+    """True for densities (N, 3) of red, green and blue whose hue no ink has, bool (N,)."""
     is_mixed = densities[:, 0] > _PURPLE_RED * densities[:, 1]
     return _is_stained(densities, _PURPLE_DENSITY) & is_mixed
 
 
 def _is_stained(densities: Array, least: float) -> Array:
-    """Where green is the densest channel by far, and at least so dense, bool (N,)."""
+    """True if green is by far the densest channel and exceeds `least`, bool (N,)."""
     red, green, blue = densities.T
     most = (1 - _PURPLE_GAP) * green
     return (green > least) & (red < most) & (blue < most)
@@ -238,9 +242,9 @@ def _is_stained(densities: Array, least: float) -> Array:
 def input_planes(
     ns: ArrayNamespace, rgb: Array, tables: list[Array], factor: int
 ) -> Array:
-    """Densities and the logarithm of their mean, float32 (H, W, 4), over blocks of pixels.
+    """Densities and the logarithm of their mean, float32 (H, W, 4), for blocks of pixels.
 
-    H and W are multiples of 32: the last row and column are repeated.
+    H and W are multiples of 32; the last row and column are repeated to reach them.
     """
     xp = ns.xp
     shape = [-(-length // (factor * 2 * _STEP)) * 2 * _STEP for length in rgb.shape[:2]]
@@ -258,19 +262,19 @@ def input_planes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Window:
-    """A part of an image along one axis, in its pixels."""
+    """A part of an image along one axis, in pixels of the image."""
 
     inside: slice
-    # with its surroundings
+    # the part with its surroundings
     around: slice
-    # place of `inside` in `around`
+    # position of `inside` in `around`
     own: slice
 
 
 def _windows(
     shape: tuple[int, int], factor: int, most_squares: int
 ) -> Iterator[tuple[_Window, _Window]]:
-    """Rows and columns of equal windows, of about `most_squares` with their surroundings."""
+    """Yields rows and columns of equal windows of about `most_squares`, surroundings included."""
     height, width = shape
     for rows in _axis_windows(height, width, factor, most_squares):
         for columns in _axis_windows(width, height, factor, most_squares):
@@ -280,7 +284,7 @@ def _windows(
 def _axis_windows(
     length: int, other_length: int, factor: int, most_squares: int
 ) -> Iterator[_Window]:
-    """Equal parts of an axis, which begin at multiples of the step."""
+    """Yields equal parts of an axis, which begin at multiples of the step."""
     squares = length / (2 * factor)
     count = 1
     if squares * other_length / (2 * factor) > most_squares:
@@ -304,7 +308,7 @@ def _with_halo(start: int, stop: int, length: int, factor: int) -> _Window:
 def _paste(
     plane: Array, small: Array, rows: _Window, columns: _Window, factor: int
 ) -> None:
-    """Writes what a window has of its own, over blocks of pixels, into a plane of pixels."""
+    """Writes a window's result, without its surroundings, into a plane of image pixels."""
     large = small
     if factor > 1:
         large = small.repeat(factor, axis=0).repeat(factor, axis=1)
@@ -314,7 +318,7 @@ def _paste(
 def _cut(
     ns: ArrayNamespace, window: _Window, wanted: Array, length: int, factor: int
 ) -> _Window:
-    """The part of a window that has all that is wanted, bool (its length,), some of it True."""
+    """The smallest part of a window, in whole steps, with all True values of `wanted` (length,)."""
     places = ns.xp.flatnonzero(wanted)
     step_px = _STEP * 2 * factor
     start = window.inside.start + int(places[0]) // step_px * step_px
@@ -329,13 +333,13 @@ def _mean_probabilities(
     tables: list[Array],
     factor: int,
 ) -> Array | None:
-    """Probability of each class in steps of 1/255, uint8 (classes, H, W), over blocks of pixels.
+    """Probability of each class in steps of 1/255, uint8 (classes, H, W), per block of pixels.
 
     None if the part shows only glass.
     """
     xp = ns.xp
     planes = input_planes(ns, rgb, tables, factor)
-    # the logarithm's plane is 0 of glass and grows with the density
+    # the plane of logarithms is 0 for glass and grows with the density
     if float(planes[..., 3].max()) < math.log(_GLASS_DENSITY / _FLOOR + 1):
         return None
     # (H, W, C) to (H / 2, W / 2, 4 C): the four pixels of a square, plane by plane
@@ -356,7 +360,7 @@ def _mean_probabilities(
 def _probabilities(
     ns: ArrayNamespace, layers: Weights, squares: Array
 ) -> Iterator[tuple[slice, Array]]:
-    """By one network: some rows of pixels at a time, and P in 255ths, uint8 (classes, rows, W)."""
+    """Runs one network; yields rows and their probabilities * 255, uint8 (classes, rows, W)."""
     xp = ns.xp
     width = 2 * squares.shape[1]
     x = squares
@@ -365,7 +369,7 @@ def _probabilities(
         if level:
             finer.append(x)
             num_rows, num_columns, count = x.shape
-            # the largest of 2 x 2 pixels per channel
+            # maximum of 2 x 2 pixels per channel
             x = x.reshape(num_rows // 2, 2, num_columns // 2, 2, count)
             x = x.max(axis=(1, 3))
         x = _convolved(ns, layers, f"down{level}a", x)
@@ -387,7 +391,7 @@ def _probabilities(
 def _joined(
     ns: ArrayNamespace, layers: Weights, level: int, finer: list[Array], wide: Array
 ) -> Array:
-    """Adds a layer of the wider grid to the finer one."""
+    """Adds a layer on the coarser grid to the finer one."""
     x = finer.pop()
     made = wide @ layers[f"up{level}.weight"] + layers[f"up{level}.bias"]
     height, width, count = made.shape
@@ -397,7 +401,7 @@ def _joined(
 
 
 def _convolved(ns: ArrayNamespace, layers: Weights, name: str, x: Array) -> Array:
-    """The channels (H, W, C) under 3 x 3 weights; below 0 is 0."""
+    """Convolves channels (H, W, C) with 3 x 3 weights; negative results become 0."""
     count = layers[f"{name}.bias"].size
     out = ns.xp.empty((*x.shape[:2], count), dtype=ns.xp.float32)
     for rows, values in _convolved_rows(ns, layers, name, x):
@@ -408,14 +412,14 @@ def _convolved(ns: ArrayNamespace, layers: Weights, name: str, x: Array) -> Arra
 def _convolved_rows(
     ns: ArrayNamespace, layers: Weights, name: str, x: Array
 ) -> Iterator[tuple[slice, Array]]:
-    """Some rows of the result at a time."""
+    """Yields the result of `_convolved` in groups of rows."""
     xp = ns.xp
     height, width, count = x.shape
-    # of the rows above, here and below
+    # weights for the row above, the same row and the row below
     weights = layers[f"{name}.weight"].reshape(3, 3 * count, -1)
     bias = layers[f"{name}.bias"]
     num_rows = max(1, _BLOCK_SQUARES // width)
-    # each pixel with those on its left and right
+    # each pixel together with its left and right neighbours
     near = xp.zeros((num_rows + 2, width, 3 * count), dtype=xp.float32)
     for start in range(0, height, num_rows):
         stop = min(start + num_rows, height)
@@ -425,7 +429,7 @@ def _convolved_rows(
         rows[:, :, count : 2 * count] = x[first:last]
         rows[:, 1:, :count] = x[first:last, :-1]
         rows[:, :-1, 2 * count :] = x[first:last, 1:]
-        # beyond the last row is nothing; beyond the first, nothing was written yet
+        # rows outside the image are 0; those above the first row have not been written yet
         near[last - start + 1 :] = 0
         total = xp.broadcast_to(bias, (stop - start, width, bias.size)).copy()
         for shift in range(3):

@@ -1,7 +1,7 @@
-"""Finds folds, ink, bubbles and dirt by what the artefact network shows at each pixel.
+"""Finds folds, ink, bubbles and dirt in the probabilities of the artefact network.
 
-Each check has limits of its own on the probabilities. `Unsure` measures the tissue where no class
-has more than half of the probability.
+Each check has its own thresholds for these probabilities. `Unsure` measures the tissue in which
+no class has a probability above a half.
 """
 
 import math
@@ -24,10 +24,11 @@ from thinsection.qc.checks.check import (
     length,
 )
 
-# Of 255: ink whose channels differ by less is black, and reddish ink with less red is brown.
+# Colours from 0 to 255: ink whose channels differ by less is black; reddish ink with less red is
+# brown.
 _BLACK_COLOUR = 30
 _BROWN_RED = 150
-# Vote of a pixel's own colour, against the network's P.
+# Weight of a pixel's own colour, added to the network's probability of an ink colour.
 _OWN_COLOUR_VOTE = 0.1
 
 
@@ -35,19 +36,19 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
     """Removes folds (experimental): narrow bands, and wide areas that are surely folds."""
 
     name: str = "folds"
-    # sigma over which P of a fold is averaged
+    # sigma of the Gaussian over which the probability of a fold is averaged
     smooth: str = length("8 um")
-    # least P somewhere in a narrow fold, and everywhere in a sure one
+    # a narrow fold exceeds this probability somewhere, a sure fold everywhere
     threshold: float = 0.6
-    # a sure fold may have any shape, but at least a share of it has more than this P
+    # a sure fold may have any shape, but this fraction of it must exceed this probability
     sure_threshold: float = 0.8
     min_sure_share: float = 0.4
-    # least P everywhere in a narrow fold
+    # a narrow fold exceeds this probability everywhere
     lower_threshold: float = 0.3
-    # a narrow fold: least squared length over area, and largest mean width, area over length
+    # limits for a narrow fold: least squared length over area, and largest mean width
     min_elongation: float = 4.0
     max_width: str = length("110 um")
-    # smaller regions are no folds
+    # smaller regions are not folds
     min_area: str = area("0.003 mm2")
 
     def __call__(self, view: QcView) -> Outcome:
@@ -81,16 +82,16 @@ class Ink(QcCheck, kind="ink", asks_network=True):
 
     name: str = "pen"
     color: Literal["any", "blue", "green", "red", "black", "brown"] = "any"
-    # on P of ink, whatever its colour
+    # threshold for the probability of ink of any colour
     threshold: float = 0.5
-    # within which px of ink agree on a colour
+    # pixels of ink within this length share one colour
     around: str = length("32 um")
     # smaller spots of ink, of all colours together, are dropped
     min_area: str = area("6400 um2")
 
     def __call__(self, view: QcView) -> Outcome:
         ns = view.ns
-        # on tissue only: on glass there is nothing to remove
+        # ink on glass needs no removal
         pen_ink = view.pen_ink() & view.mask_use
         if view.mpp_th > COARSEST_MPP:
             by_colour = [ns.xp.zeros(pen_ink.shape, dtype=ns.xp.float32)] * len(INKS)
@@ -105,10 +106,10 @@ class Ink(QcCheck, kind="ink", asks_network=True):
         return replace(outcome, sure_area=ink & pen_ink)
 
     def _wins(self, view: QcView, by_colour: list[Array], ink: Array) -> Array:
-        """The pixels around which most ink has the check's colour, bool (H, W).
+        """Pixels around which most ink has the check's colour, bool (H, W).
 
-        A stroke has one colour: the one that most pixels around show. Where the network knows of
-        no ink, the pixels' own colours decide.
+        A stroke has one colour, the most frequent one around it. If the network was not run, only
+        the pixels' own colours decide.
         """
         ns = view.ns
         edge = max(1, round(view.length_px(self.around)))
@@ -127,7 +128,7 @@ class Ink(QcCheck, kind="ink", asks_network=True):
 
 
 def _nearest_ink(ns: ArrayNamespace, rgb: Array) -> Array:
-    """Index in `INKS` of the ink that is most like each colour of (N, 3), uint8 (N,)."""
+    """Index in `INKS` of the ink that is most similar to each colour of (N, 3), uint8 (N,)."""
     xp = ns.xp
     red, green, blue = (rgb[..., channel].astype(xp.int16) for channel in range(3))
     lowest, highest = filters.extremes(ns, [red, green, blue])
@@ -145,11 +146,11 @@ class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_
     """Removes air bubbles: round rings and the area inside them."""
 
     name: str = "bubbles"
-    # least P of a bubble's rim
+    # least probability of a bubble's rim
     threshold: float = 0.6
-    # least share of a rim that is seen
+    # least fraction of the rim that is visible
     min_seen: float = 0.35
-    # smaller and larger bubbles are left
+    # smaller and larger bubbles are ignored
     min_area: str = area("0.01 mm2")
     max_area: str = area("2.5 mm2")
 
@@ -177,11 +178,11 @@ class Dirt(QcCheck, kind="dirt", asks_network=True, coarsest_mpp=COARSEST_MPP):
 
     name: str = "dust"
     shows: Literal["dust", "coverslip", "edge"] = "dust"
-    # on P
+    # threshold for the probability
     threshold: float = 0.4
-    # smaller finds are dropped
+    # smaller regions are dropped
     min_area: str = area("1000 um2")
-    # of a coverslip's edge: squared length over area
+    # least squared length over area of a coverslip's edge
     min_elongation: float = 8.0
 
     def __call__(self, view: QcView) -> Outcome:
@@ -193,10 +194,10 @@ class Dirt(QcCheck, kind="dirt", asks_network=True, coarsest_mpp=COARSEST_MPP):
 
 
 class Unsure(QcCheck, kind="unsure", asks_network=True, coarsest_mpp=COARSEST_MPP):
-    """Measures the share of the tissue on which the artefact network is unsure of the class."""
+    """Measures the fraction of the tissue in which the artefact network is unsure of the class."""
 
     name: str = "unsure"
-    # on P of the likeliest class
+    # tissue is unsure if its most probable class has less than this probability
     threshold: float = 0.5
 
     def __call__(self, view: QcView) -> Outcome:

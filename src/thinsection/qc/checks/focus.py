@@ -1,12 +1,11 @@
-"""Finds blur by the share of the finest detail.
+"""Finds blur by how much of the finest detail is left.
 
-Defocus takes the finest band of detail first, so that the ratio of its amplitude to that
-of the next band falls, whatever the strength of the stain.
+Defocus weakens the finest band of detail most. Therefore the ratio of its amplitude to that of
+the next coarser band falls, however strong the stain is.
 
-Focus is not judged where there is nothing to judge it by: at resolutions at which sharp and blurred
-tissue look the same, and in tissue without structures, such as mucin or some necrosis. Structures
-the size of a nucleus survive any blur in which tissue is still recognised, so tissue without them
-never had any.
+Focus is not judged if blurred and sharp tissue look the same: on images that are too coarse, and
+in tissue without structures, such as mucin or some necrosis. Structures of the size of a nucleus
+remain visible as long as tissue can be recognised, so tissue that shows none has never had any.
 """
 
 import math
@@ -19,36 +18,37 @@ from thinsection.errors import ConfigError
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area
 from thinsection.types import RgbArray, Size
 
-Square = tuple[int, int]  # row and column in a grid of squares
+Square = tuple[int, int]  # row and column of a square in the grid of squares
 
-# Percentile of a slide's gray that is glass, or the lightest tissue.
+# Percentile of a slide's gray values that is glass, or the lightest tissue.
 _WHITE_PERCENTILE = 97
-# Gray by which glass may lie below that; more where it has no colour.
+# Glass may be darker than that by this gray value; glass without colour by the second.
 _GLASS_GRAY = 0.03
 _GREY_GLASS_GRAY = 0.09
-# Glass without colour differs by less between channels, [0, 1].
+# In glass without colour, channels differ by less than this, [0, 1].
 _GLASS_COLOUR = 0.03
 # Blocks along the edge of a square.
 _SQUARE_BLOCKS = 8
-# A slide of so few squares is looked at as a whole.
+# In slides with at most this number of squares, every square is read.
 _FEW_SQUARES = 400
-# Squares below so many times the limit of blur are suspect: all around are looked at.
+# Squares whose ratio is below the limit times this factor are suspect: all squares around are read.
 _SUSPECT = 1.15
-# The sharpest tissue has so many times the least ratio, unless its noise is less than
-# that of the glass.
+# The sharpest tissue has at least this multiple of `min_ratio`; if not, the noise of the glass
+# exceeds that of the tissue, and is not subtracted.
 _SHARP_TIMES = 1.5
-# µm/px; blur is not visible on coarser images.
+# µm/px; on coarser images blur is not visible.
 _COARSEST_MPP = 1.05
-# Px per px of the grid of structures, and sigma on it: structures of 4 to 12 µm at 0.5 µm/px.
+# Image pixels per pixel of the grid of structures, and sigma on that grid: structures of 4 to 12 µm
+# at 0.5 µm/px.
 _STRUCTURE_PX = 8
 _STRUCTURE_SIGMA = 1.5
-# Amplitude of these structures, gray in [0, 1], below which focus is not judged. Sharp tissue has
-# more than 0.024 and tissue under a Gaussian blur of 4 µm more than 0.004; smooth areas with a
-# camera's noise have less than 0.0015.
+# Focus is not judged if these structures have a smaller amplitude, as gray in [0, 1]. Sharp tissue
+# has more than 0.024, and tissue under a Gaussian blur of 4 µm more than 0.004; smooth areas with
+# the noise of a camera have less than 0.0015.
 _LEAST_STRUCTURE = 0.003
-# Weight of judged blocks around a block from which it gets its ratio.
+# Least weight of judged blocks around a block, from which the block gets its ratio.
 _LEAST_WEIGHT = 1e-3
-# Share of the tissue from which on a warning says that focus is not judged.
+# Fraction of tissue that is not judged, above which a warning says so.
 _MUCH_NOT_JUDGED = 0.5
 
 
@@ -56,18 +56,18 @@ class Focus(QcCheck, kind="focus"):
     """Removes blurred tissue; `<name>_median_ratio` measures how sharp the whole slide is."""
 
     name: str = "focus"
-    # where detail is measured, µm/px; a slide of less is taken as it is
+    # resolution at which detail is measured, µm/px; a coarser slide is used as it is
     image_mpp: float = 0.5
-    # edge of the blocks in which it is averaged, px of that image, a multiple of 8
+    # edge of the blocks over which detail is averaged, px of that image, a multiple of 8
     block_px: int = 32
-    # gray, [0, 1], added to the coarse band: noise does not decide
+    # gray, [0, 1], added to the coarse band, so that noise alone does not decide
     floor: float = 0.006
-    # blurred where the ratio is below this share of the slide's 75th percentile (sharp
-    # tissue) ...
+    # tissue is blurred if its ratio is below this fraction of the slide's 75th percentile, which
+    # is that of sharp tissue ...
     relative: float = 0.55
-    # ... or below this, for a slide that is blurred as a whole
+    # ... or below this value, for a slide that is blurred as a whole
     min_ratio: float = 0.27
-    # smaller blurred areas, and holes in them, do not count
+    # smaller blurred areas, and smaller holes in blurred areas, are ignored
     min_area: str = area("0.004 mm2")
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Focus(QcCheck, kind="focus"):
                 )
             )
         glass = _glass_in_tissue(view)
-        # a block that glass is part of has a border in it, which is detail of its own
+        # blocks that are partly glass are left out: the border of the glass counts as detail
         near_glass = morphology.dilated_by_disk(ns, glass, view.length_px("12 um"))
         candidates = view.mask_use & ~near_glass
         blocks = _Sharpness(self, view, candidates, glass, size=size, read=read)
@@ -111,7 +111,7 @@ class Focus(QcCheck, kind="focus"):
         blurred = morphology.fill_small(ns, blurred, least_px)
         blurred = morphology.drop_small(ns, blurred, least_px)
         sure = blurred & judged
-        # a block that is sharp in part looks sharp
+        # a block that is partly blurred looks sharp, so blurred areas are enlarged
         blurred = morphology.dilated_by_disk(ns, blurred, view.length_px("8 um"))
         blurred &= tissue
         outcome = view.left_regions(view.mask_use & ~blurred, f"{self.name}_removed")
@@ -130,20 +130,20 @@ class Focus(QcCheck, kind="focus"):
 
 
 class _Sharpness:
-    """Amplitude of the finest band of detail over that of the next, per block.
+    """Ratio of the amplitudes of the finest band of detail and the next coarser band, per block.
 
-    The finest lies between no blur and a Gaussian of 1 px, the next between 1 and 2 px;
-    the noise that glass has of both is subtracted. Of a large slide every second square
-    of 8 x 8 blocks in both directions is read, then all around those that may be blurred;
-    other blocks get a mean of those around them.
+    The finest band lies between no blur and a Gaussian blur of 1 px, the next between 1 and 2 px;
+    the noise that glass shows in both is subtracted. In a large slide, every second square of
+    8 x 8 blocks is read in both directions, then all squares around those that may be blurred;
+    the remaining blocks get a mean of the blocks around them.
 
     Args:
         check: settings.
         view: the slide.
-        candidates: bool (H, W), tissue of which focus is measured.
+        candidates: bool (H, W), tissue whose focus is measured.
         glass: bool (H, W), glass inside of tissue.
         size: (width, height) of the slide at the resolution of the check.
-        read: reader of parts of it.
+        read: reads a part of the slide at that resolution.
 
     Memory: O(one square + blocks).
     """
@@ -184,7 +184,7 @@ class _Sharpness:
         return self.measured & (self._structures >= _LEAST_STRUCTURE)
 
     def measure(self) -> Array:
-        """Ratio per block, float32; infinite far from all blocks that are judged."""
+        """Ratio per block, float32; infinite for blocks that are far from all judged ones."""
         xp = self._ns.xp
         square_px = _SQUARE_BLOCKS * self._check.block_px
         rows = math.ceil(self._size[1] / square_px)
@@ -206,7 +206,7 @@ class _Sharpness:
         return xp.where(tissue, ratio, mean)
 
     def _read_squares(self, squares: Iterable[Square]) -> None:
-        """Measures the bands of squares that hold tissue to judge."""
+        """Measures the bands of those squares that have tissue to judge."""
         width, height = self._size
         square_px = _SQUARE_BLOCKS * self._check.block_px
         for row, column in sorted(squares):
@@ -232,11 +232,11 @@ class _Sharpness:
             self._read_blocks[blocks] = True
 
     def _ratio(self, tissue: Array) -> tuple[Array, float]:
-        """Ratio per block, and that of the slide's sharp tissue."""
+        """Ratio per block, and the ratio of the slide's sharp tissue."""
         ratio = self._ratio_without(self._read_blocks & self._glass)
         sharp = self._sharp(ratio, tissue)
         if sharp <= _SHARP_TIMES * self._check.min_ratio:
-            # this tissue has less noise than the glass
+            # the tissue has less noise than the glass, so nothing is subtracted
             ratio = self._ratio_without(self._glass & False)
             sharp = self._sharp(ratio, tissue)
         return ratio, sharp
@@ -247,7 +247,7 @@ class _Sharpness:
         return float(self._ns.xp.percentile(ratio[tissue], 75))
 
     def _ratio_without(self, glass: Array) -> Array:
-        """Ratio per block, without the noise of light that blocks of glass have."""
+        """Ratio per block, after subtracting the light noise measured in blocks of glass."""
         fine = self._amplitude(self._bands[0], glass)
         coarse = self._amplitude(self._bands[1], glass)
         return fine / (coarse + self._check.floor)
@@ -256,14 +256,14 @@ class _Sharpness:
         xp = self._ns.xp
         noise = 0.0
         if bool(glass.any()):
-            # the square of the noise of light is as the light
+            # the variance of light noise is proportional to the light
             noise = float(xp.median((band**2 / (self._gray + 0.01))[glass]))
         return xp.sqrt((band**2 - noise * self._gray).clip(0))
 
     def _around_suspects(
         self, tissue: Array, ratio: Array, sharp: float
     ) -> set[Square]:
-        """Squares in and around which most tissue may be blurred."""
+        """Squares in which most tissue may be blurred, and the squares around these."""
         check = self._check
         limit = max(check.min_ratio, _SUSPECT * check.relative * sharp)
         low = tissue & (ratio < limit)
@@ -278,7 +278,7 @@ class _Sharpness:
 
 
 def detail_bands(ns: ArrayNamespace, gray: Array, block_px: int) -> Array:
-    """Amplitudes of the finest band of detail and the next, float32 (2, blocks, blocks)."""
+    """Amplitudes of the finest band and the next, float32 (2, rows, columns) of blocks."""
     once = filters.gaussian(ns, gray, 1.0)
     twice = filters.gaussian(ns, gray, 2.0)
     fine = filters.block_means(ns, abs(gray - once), block_px)
@@ -287,7 +287,7 @@ def detail_bands(ns: ArrayNamespace, gray: Array, block_px: int) -> Array:
 
 
 def structure_amplitude(ns: ArrayNamespace, gray: Array, block_px: int) -> Array:
-    """Amplitude of structures the size of a nucleus, float32 (blocks, blocks).
+    """Amplitude of structures of the size of a nucleus, float32 (rows, columns) of blocks.
 
     `block_px` must be a multiple of 8, the edge of the grid's pixels.
     """
@@ -297,12 +297,12 @@ def structure_amplitude(ns: ArrayNamespace, gray: Array, block_px: int) -> Array
 
 
 def _glass_in_tissue(view: QcView) -> Array:
-    """The mask of glass inside of tissue, as in fat: it has no detail to judge."""
+    """The mask of glass inside of tissue, as between fat cells: it has no detail to judge."""
     xp = view.ns.xp
     white = float(xp.percentile(view.gray[::4, ::4], _WHITE_PERCENTILE))
     darkness = white - filters.gaussian(view.ns, view.gray, 0.7)
     lowest, highest = filters.extremes(view.ns, view.rgb.transpose(2, 0, 1))
     colour = (highest - lowest) / xp.float32(255)
-    # the light of a lamp may vary where there is no colour
+    # the brightness of the lamp may vary, so colourless areas may be darker and still be glass
     is_grey = filters.gaussian(view.ns, colour, 0.7) < _GLASS_COLOUR
     return darkness < xp.where(is_grey, _GREY_GLASS_GRAY, _GLASS_GRAY)

@@ -1,7 +1,7 @@
-"""Finds tissue of any stain: it absorbs, colours or breaks the light of the slide's glass.
+"""Finds tissue of any stain: it is darker, more coloured or more textured than the slide's glass.
 
-Optical density is measured against the glass that the slide itself shows, and limits
-follow how uneven that glass is: pale, gray, dark and unevenly lit slides need no setting.
+Optical density is measured relative to the glass that the slide itself shows. Thresholds depend
+on how uneven that glass is, so pale, gray, dark and unevenly lit slides need no setting.
 docs/tissue.md shows each step in pictures.
 """
 
@@ -13,70 +13,73 @@ from thinsection.arrays import Array, ArrayNamespace, morphology
 from thinsection.arrays.filters import block_means, extremes
 from thinsection.qc.checks.check import COARSEST_MPP, Outcome, QcCheck, QcView, area
 
-Px = Callable[[float], float]  # px in a length of so many µm
-# dark: frozen or thick; unsure: H&E or IHC, and treated as H&E; '' where nothing is
+Px = Callable[[float], float]  # converts µm to px
+# dark: frozen or thick; unsure: H&E or IHC, treated as H&E; '' if there is no tissue
 Stain = Literal["H&E", "IHC", "unsure", "grey", "dark", ""]
 
-# Of the px that are looked at; borders are found to half of it.
+# Edge of the pixels that the detector looks at, µm; borders are accurate to half of it.
 _PX_UM = 16.0
-# A picture of larger px is looked at as if this were their edge: gaps, rims and specks of less
-# than a px could not be told from tissue.
+# A picture with coarser pixels is treated as if they had this edge: gaps, rims and specks smaller
+# than a pixel could not be told from tissue.
 _COARSEST_PX_UM = 24.0
-# Of 255: px that are darker in all channels are not tissue; the scanner saw nothing.
+# From 0 to 255: pixels that are darker in all channels show nothing and are not tissue.
 _BLACK = 30
 
-# Optical density against the glass. No slide is so even that less than this is evidence.
+# Smallest thresholds, as optical density relative to glass: even the most even glass varies by
+# less.
 _COLOUR = 0.025
 _DENSITY = 0.035
 _TEXTURE = 0.0025
 _LINE = 0.006
-# Textured px must absorb as much.
+# Textured pixels are tissue only if their density exceeds this value.
 _FAINT = 0.008
-# Px that absorb more are no glass, even under a dim lamp.
+# Pixels with a larger density are not glass, even under a dim lamp.
 _PALE = 0.35
-# Colour that flat px of glass may have.
+# Largest difference between the channels of flat glass pixels.
 _GLASS_COLOUR = 0.06
-# Texture that glass may have: that of real slides and of noisy scans ends at 0.009, and
-# the smooth parts of tissue that fills a field begin at 0.015.
+# Largest texture of glass: glass of real slides and of noisy scans ends at 0.009, and smooth parts
+# of tissue that fills a field begin at 0.015.
 _GLASS_TEXTURE = 0.012
-# An estimate of glass that is as dense or as coloured as tissue, and as textured, is tissue.
+# Glass that is found to be as dense or as coloured as tissue, and as textured, is tissue.
 _TISSUE_DENSITY = 0.06
 _TISSUE_COLOUR = 0.025
 _TISSUE_TEXTURE = 0.005
-# Density of R, G, B of glass where a slide shows none.
+# Density of R, G, B of glass in slides that show none.
 _TYPICAL_GLASS = (0.02, 0.022, 0.02)
-# Bins of the histogram of flat px, and distance of glass from its peak.
+# Bins of the histogram of flat pixels, and largest distance of glass from its peak.
 _GLASS_BINS = 140
 _GLASS_REACH = 0.04
 
-# Share of brown tissue: more is IHC, less than the second is none.
+# Fraction of brown tissue: above the first it is IHC, up to the second it is not.
 _IHC_BROWN = 0.08
 _NO_BROWN = 0.02
-# Over three channels; up to it brown is DAB however pale other tissue is.
+# Sum over three channels; brown up to this density is DAB, however pale the other tissue is.
 _DAB_DENSITY = 1.2
-# Balance of green: below it there is too little eosin to tell H&E from haematoxylin alone.
+# Green's fraction of the density: below this there is too little eosin to tell H&E from
+# haematoxylin alone.
 _LEAST_GREEN = 0.42
-# Channels that differ by less in their share of density have no colour.
+# If the channels' fractions of the density differ by less, there is no colour.
 _GREY_BALANCE = 0.06
 
-# The slide's edge: dark, with little colour for its density, flat, at the border.
+# The slide's edge: dark, flat, at the border, and with little colour for its density.
 _SHADE = 0.1
 _SHADE_COLOUR = 0.04
 _SHADE_TINT = 0.15
 _SHADE_REACH_UM = 80.0
-# Gaps that are closed in solid tissue, and in the net of fat cells.
+# Widths of gaps that are closed in solid tissue, and in the net of fat cells.
 _GAP_UM = 32.0
 _CELL_UM = 176.0
 # Thinner regions are not tissue.
 _THIN_UM = 40.0
 _NET_HOLE_UM2 = 60_000.0
-# A net has many long lines in a window.
+# A net has many lines of at least this number of pixels in a window.
 _MIN_LINE_PX = 6
 _NET_WINDOW_PX = 21
 _NET_SHARE = 0.03
-# No fibre runs straight for so long.
+# Longer straight lines are not fibres.
 _STRAIGHT_PX = 75
-# Tissue ends where this share of its own density is reached.
+# At the rim, tissue ends where the density falls below this fraction of that of the tissue beside
+# it.
 _RIM_UM = 40.0
 _RIM_SHARE = 0.4
 
@@ -89,11 +92,11 @@ class Tissue(QcCheck, kind="tissue", removes_glass=True):
     min_piece: str = area("20000 um2")
     # smaller holes are filled
     min_hole: str = area("10000 um2")
-    # px darker than this in all channels, 0 to 255, are no tissue
+    # px darker than this value, 0 to 255, in all channels are not tissue
     black_level: int = _BLACK
-    # P of tissue by the artefact network above which a px is added; 1: none is
+    # pixels with a higher tissue probability of the artefact network are added; 1: none
     added_tissue: float = 1.0
-    # P of glass by it above which a px goes; 1: none goes
+    # pixels with a higher glass probability of the artefact network are removed; 1: none
     removed_glass: float = 1.0
 
     def __call__(self, view: QcView) -> Outcome:
@@ -106,7 +109,7 @@ class Tissue(QcCheck, kind="tissue", removes_glass=True):
             black_level=self.black_level,
         )
         mask = detected.mask
-        # the network compares with the slide's glass, so it cannot judge a field without any
+        # the network needs the slide's glass as reference, so it cannot judge a field without glass
         can_judge = detected.shows_glass and view.mpp_th <= COARSEST_MPP
         if self.asks_network and can_judge:
             mask |= view.artefact_probability("tissue") > self.added_tissue
@@ -125,11 +128,11 @@ class Tissue(QcCheck, kind="tissue", removes_glass=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detected:
-    """What the detector finds on a thumbnail."""
+    """Result of the detector for a thumbnail."""
 
     mask: Array  # bool (H, W)
     stain: Stain
-    shows_glass: bool  # False of a field that tissue fills
+    shows_glass: bool  # False if tissue fills the field
 
 
 def detect_tissue(
@@ -146,7 +149,7 @@ def detect_tissue(
     Args:
         ns: device.
         rgb: uint8 (H, W, 3).
-        px_um: µm per px of it.
+        px_um: µm per pixel of `rgb`.
         min_piece_px: smaller pieces are dropped.
         min_hole_px: smaller holes are filled.
         black_level: px darker in all channels are not tissue.
@@ -169,7 +172,7 @@ def detect_tissue(
     mask = _close(ns, mask | net, px(_GAP_UM))
     mask = morphology.opened_by_disk(ns, mask, px(32.0))
     mask = morphology.fill_small(ns, mask, max(min_hole_px / area_factor, 1.0))
-    # in a field that is smaller than the least piece, a piece that fills it is kept
+    # a piece that fills a field is kept, even if the field is smaller than the least piece
     least_piece = min(min_piece_px / area_factor, mask.size / 2)
     mask = morphology.drop_small(ns, mask, least_piece)
     enlarged = mask.repeat(factor, axis=0).repeat(factor, axis=1)
@@ -182,18 +185,19 @@ def detect_tissue(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Light:
-    """Effect of a slide on light, float32 (H, W) each; density is base 10."""
+    """Light absorption of a slide, float32 (H, W) each; density is base 10."""
 
-    density: Array  # (H, W, 3), against the glass
+    density: Array  # (H, W, 3), relative to glass
     total: Array  # mean over the channels
-    near: Array  # the same, over 3 x 3 px
-    densest: Array  # of the channels, over 3 x 3 px
-    colour: Array  # that less the thinnest, over 3 x 3 px
-    line: Array  # density of lines thinner than 5 px, above their surroundings
+    near: Array  # `total`, averaged over 3 x 3 px
+    densest: Array  # density of the densest channel, averaged over 3 x 3 px
+    colour: Array  # densest minus thinnest channel, averaged over 3 x 3 px
+    line: Array  # density above the surroundings, in lines thinner than 5 px
     texture: Array  # mean of `line` over 5 x 5 px
-    seen: Array  # bool: not black, not the white or black that stands for unscanned
-    glass: Array  # bool: flat px of the glass's own brightness; none where a slide shows none
-    glass_density: float  # of the glass itself, against white
+    seen: Array  # bool: not black, and not the white or black of unscanned areas
+    # bool: flat px as bright as the glass; all False if a slide shows none
+    glass: Array
+    glass_density: float  # density of the glass, relative to white
 
 
 def _measure_light(ns: ArrayNamespace, rgb: Array, black_level: int) -> _Light:
@@ -236,9 +240,9 @@ def _measure_light(ns: ArrayNamespace, rgb: Array, black_level: int) -> _Light:
 def _find_glass(
     ns: ArrayNamespace, density: Array, texture: Array, flat: Array, *, num_seen: int
 ) -> tuple[tuple[float, ...], Array]:
-    """Density of the glass, and its mask: the brightest large peak among flat, pale px.
+    """Density of the glass, and its mask: the brightest large peak of flat, pale pixels.
 
-    A field that tissue fills has no glass: its palest tissue is not taken for it.
+    If tissue fills a field, there is no glass: the palest tissue is not taken for it.
     """
     xp = ns.xp
     nowhere = xp.zeros_like(flat)
@@ -259,7 +263,7 @@ def _find_glass(
 
 
 def _brightest_peak(counts: Array) -> int:
-    """The first bin that is a peak of at least a quarter of the largest."""
+    """The first peak in the histogram with at least a quarter of the largest count."""
     smooth = [int(counts[max(0, n - 3) : n + 4].sum()) for n in range(len(counts))]
     least = 0.25 * max(smooth)
     peak = next(n for n, count in enumerate(smooth) if count >= least)
@@ -272,7 +276,7 @@ def _brightest_peak(counts: Array) -> int:
 class _Evidence:
     """Masks of px that show tissue."""
 
-    body: Array  # tissue by itself
+    body: Array  # dense, coloured or textured areas
     solid: Array  # solid tissue
     lines: Array  # thin dark lines
 
@@ -281,13 +285,13 @@ def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
     xp = ns.xp
 
     def quantiles(values: Array, lower: float, upper: float) -> tuple[float, float]:
-        """Quantiles of the slide's glass; 0 where it shows none."""
+        """Quantiles of values on the slide's glass; 0 if it shows no glass."""
         values = values[light.glass]
         if not values.size:
             return 0.0, 0.0
         return float(xp.quantile(values, lower)), float(xp.quantile(values, upper))
 
-    # of its less coloured half: pale tissue may hide in the other
+    # from the less coloured half of the glass, since pale tissue may hide in the other half
     lower, middle = quantiles(light.colour, 0.25, 0.5)
     colour = max(_COLOUR, middle + 4.0 * (middle - lower))
     lower, upper = quantiles(light.near, 0.25, 0.75)
@@ -297,7 +301,7 @@ def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
     lowest, upper = quantiles(light.line, 0.0, 0.75)
     thin = max(_LINE, 3.0 * (upper - lowest))
 
-    # pale tissue may be lighter than the glass in one colour, but it absorbs another
+    # pale tissue may absorb less than glass in one channel, but it absorbs more in another
     body = (light.colour > colour) & (
         (light.near > colour / 2) | (light.densest > colour)
     )
@@ -314,7 +318,7 @@ def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
 
 
 def _find_outside(ns: ArrayNamespace, light: _Light, textured: float, px: Px) -> Array:
-    """The mask of px that were not scanned, and of the slide's edge."""
+    """The mask of pixels that were not scanned, and of the slide's edge."""
     xp = ns.xp
     tint = xp.maximum(_SHADE_COLOUR, _SHADE_TINT * light.near)
     shade = (light.near > _SHADE) & (light.colour < tint)
@@ -330,7 +334,7 @@ def _find_net(ns: ArrayNamespace, light: _Light, lines: Array, px: Px) -> Array:
     """Fat and loose tissue: the area that a net of thin lines spans."""
     ndimage = ns.ndimage
     thick = ndimage.maximum_filter(lines, size=3)
-    # the edge of a coverslip would tie the lines that it crosses
+    # remove edges of coverslips, which would connect the lines that they cross
     for axis in (0, 1):
         run = ndimage.minimum_filter1d(thick, _STRAIGHT_PX, axis=axis)
         lines = lines & ~ndimage.maximum_filter1d(run, _STRAIGHT_PX, axis=axis)
@@ -339,7 +343,7 @@ def _find_net(ns: ArrayNamespace, light: _Light, lines: Array, px: Px) -> Array:
     net &= ndimage.uniform_filter(strong, _NET_WINDOW_PX) > _NET_SHARE
     net = morphology.opened_by_disk(ns, _close(ns, net, px(_CELL_UM)), px(64.0))
     filled = morphology.fill_small(ns, net, max(1.0, px(1.0) ** 2 * _NET_HOLE_UM2))
-    # a hole at the border is none: a small picture may be all "hole"
+    # holes at the border are not filled: in a small picture, all background could be one hole
     net |= filled & ~_at_border(ns, ~net)
     return morphology.dilated_by_disk(ns, net, px(32.0))
 
@@ -347,7 +351,7 @@ def _find_net(ns: ArrayNamespace, light: _Light, lines: Array, px: Px) -> Array:
 def _beyond_rim(
     ns: ArrayNamespace, light: _Light, body: Array, mask: Array, px: Px
 ) -> Array:
-    """Px at the mask's border that are much paler than the tissue beside them."""
+    """Pixels at the mask's border that are much paler than the tissue beside them."""
     xp = ns.xp
     box = ns.ndimage.uniform_filter
     _, densest = extremes(ns, light.density.transpose(2, 0, 1))
@@ -359,11 +363,10 @@ def _beyond_rim(
 
 
 def _measure_stain(ns: ArrayNamespace, light: _Light, mask: Array) -> Stain:
-    """The stain by the balance of density over red, green and blue.
+    """The stain, from the fractions of the density in red, green and blue.
 
-    Eosin takes green and DAB takes blue: without brown tissue there is no IHC. The
-    balance of green alone does not tell them apart, as purple H&E has as little of it as
-    IHC has.
+    Eosin absorbs green and DAB absorbs blue, so without brown tissue the stain is not IHC. The
+    fraction in green alone does not tell them apart, as it is as low in purple H&E as in IHC.
     """
     xp = ns.xp
     density = light.density[mask].clip(0.0)
@@ -373,7 +376,8 @@ def _measure_stain(ns: ArrayNamespace, light: _Light, mask: Array) -> Stain:
     if total.size < 50:
         return ""
     middle = float(xp.median(total))
-    # ink and folds are denser than most tissue, and DAB is denser than a pale counterstain
+    # leave out ink and folds, which are denser than most tissue, but keep DAB on a pale
+    # counterstain
     usual = density[total <= max(2 * middle, _DAB_DENSITY)]
     red, green, blue = usual.T
     brown = float(((blue > green) & (blue > 1.3 * red)).mean())
@@ -390,7 +394,7 @@ def _measure_stain(ns: ArrayNamespace, light: _Light, mask: Array) -> Stain:
 
 
 def _close(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
-    """Closes by a disk, as if the picture went on mirrored beyond its border."""
+    """Closes gaps with a disk, as if the picture were mirrored at its border."""
     height, width = mask.shape
     reach = min(int(radius_px), height, width)
     mirrored = ns.xp.pad(mask, reach, mode="symmetric")
@@ -406,7 +410,7 @@ def _at_border(ns: ArrayNamespace, mask: Array) -> Array:
 
 
 def _reduce(ns: ArrayNamespace, rgb: Array, factor: int) -> Array:
-    """Means of factor x factor px, uint8; the last ones may have fewer."""
+    """Means of blocks of factor x factor px, uint8; the last blocks may be smaller."""
     if factor == 1:
         return rgb
     means = [

@@ -1,6 +1,6 @@
-"""Frames of a DICOM file: where each lies, and how it becomes pixels.
+"""Frames of a DICOM file: finds each of them, and decodes it to pixels.
 
-The copies without identity (`thinsection.deid`) walk over the frames by the same functions.
+De-identified copies (`thinsection.deid`) find frames by the same functions.
 
 Source: DICOM PS3.5, A.4 (encapsulated pixel data) and 8.2; PS3.3, C.7.6.17.3 (order of frames).
 """
@@ -42,15 +42,15 @@ _DEFLATED_FRAMES = (f"{IMPLICIT}.8.1",)
 SYNTAXES = (
     *NATIVE, *_JPEG, *_JPEG_LS, *JPEG_2000, *HTJ2K, *_JPEG_XL, *_RLE, *_DEFLATED_FRAMES,
 )  # fmt: skip
-# syntaxes whose decoder leaves Y, Cb and Cr as they are
+# transfer syntaxes whose decoder does not convert Y, Cb and Cr to RGB
 _AS_STORED = (*NATIVE, *_JPEG_LS, *_RLE, *_DEFLATED_FRAMES)
 _PIXEL_DATA = 0x7FE00010
 PIXEL_TAG = struct.pack("<HH", 0x7FE0, 0x0010)
 ITEM = 0xFFFEE000
 SEQUENCE_END = 0xFFFEE0DD
-UNDEFINED = 0xFFFFFFFF  # length of pixel data that is items
-_ITEM_BYTES = 8  # of the head of an item
-# of YBR_FULL, PS3.3 C.7.6.3.1.2, as JFIF has it: rows for R, G and B
+UNDEFINED = 0xFFFFFFFF  # length of pixel data that consists of items
+_ITEM_BYTES = 8  # bytes of an item's header
+# from YBR_FULL (PS3.3 C.7.6.3.1.2, as in JFIF) to RGB; a row each for R, G and B
 _RGB_OF_YCBCR = np.array(((1, 0, 1.402), (1, -0.344136, -0.714136), (1, 1.772, 0)))
 _CENTER = np.array((0.0, 128.0, 128.0))
 Pixels = NDArray[np.uint8]  # (height, width, samples)
@@ -64,8 +64,8 @@ class FrameFormat:
         syntax: UID of the transfer syntax.
         size: (width, height) of a frame, px.
         samples: values of a pixel, 1 or 3.
-        photometric: what they are: RGB, YBR_FULL, MONOCHROME2, ...
-        is_planar: True where each plane of colour is stored for itself; only of plain numbers.
+        photometric: photometric interpretation: RGB, YBR_FULL, MONOCHROME2, ...
+        is_planar: True if each colour is a separate plane; only for uncompressed frames.
     """
 
     syntax: str
@@ -82,7 +82,7 @@ class FrameFormat:
         """Decodes a frame; (height, width, samples), RGB or gray.
 
         Raises:
-            ValueError, RuntimeError: it is no frame of this format.
+            ValueError, RuntimeError: the bytes are not a frame of this format.
         """
         height, width, samples = self.shape
         count = height * width * samples
@@ -139,9 +139,9 @@ class FrameFormat:
 
 
 class DicomFrames:
-    """Frames of one file, which is parsed when the first frame is asked for. Thread-safe.
+    """Frames of one file, which is parsed when the first frame is read. Thread-safe.
 
-    Memory: 16 bytes a frame; of a deflated file the whole inflated file, at most 1 GiB.
+    Memory: 16 bytes per frame; for a deflated file the whole inflated file, at most 1 GiB.
     """
 
     def __init__(self, path: Path, form: FrameFormat, num_frames: int) -> None:
@@ -157,7 +157,7 @@ class DicomFrames:
         """Reads and decodes a frame.
 
         Raises:
-            SlideReadError: it cannot be decoded, or is not in the file.
+            SlideReadError: the frame cannot be decoded, or is not in the file.
         """
         with self._lock:
             if self._places is None:
@@ -190,7 +190,7 @@ class DicomFrames:
             self._places = []
 
     def _find_places(self, file: BinaryIO) -> list[tuple[int, int]]:
-        """Returns (offset, bytes) of each frame, heads of items included."""
+        """Returns (offset, bytes) of each frame, including the headers of its items."""
         parsed = read_elements(self.path, ("ExtendedOffsetTable",), before=_PIXEL_DATA)
         syntax = self.form.syntax
         if parsed.inflated:
@@ -219,8 +219,8 @@ class DicomFrames:
 def _item_places(
     file: BinaryIO, begin: int, extended: bytes, num_frames: int, name: str
 ) -> list[tuple[int, int]]:
-    """Returns (offset, bytes) of each frame with the heads of its items."""
-    items: list[tuple[int, int]] = []  # (offset, bytes), their heads included
+    """Returns (offset, bytes) of each frame, including the headers of its items."""
+    items: list[tuple[int, int]] = []  # (offset, bytes), including the header
     for start, count in walk_items(file, begin, name):
         items.append((start - _ITEM_BYTES, _ITEM_BYTES + count))
     first = begin
@@ -236,7 +236,7 @@ def _item_places(
     elif table:
         offsets = np.frombuffer(table, "<u4").astype(int).tolist()
         if any(b <= a for a, b in pairwise(offsets)):
-            offsets = []  # beyond 4 GiB its numbers begin anew
+            offsets = []  # not usable: beyond 4 GiB, 32-bit offsets start from 0 again
     if len(offsets) != num_frames:
         if len(items) == num_frames:
             return items
@@ -257,12 +257,12 @@ def _item_places(
 
 @dataclass(frozen=True, slots=True)
 class PixelHeader:
-    """Head of the element of pixel data.
+    """Header of the pixel data element.
 
     Attributes:
-        vr: its two letters; b"" where they are implicit.
-        length: bytes of the pixel data; `UNDEFINED` where they are items.
-        end: where the pixel data begin in the file.
+        vr: value representation, two letters; b"" if it is implicit.
+        length: bytes of the pixel data; `UNDEFINED` if they are items.
+        end: offset in the file at which the pixel data begin.
     """
 
     vr: bytes
@@ -273,10 +273,10 @@ class PixelHeader:
 def read_pixel_header(
     file: BinaryIO, place: int, syntax: str, name: str
 ) -> PixelHeader:
-    """Reads the head of the element of pixel data, which lies at `place`.
+    """Reads the header of the pixel data element at the offset `place`.
 
     Raises:
-        SlideReadError: no pixel data lie there.
+        SlideReadError: there is no pixel data element.
     """
     num_bytes = 8 if syntax == IMPLICIT else 12
     file.seek(place)
@@ -297,12 +297,12 @@ def walk_items(
     *,
     error: type[ThinsectionError] = SlideReadError,
 ) -> Iterator[tuple[int, int]]:
-    """Yields (offset, bytes) of the items of compressed pixel data, without their heads.
+    """Yields (offset, bytes) of the items of compressed pixel data, without their headers.
 
-    The first item is the table of offsets, which may be empty; the others are fragments of frames.
+    The first item is the offset table, which may be empty; the others are fragments of frames.
 
     Raises:
-        ThinsectionError: the class `error`; something else lies there, or the end is missing.
+        ThinsectionError (the class `error`): there is something else, or the end marker is missing.
     """
     place = begin
     while True:
@@ -317,7 +317,7 @@ def walk_items(
 def _item_head(
     head: bytes, name: str, error: type[ThinsectionError] = SlideReadError
 ) -> tuple[int, int]:
-    """Returns tag and length of an item, or of the end of all."""
+    """Returns the tag and length of an item, or of the marker after the last item."""
     if len(head) == _ITEM_BYTES:
         group, element, count = struct.unpack("<HHI", head)
         tag = group << 16 | element
@@ -329,7 +329,7 @@ def _item_head(
 
 
 def _joined_fragments(data: bytes) -> bytes:
-    """Returns the bytes of a frame without the heads of its items."""
+    """Returns the bytes of a frame without the headers of its items."""
     parts = []
     place = 0
     while place + _ITEM_BYTES <= len(data):

@@ -1,6 +1,6 @@
-"""Reader of DICOM slides by pydicom and imagecodecs: every plane, path and usual syntax.
+"""Reader for DICOM slides with pydicom and imagecodecs: all planes, paths and common syntaxes.
 
-For the inventory only heads of files are read: what lies before the elements of single frames.
+For the inventory, only the elements before those of single frames are read.
 """
 
 from __future__ import annotations
@@ -64,22 +64,22 @@ _PER_FRAME = ("PerFrameFunctionalGroupsSequence",)
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """One file of a slide, a level or a part of one.
+    """One file of a slide: a level, or a part of a level.
 
     Attributes:
         path: the file.
-        uid: its SOPInstanceUID; '' without one.
+        uid: its SOPInstanceUID; '' if it has none.
         flavor: third word of its image type.
         size: (width, height) of the whole image, px.
         frames: its frames.
-        is_full: True where frames are stored in the order of the grid, none left out.
-        first_frame: number of frames in the parts before it.
-        whole: what the parts of one image have in common; the file's own name of a whole one.
+        is_full: True if all frames of the grid are stored, in the order of the grid.
+        first_frame: number of frames in earlier parts of the image.
+        whole: key that all parts of one image share; the file's own name if it is a whole image.
         mpp: (x, y) µm/px, or None.
         paths: identifiers of its optical paths.
-        num_planes: its focal planes.
-        pyramid: PyramidUID; '' without one.
-        order: place among the files of the series.
+        num_planes: number of its focal planes.
+        pyramid: PyramidUID; '' if it has none.
+        order: position among the files of the series.
         objective_power: nominal magnification, or None.
     """
 
@@ -101,7 +101,7 @@ class _Part:
 
 @dataclass(frozen=True, kw_only=True)
 class _LevelParts:
-    """One level of a picture: its parts, and which optical path and focal plane of them it is."""
+    """One level of a picture: its parts, and the optical path and focal plane to read from them."""
 
     parts: tuple[_Part, ...]
     path: int = 0
@@ -110,28 +110,28 @@ class _LevelParts:
 
 @dataclass(frozen=True, kw_only=True)
 class _Layer:
-    """A picture of a slide's files, with its levels, finest first."""
+    """One picture of a slide, with its levels, finest first."""
 
     picture: Picture
     levels: list[_LevelParts]
 
 
 def _read_layers(path: str) -> tuple[list[_Layer], list[str]]:
-    """Reads the heads of all files of the slide that a file belongs to.
+    """Reads the headers of all files of the slide that a file belongs to.
 
-    Returns its pictures, and notes on files that are left out.
+    Returns the slide's pictures, and notes on files that are left out.
 
     Raises:
-        SlideOpenError: no DICOM slide, or its files are of two patients or glasses.
+        SlideOpenError: not a DICOM slide, or its files are of two patients or glasses.
     """
     files = files_of_slide(path)
     if not files:
-        read_elements(Path(path), (), before=SHARED_GROUPS)  # says why
+        read_elements(Path(path), (), before=SHARED_GROUPS)  # raises the reason
         raise SlideOpenError("dicom: not a DICOM slide")
     check_one_slide(files)
     left_out: list[str] = []
     parts: dict[str, _Part] = {}
-    # of copies, the file that is asked for counts
+    # if files have the same UID, the requested file is used
     by_preference = sorted(
         enumerate(files), key=lambda item: item[1].path.name != Path(path).name
     )
@@ -189,12 +189,12 @@ def _read_layers(path: str) -> tuple[list[_Layer], list[str]]:
 
 
 def _read_part(file: DicomFile, order: int) -> _Part:
-    """Reads the head of one file.
+    """Reads the header of one file.
 
     Raises:
-        SlideOpenError: it is damaged, or of a kind that is left out here.
+        SlideOpenError: the file is damaged, or of a kind that this reader leaves out.
     """
-    # the shared groups lie just before the groups of each frame
+    # the shared groups stand just before the groups of each frame
     elements = read_elements(file.path, before=SHARED_GROUPS + 1)
     dataset = elements.dataset
     tile = (int(dataset.Columns), int(dataset.Rows))
@@ -259,7 +259,7 @@ def _read_part(file: DicomFile, order: int) -> _Part:
 
 
 def _find_mpp(dataset: Any, size: Size) -> Mpp | None:
-    """Returns µm/px from PixelSpacing (mm along y and x), else from the volume's size."""
+    """Returns µm/px from PixelSpacing (mm along y and x), else from the size of the volume."""
     for group in dataset.get("SharedFunctionalGroupsSequence") or ():
         for measures in group.get("PixelMeasuresSequence") or ():
             spacing = measures.get("PixelSpacing")
@@ -275,10 +275,10 @@ def _find_mpp(dataset: Any, size: Size) -> Mpp | None:
 
 
 def _volume_layers(images: Sequence[tuple[_Part, ...]], prefix: str) -> list[_Layer]:
-    """Returns the layers of a pyramid, whose images come largest first.
+    """Returns the pictures of a pyramid, from its images, largest first.
 
-    The first plane of the first path is the slide. Images of one size that are not told apart by
-    their path are focal planes.
+    The first focal plane of the first optical path is the slide. Images with the same size and path
+    are different focal planes.
     """
     levels: dict[tuple[str, int], dict[Size, _LevelParts]] = {}
     num_of_size: Counter[tuple[Size, str]] = Counter()
@@ -330,14 +330,14 @@ _Place = tuple[_Part, int]
 
 
 class _FrameDecoder(Decoder):
-    """Decoder of the frames of a level, one plane of one path. Memory: one frame."""
+    """Decoder for the frames of a level, for one plane of one path. Memory: one frame."""
 
     def __init__(self, level: Level, source: _LevelParts, name: str) -> None:
         super().__init__(level, name, stored=source.parts[0].size)
         self._source = source
         self._lock = threading.Lock()
         self._places: Mapping[int, _Place] | None = None
-        # by what the head says: whether frames may be missing is known once they are listed
+        # according to the headers; the list of frames, read later, shows which are missing
         self.sparse = not all(part.is_full for part in source.parts)
 
     def is_empty(self, index: int) -> bool:
@@ -359,10 +359,10 @@ class _FrameDecoder(Decoder):
         if place is None:
             raise self._error(index, "no such frame")
         part, frame = place
-        out[:] = part.frames.read(frame)  # gray is repeated
+        out[:] = part.frames.read(frame)  # gray is copied to all three channels
 
     def _listed_places(self) -> Mapping[int, _Place]:
-        """Returns the frames that the files list, by their place in the grid."""
+        """Returns the frames that the files list, by their position in the grid."""
         with self._lock:
             if self._places is None:
                 self._places = self._read_places()
@@ -370,10 +370,10 @@ class _FrameDecoder(Decoder):
 
     def _read_places(self) -> dict[int, _Place]:
         wanted_path = self._source.parts[0].paths[self._source.path]
-        # a scanner may state a height of its own for each frame of one plane
+        # a scanner may state a different height for each frame of one plane
         has_planes = self._source.parts[0].num_planes > 1
         heights = set()
-        rows = []  # (z, x, y, place) of the frames of the path
+        rows = []  # (z, x, y, place) of each frame of the path
         for part in self._source.parts:
             dataset = read_elements(part.path, _PER_FRAME, before=_PIXEL_DATA).dataset
             groups = dataset.get("PerFrameFunctionalGroupsSequence") or ()
@@ -405,8 +405,8 @@ class _FrameDecoder(Decoder):
 class DicomSlide(StatedSlide):
     """A DICOM slide of many files. Thread-safe.
 
-    Memory: `segments.CACHE_BYTES`, per reading thread a stored and a decoded frame, and 16 bytes
-    for each frame of a level that was read; of frames in sparse order about 500.
+    Memory: `segments.CACHE_BYTES`, a stored and a decoded frame for each reading thread, and 16
+        bytes for each frame of a level that was read, or about 500 if frames are in sparse order.
     """
 
     reader = "dicom"

@@ -1,9 +1,9 @@
-"""JPEG streams inside a container: their header, and the stream with the container's colours.
+"""JPEG streams in a container: reads their headers, and gives them the container's colours.
 
-A TIFF says by tag 262 whether its JPEGs hold RGB or YCbCr. A JPEG decoder goes by other signs:
-JFIF's and Adobe's markers, and the names of the components. Where these contradict the container,
-the container is right, as it is for libtiff. So a stream's own markers are left out, and one that
-says what the container says is put in.
+A TIFF states in tag 262 whether its JPEGs hold RGB or YCbCr. A JPEG decoder looks at other signs
+instead: the markers of JFIF and Adobe, and the names of the components. If these contradict the
+container, the container is right, as in libtiff. Therefore the stream's own markers are replaced by
+one that states the container's colours.
 
 Source: ITU-T T.81 (JPEG), annex B; libjpeg's jdapimin.c `default_decompress_parms`; libtiff's
 tif_jpeg.c `JPEGPreDecode`.
@@ -25,22 +25,22 @@ _START = b"\xff\xd8"
 _APP0 = 0xE0
 _APP14 = 0xEE
 _APPLICATION = range(0xE0, 0xF0)
-# start of frame: 0xC0 to 0xCF but for tables (C4), a reserved one (C8) and conditioning (CC)
+# start of frame: 0xC0 to 0xCF, except DHT (C4), JPG (C8, reserved) and DAC (CC)
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 RESTARTS = range(0xD0, 0xD8)
 # markers without a length: TEM, restarts, SOI
 BARE = frozenset((0x01, *RESTARTS, 0xD8))
-# stands for the pixels of a scan, which have no marker
+# stands for the pixels of a scan, which have no marker of their own
 PIXELS = 0
 _NEXT_SEGMENT = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)
 # within pixels 0xFF is followed by 0x00, a restart marker or another 0xFF
 _NEXT_AFTER_PIXELS = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 _RGB_NAMES = b"RGB"
-_ADOBE_BYTES = 12  # of APP14 that end with the transform
-# bytes of no segment that a header may hold; libjpeg skips any number, at any cost
+_ADOBE_BYTES = 12  # bytes of APP14 up to its transform flag
+# largest number of bytes between the segments of a header; libjpeg skips any number, at any cost
 _MAX_STRAY_BYTES = 1 << 12
 _RGB_COMPONENTS = 3
-# Adobe's APP14, which a decoder without JFIF's APP0 believes before anything else
+# Adobe's APP14; a decoder follows it before other signs if there is no JFIF marker (APP0)
 _MARKERS: dict[Colours, bytes] = {
     "RGB": bytes.fromhex("ffee000e41646f626500640000000000"),
     "YCbCr": bytes.fromhex("ffee000e41646f626500640000000001"),
@@ -49,14 +49,14 @@ _MARKERS: dict[Colours, bytes] = {
 
 @dataclass(frozen=True, slots=True)
 class JpegHeader:
-    """What a stream says before its first scan.
+    """Header of a stream: everything before its first scan.
 
     Attributes:
-        size: (width, height), px; (0, 0) of tables without a picture.
-        components: names of the components, a byte each; none of tables.
-        marked: colours by JFIF's or Adobe's marker; None without one.
-        kept: bytes from after the start of the stream on, without what applications wrote; of
-            tables without their end.
+        size: (width, height), px; (0, 0) for tables without a picture.
+        components: names of the components, one byte each; empty for tables.
+        marked: colours according to the JFIF or Adobe marker; None without a marker.
+        kept: bytes after the start marker, without application data; for tables without the end
+            marker.
     """
 
     size: Size
@@ -69,7 +69,7 @@ def read_jpeg_header(data: Buffer) -> JpegHeader:
     """Reads the header of a stream, or of tables that streams share.
 
     Raises:
-        ValueError: it is no JPEG stream, or it ends within its header.
+        ValueError: not a JPEG stream, or it ends within its header.
     """
     size = (0, 0)
     names = b""
@@ -108,7 +108,7 @@ def read_jpeg_header(data: Buffer) -> JpegHeader:
 
 
 class Segment(NamedTuple):
-    """Part of a stream: a marker with what belongs to it, or the pixels after a scan's header."""
+    """Part of a stream: a marker with its payload, or the pixels after the header of a scan."""
 
     marker: int
     begin: int  # first byte of the marker
@@ -116,25 +116,24 @@ class Segment(NamedTuple):
 
     @property
     def payload(self) -> slice:
-        """Bytes behind the marker and its length."""
+        """Bytes after the marker and its length."""
         return slice(min(self.begin + 4, self.end), self.end)
 
 
 def walk_segments(
     data: Buffer, *, max_stray_bytes: int | None = None
 ) -> Iterator[Segment]:
-    """Yields the parts of a stream, one after the other, up to its end mark or its last byte.
+    """Yields the parts of a stream, one after another, up to its end marker or its last byte.
 
-    Bytes between the end of a part and the beginning of the next belong to no part: fill bytes,
-    or what somebody put there. Markers without a length are parts of two bytes, and the pixels
-    of a scan are the part `PIXELS` after `START_OF_SCAN`.
+    Bytes between two parts belong to neither: fill bytes, or stray data. Markers without a length
+    are parts of two bytes. The pixels of a scan are the part `PIXELS` after `START_OF_SCAN`.
 
     Args:
         data: the stream, or tables that streams share.
-        max_stray_bytes: with more bytes of no part the stream ends; None: any number.
+        max_stray_bytes: the stream ends after more stray bytes than this; None: any number.
 
     Raises:
-        ValueError: it is no JPEG stream, or a part is longer than what is left.
+        ValueError: not a JPEG stream, or a part is longer than the rest of the stream.
     """
     if data[:2] != _START:
         raise ValueError("no JPEG")
@@ -173,12 +172,12 @@ def walk_segments(
 def with_colours(
     header: JpegHeader, colours: Colours, tables: JpegHeader | None
 ) -> bytes:
-    """Returns a whole stream that any decoder takes for one of these colours.
+    """Returns a complete stream that any decoder reads with these colours.
 
     Args:
         header: header of the stream.
-        colours: colours by its container; of no use to a stream of one component.
-        tables: what the streams of the container share.
+        colours: colours that the container states; ignored for a stream with one component.
+        tables: tables that the streams of the container share.
 
     Memory: the stream, once.
     """
@@ -191,7 +190,7 @@ def with_colours(
 def find_contradiction(
     header: JpegHeader, colours: Colours, tables: JpegHeader | None
 ) -> str:
-    """Returns a note where a stream's own signs are not the container's colours; '' otherwise."""
+    """Returns a note if a stream's own signs contradict the container's colours; else ''."""
     own = header.marked or (tables.marked if tables else None)
     if own is None and header.components == _RGB_NAMES:
         own = "RGB"

@@ -1,7 +1,7 @@
-"""Segments of a TIFF: which bytes one request reads, and how they become pixels in place.
+"""Segments of a TIFF: groups them into read requests, and decodes them into arrays.
 
-There is a function for each usual compression. Unusual segments (other sample counts, predictors,
-bit orders) are left to tifffile.
+Each common compression has its own function. Unusual segments (other numbers of samples,
+predictors or bit orders) are decoded by tifffile.
 """
 
 import struct
@@ -44,24 +44,25 @@ from thinsection.slide.formats.tiff_pages import (
 from thinsection.types import KIB, MIB, Level, RgbArray, Size
 
 Pixels = NDArray[np.uint8]  # (height, width, samples)
-# Decodes bytes into `out`, C-contiguous (height, width, 3), and returns the px: all of `out`, or a
-# smaller array of a JPEG that ends where the picture ends. Bytes that are no such segment raise one
-# of `REFUSALS`.
+# Decodes bytes into `out`, a C-contiguous array (height, width, 3). Returns `out`, or a smaller
+# array if a JPEG ends at the border of the picture. Raises one of `REFUSALS` if the bytes are not
+# such a segment.
 Codec = Callable[[memoryview, RgbArray], Pixels]
 REFUSALS = (ValueError, RuntimeError, TypeError)
 
 _RGB_SAMPLES = 3
 _NO_PREDICTOR = 1
 _HORIZONTAL_PREDICTOR = (
-    2  # each px is stored as its difference from the one to its left
+    2  # each pixel is stored as its difference from its left neighbour
 )
 _USUAL_FILL_ORDER = 1
-# of a JPEG, in which its signs of colours are looked for
+# largest part of a JPEG that is searched for its colour markers
 _MAX_HEADER_BYTES = 4 * KIB
-_ONE_THREAD = ("jpeg2k", "jpegxl")  # codecs that would start threads of their own
+# codecs that would otherwise start their own threads
+_ONE_THREAD = ("jpeg2k", "jpegxl")
 
-# Factors of Y, Cb, Cr and 1, a row for R, G and B: for every Y, Cb and Cr they give what
-# OpenSlide's tables give, which round halves away from zero (there is one: 1.772 * 125).
+# Factors of Y, Cb, Cr and 1; a row each for R, G and B. They give the same values as OpenSlide's
+# tables for every Y, Cb and Cr; those round halves away from zero (the only half is 1.772 * 125).
 _BLUE = 1.772 + 1e-6
 _GREEN_OFFSET = (0.34414 + 0.71414) * 128
 _RGB_OF_YCBCR = (
@@ -69,25 +70,25 @@ _RGB_OF_YCBCR = (
     1, -0.34414, -0.71414, _GREEN_OFFSET,
     1, _BLUE, 0, -_BLUE * 128,
 )  # fmt: skip
-_J2K_START = b"\xff\x4f\xff\x51"  # a JPEG 2000 codestream: SOC, SIZ
-_J2K_HEAD_BYTES = 512  # a codestream begins in them, also behind the boxes of a JP2
-_J2K_SIZE = struct.Struct(">4I")  # of its SIZ: right, bottom, left and top of the image
-_J2K_CHROMA_STEP = 46  # where its SIZ says how many px wide one px of Cb is
+_J2K_START = b"\xff\x4f\xff\x51"  # start of a JPEG 2000 codestream: SOC, SIZ
+_J2K_HEAD_BYTES = 512  # a codestream begins within these bytes, also in a JP2
+_J2K_SIZE = struct.Struct(">4I")  # fields of SIZ: right, bottom, left, top of the image
+_J2K_CHROMA_STEP = 46  # offset in SIZ of the width in px of one Cb sample
 
-# Header of a TIFF of one strip: byte order, version, place and length of the directory, ten tags,
-# no further directory, bits of the three samples.
+# Header of a TIFF with one strip: byte order, version, offset of the directory, number of tags, ten
+# tags, no further directory, bits of the three samples.
 _TIFF_HEADER = struct.Struct("<2sHIH" + "HHII" * 10 + "I3H")
-_SHORT = 3  # types of tags
+_SHORT = 3  # codes of tag types
 _LONG = 4
-# segments that stand side by side in the file are read by one request: threads that decode meet
-# at every call of the system, because each gives the interpreter's lock away and waits for it
+# Neighbouring segments are read in one request: each system call makes a decoding thread give up
+# Python's global interpreter lock and wait for it again.
 MAX_READ_BYTES = MIB
-_MAX_GAP_BYTES = 512  # that writers leave between segments
+_MAX_GAP_BYTES = 512  # largest gap between neighbouring segments
 _Target = tuple[int, RgbArray]  # index of a segment, and the array that it fills
 
 
 def codec_of(page: TiffPage, segment: Size) -> Codec | None:
-    """Returns what decodes a page's segments of (width, height); None where tifffile does."""
+    """Returns the decoder for segments of (width, height); None if tifffile decodes them."""
     compression = int(page.compression)
     samples = page.samplesperpixel
     if compression in JPEG and samples in (1, _RGB_SAMPLES):
@@ -112,7 +113,7 @@ def codec_of(page: TiffPage, segment: Size) -> Codec | None:
 
 
 class JpegStreams:
-    """JPEG segments of a page, with the colours that the page states."""
+    """JPEG segments of a page, with the colour space that the page states."""
 
     def __init__(self, page: TiffPage) -> None:
         is_ycbcr = int(page.photometric) == YCBCR
@@ -122,19 +123,19 @@ class JpegStreams:
             self.tables = read_jpeg_header(page.jpegtables)
 
     def whole(self, data: Buffer) -> tuple[bytes, Size]:
-        """Returns a segment as a JPEG of its own, and its (width, height).
+        """Returns a segment as a complete JPEG, and its (width, height).
 
         Raises:
-            ValueError: it is no JPEG.
+            ValueError: the segment is not a JPEG.
         """
         header = read_jpeg_header(data)
         return with_colours(header, self.colours, self.tables), header.size
 
 
 def colour_note(page: TiffPage, file: FileHandle) -> str:
-    """Returns a note where a page's JPEGs say otherwise of their colours than the page does.
+    """Returns a note if the first stored JPEG of a page states another colour space than the page.
 
-    The first JPEG that is stored speaks for all; '' where it agrees, or cannot be parsed.
+    Returns '' if both agree, or if the JPEG cannot be parsed.
     """
     if int(page.compression) not in JPEG:
         return ""
@@ -147,7 +148,7 @@ def colour_note(page: TiffPage, file: FileHandle) -> str:
     streams = JpegStreams(page)
     try:
         header = read_jpeg_header(file.read(min(num_bytes, _MAX_HEADER_BYTES)))
-    except ValueError:  # its region will say so
+    except ValueError:  # reading the region raises the error
         return ""
     return find_contradiction(header, streams.colours, streams.tables)
 
@@ -158,10 +159,10 @@ def _decode_jpeg(
     jpeg, (width, height) = streams.whole(data)
     if width > segment[0] or height > segment[1]:
         raise ValueError(f"a JPEG of {(width, height)} px, expected {segment}")
-    # a smaller `out` takes the coarser px of a smaller DCT: a half, a quarter or an eighth
+    # if `out` is smaller, the JPEG decoder makes a half, a quarter or an eighth of the size itself
     factor = segment[0] // out.shape[1]
     size = (-(-width // factor), -(-height // factor))
-    # at the border a segment may end where the picture ends
+    # at the border of the picture, a JPEG may be smaller than the segment
     is_whole = size == (out.shape[1], out.shape[0])
     buffer = out
     if shown != "RGB" or not is_whole:
@@ -177,7 +178,7 @@ def _decode_jpeg(
 def _decode_bytes(
     compression: int, has_differences: bool, data: memoryview, out: RgbArray
 ) -> Pixels:
-    """Decodes a compression of bytes, perhaps of differences along the rows."""
+    """Decodes a compression of plain bytes, which may be differences along the rows."""
     flat = out.reshape(-1)
     is_raw = compression in RAW
     if is_raw:
@@ -197,18 +198,18 @@ def _decode_bytes(
 def _decode_lzw(
     segment: Size, predictor: int, data: memoryview, out: RgbArray
 ) -> Pixels:
-    """Decodes by libtiff, as a TIFF of one strip: about 1.5 times as fast as imagecodecs' own."""
+    """Decodes LZW with libtiff, as a TIFF with one strip: 1.5 times as fast as imagecodecs."""
     width, height = segment
     header_bytes = _TIFF_HEADER.size
     tags = (
         (256, _LONG, 1, width),
         (257, _LONG, 1, height),
-        (258, _SHORT, _RGB_SAMPLES, header_bytes - 6),  # bits stand at the header's end
+        (258, _SHORT, _RGB_SAMPLES, header_bytes - 6),  # bits are at its end
         (259, _LONG, 1, LZW[0]),
         (262, _LONG, 1, RGB),
-        (273, _LONG, 1, header_bytes),  # where the strip begins
+        (273, _LONG, 1, header_bytes),  # offset of the strip
         (277, _LONG, 1, _RGB_SAMPLES),
-        (278, _LONG, 1, height),  # rows of the strip
+        (278, _LONG, 1, height),  # rows per strip
         (279, _LONG, 1, len(data)),
         (317, _LONG, 1, predictor),
     )
@@ -219,7 +220,7 @@ def _decode_lzw(
 
 
 def _decode_aperio_ycbcr(data: memoryview, out: RgbArray) -> Pixels:
-    """Decodes Y, Cb and Cr of one size to RGB as OpenSlide rounds them, others as OpenJPEG does."""
+    """Decodes Y, Cb and Cr to RGB with OpenSlide's rounding; subsampled chroma as in OpenJPEG."""
     _unpack("jpeg2k", data, out)
     if data[:4] == _J2K_START and data[_J2K_CHROMA_STEP] == 1:
         out[:] = np.asarray(Image.fromarray(out).convert("RGB", _RGB_OF_YCBCR))
@@ -227,9 +228,9 @@ def _decode_aperio_ycbcr(data: memoryview, out: RgbArray) -> Pixels:
 
 
 def check_jpeg2000_size(data: memoryview | bytes | bytearray, out: Pixels) -> None:
-    """Checks that a JPEG 2000 image fits into `out` (H, W, ...), as its decoder does not.
+    """Checks that a JPEG 2000 image fits into `out` (H, W, ...); its decoder does not check that.
 
-    Raises ValueError: its header says that it is larger, by which gigabytes would be allocated.
+    Raises ValueError: the header states a larger image, for which gigabytes might be allocated.
     """
     head = bytes(data[:_J2K_HEAD_BYTES])
     start = head.find(_J2K_START)
@@ -245,7 +246,7 @@ def check_jpeg2000_size(data: memoryview | bytes | bytearray, out: Pixels) -> No
 
 
 def _unpack(codec: str, data: memoryview, out: Pixels) -> Pixels:
-    """Decodes by imagecodecs, in this thread alone."""
+    """Decodes with imagecodecs, without further threads."""
     decode = getattr(imagecodecs, f"{codec}_decode")
     if codec == "jpeg2k":
         check_jpeg2000_size(data, out)
@@ -255,10 +256,10 @@ def _unpack(codec: str, data: memoryview, out: Pixels) -> Pixels:
 
 
 class SegmentDecoder(Decoder):
-    """Decodes segments of one level, whole: also what the file has beyond the image's border.
+    """Decodes whole segments of one level, with the part beyond the border of the image.
 
-    With a factor they are decoded at that fraction: a JPEG's by its DCT, others' reduced once
-    decoded, which takes the memory of a whole segment.
+    With a factor, segments are decoded at a fraction of their size. A JPEG decoder does this
+    itself; other segments are decoded whole and then reduced, which takes memory for one of them.
     """
 
     def __init__(
@@ -274,21 +275,21 @@ class SegmentDecoder(Decoder):
         self._counts = tuple(page.databytecounts)
         self.sparse = 0 in self._counts
         self._codec = codec_of(page, self.segment)
-        # segments that are no JPEG of their own: of another compression, or of one colour each
+        # None if segments are not complete JPEGs: another compression, or one plane for each colour
         self._jpegs: JpegStreams | None = None
         if compression in JPEG and page.planarconfig != SEPARATE:
             self._jpegs = JpegStreams(page)
         self._alpha = alpha_of(page)
-        # of JPEGs tifffile would give other px
+        # no fallback for JPEGs: tifffile would decode them to other pixel values
         self._codec_only = compression in (*JPEG, *APERIO_YCBCR)
-        # whether the file's bytes are those of the array
+        # True if the stored bytes are exactly those of the decoded array
         self._is_raw = (
             factor == 1
             and compression in RAW
             and page.predictor == 1
             and self._codec is not None
         )
-        # shape to decode a segment in before it is reduced; None where it is decoded reduced
+        # shape of the whole segment before it is reduced; None if it is decoded at its final size
         self._whole_shape: tuple[int, int, int] | None = None
         if factor > 1:
             if compression not in JPEG:
@@ -298,11 +299,11 @@ class SegmentDecoder(Decoder):
             self.segment = (self.segment[0] // factor, self.segment[1] // factor)
 
     def is_empty(self, index: int) -> bool:
-        """Tells whether the file holds no bytes of a segment: nothing was scanned there."""
+        """Tells whether the file stores no bytes for a segment: nothing was scanned there."""
         return self.sparse and index < len(self._counts) and not self._counts[index]
 
     def jpeg(self, index: int) -> bytes | None:
-        """See `Decoder.jpeg`; colours that stand apart are no JPEG of their own."""
+        """See `Decoder.jpeg`; None if each colour is a plane of its own."""
         if self._jpegs is None or self._codec is None or index >= len(self._counts):
             return None
         num_bytes = self._counts[index]
@@ -336,7 +337,7 @@ class SegmentDecoder(Decoder):
                 yield
 
     def _fill_arrays_as_stored(self, group: Sequence[_Target], length: int) -> bool:
-        """Tells whether the file's bytes of segments, without a gap, are those of the arrays."""
+        """Tells whether segments are stored without gaps, with exactly the arrays' bytes."""
         if length != sum(out.nbytes for _, out in group):
             return False
         return all(
@@ -345,10 +346,10 @@ class SegmentDecoder(Decoder):
         )
 
     def _requests(self, indices: Iterable[int]) -> list[list[int]]:
-        """Returns segments, in order, in the groups that one request fetches."""
+        """Groups segments, in order, by the read request that fetches them."""
         groups: list[list[int]] = []
-        first = 0  # byte at which the last group begins
-        end = 0  # byte at which it ends
+        first = 0  # first byte of the last group
+        end = 0  # byte after the last group
         for index in indices:
             if index >= len(self._offsets):
                 raise self._error(index, "no such segment")
@@ -364,7 +365,7 @@ class SegmentDecoder(Decoder):
         return groups
 
     def _decode_segment(self, index: int, data: memoryview, out: RgbArray) -> None:
-        """Fills `out` with a segment, reduced by the factor."""
+        """Decodes a segment and reduces it by the factor into `out`."""
         if self._whole_shape is None:
             self._decode_whole(index, data, out)
             return
@@ -373,7 +374,7 @@ class SegmentDecoder(Decoder):
         out[:] = np.asarray(Image.fromarray(whole).reduce(self._factor))
 
     def _decode_whole(self, index: int, data: memoryview, out: RgbArray) -> None:
-        """Fills `out` with what a segment holds, and with white beside it."""
+        """Decodes a segment into `out`, and fills the rest of `out` with white."""
         try:
             pixels = self._pixels(index, data, out)
         except REFUSALS as error:
@@ -382,9 +383,10 @@ class SegmentDecoder(Decoder):
             return
         rows = min(len(pixels), len(out))
         columns = min(pixels.shape[1], out.shape[1])
-        # the part of the segment that lies inside the picture
+        # part of the segment that lies inside the picture
         row, column = divmod(index % (self.columns * self.rows), self.columns)
-        scale = out.shape[1] // self.segment[0]  # of one that is still to be reduced
+        # above 1 if `out` is still to be reduced
+        scale = out.shape[1] // self.segment[0]
         inside = (
             scale * min(self.segment[0], self.size[0] - column * self.segment[0]),
             scale * min(self.segment[1], self.size[1] - row * self.segment[1]),
@@ -394,15 +396,15 @@ class SegmentDecoder(Decoder):
         if not np.may_share_memory(pixels, out):
             colours = pixels[:rows, :columns]
             if self._alpha is None:
-                out[:rows, :columns] = colours[..., :3]  # without a fourth sample
+                out[:rows, :columns] = colours[..., :3]  # the fourth sample is dropped
             else:
                 is_premultiplied = self._alpha == "premultiplied"
                 out[:rows, :columns] = on_white(colours, premultiplied=is_premultiplied)
-        out[rows:] = WHITE  # beyond the border of the picture
+        out[rows:] = WHITE  # the area beyond the border of the picture
         out[:rows, columns:] = WHITE
 
     def _pixels(self, index: int, data: memoryview, out: RgbArray) -> Pixels:
-        """Decodes (height, width, samples), one of them or RGB(A); in `out` where it can be."""
+        """Decodes to (height, width, 1, 3 or 4 samples); into `out` if possible."""
         if self._codec is not None:
             target = out
             if not out.flags.c_contiguous:
@@ -418,7 +420,7 @@ class SegmentDecoder(Decoder):
 
 
 class PlanarDecoder(SegmentDecoder):
-    """Decoder of red, green and blue in segments of their own. Memory: one segment more."""
+    """Decoder of a page with separate planes for R, G and B. Memory: one more segment."""
 
     def decode(
         self, indices: Sequence[int], outs: Iterable[RgbArray]
@@ -438,7 +440,7 @@ class PlanarDecoder(SegmentDecoder):
 
 
 def decoder_of(level: Level, page: TiffPage, source: ByteSource) -> SegmentDecoder:
-    """Returns the decoder of a page's segments."""
+    """Returns the decoder for a page's segments."""
     if page.planarconfig == SEPARATE:
         return PlanarDecoder(level, page, source)
     return SegmentDecoder(level, page, source)

@@ -1,9 +1,9 @@
-"""Inventory of a TIFF: its pictures, each with the pages of its levels; no pixel is read.
+"""Inventory of a TIFF: its pictures, and the pages that hold their levels. No pixel is read.
 
-A page is a level of a larger one if the file says so: by the flag of a reduced image, as a SubIFD,
-by OME-XML, or, in a file that flags no page (SVS), by the convention that tiled pages of one shape
-are levels. Whether its pixels agree is checked once they can be read (`slide/level_check.py`); what
-that found comes back as `verdicts`.
+A page is a level of a larger page if the file says so: by the flag "reduced image", as a SubIFD,
+or in OME-XML. In a file that flags no page (SVS), tiled pages with the same shape are levels. The
+pixels of a level are compared once they can be read (`slide/level_check.py`); the results of that
+comparison come back as `verdicts`.
 
 Source: TIFF 6.0, tags 254 and 330; OME-TIFF 6.0, TiffData; Aperio's SVS, as OpenSlide reads it.
 """
@@ -31,26 +31,27 @@ from thinsection.slide.pictures import (
 )
 from thinsection.types import Mpp, Size
 
-SubIfds = Mapping[int, list[TiffPage]]  # pages below a page, by its offset
+# SubIFDs of each page, by the offset of the page
+SubIfds = Mapping[int, list[TiffPage]]
 _ASPECT_TOLERANCE = 0.02
-# by which the size of a level may differ from what its scale makes it
+# tolerance between a level's stored size and the size that its scale implies
 ROUNDED_PX = 1.5
-_SAME_SCALE = (
-    1e-3  # resolutions that differ by less are a copy, which says nothing of a level
-)
+# a smaller difference in resolution: the page copied the value of its base
+_SAME_SCALE = 1e-3
 _REDUCED = 1  # bits of NewSubfileType
 _MASK = 4
-_APERIO_MACRO = 9  # Aperio's NewSubfileType of a macro; that of a label is 1
+_APERIO_MACRO = 9  # NewSubfileType of an Aperio macro; an Aperio label has 1
 _PAGE_NAME_TAG = 285
 _NDPI_LENS_TAG = 65421
-_NDPI_ROLES: Mapping[float, Role] = {-1.0: "macro", -2.0: "other"}  # -2 is a map
+# lens -2 is a map of the glass
+_NDPI_ROLES: Mapping[float, Role] = {-1.0: "macro", -2.0: "other"}
 _QPI_TYPE = re.compile(r"<ImageType>\s*(\w+)\s*</ImageType>")
 _QPI_ROLES: Mapping[str, Role] = {
     "thumbnail": "thumbnail",
     "overview": "macro",
     "label": "label",
 }
-_MAX_NAME = 80  # characters of a description that is taken for a name
+_MAX_NAME = 80  # longest page name or description, in characters, that can be a name
 
 
 @dataclass(kw_only=True)
@@ -59,16 +60,16 @@ class TiffPicture:
 
     Attributes:
         base: page of its finest level.
-        role: what it is.
-        rule: why it is that.
-        name: the file's name for it.
-        mpp: resolution that the file states for it.
+        role: slide, label, macro, thumbnail, plane or other.
+        rule: reason for the role.
+        name: name in the file.
+        mpp: resolution that the file states.
         levels: pages of the levels below the base, finest first.
-        possible: pages that may be levels of it, and were given to another picture.
-        plane: number or position of its focal plane; pages of other planes are no levels of it.
-        has_own_levels: True where SubIFDs are its levels, so that no page of the chain is.
-        ome: what OME-XML says of it.
-        has_failed: True where it is called a level by its file, and is none.
+        possible: pages that could be its levels, but were given to another picture.
+        plane: number or position of its focal plane; its levels are pages of the same plane.
+        has_own_levels: True if its SubIFDs are its levels; then no other page is added as a level.
+        ome: OME-XML metadata of the picture.
+        has_failed: True if the file calls it a level of another picture, but it is not one.
     """
 
     base: TiffPage
@@ -89,7 +90,7 @@ class TiffPicture:
         return [self.base, *self.levels]
 
     def described(self, number: int) -> Picture:
-        """Returns what is said of the picture."""
+        """Returns the entry of the picture for the list that the user sees."""
         levels = []
         for page in self.pages:
             levels.append(
@@ -120,9 +121,9 @@ def find_pictures(
 
     Args:
         file: the file.
-        chain: the pages of its chain.
-        sound: offsets of the pages whose sizes are sound, SubIFDs included; others are left out.
-        verdicts: what the pixels said of pages that were taken for levels.
+        chain: the top-level pages.
+        sound: offsets of the pages with sound sizes, SubIFDs included; other pages are left out.
+        verdicts: results of the pixel comparison, for pages that were taken for levels.
     """
     images = parse_ome_images(file.ome_metadata or "", file.filename)
     pages = [page for page in chain if page.offset in sound]
@@ -141,9 +142,9 @@ def page_size(page: TiffPage) -> Size:
 
 
 def stated_downsample(page: TiffPage, base: TiffPage) -> float | None:
-    """Returns the px of `base` per px of `page` by their resolution tags.
+    """Returns how many pixels of `base` one pixel of `page` spans, by their resolution tags.
 
-    None where these say nothing of it: they are missing, or copies of the base's.
+    Returns None if a tag is missing, or if the page only copied the resolution of the base.
     """
     if page is base:
         return 1.0
@@ -161,7 +162,7 @@ def stated_downsample(page: TiffPage, base: TiffPage) -> float | None:
 
 
 def padded_downsample(page: TiffPage, base: TiffPage) -> float | None:
-    """Returns the stated downsample of a page where its size contradicts it by over 1.5 px."""
+    """Returns the downsample that a page states if its size is over 1.5 px off, else None."""
     downsample = stated_downsample(page, base)
     if downsample is None:
         return None
@@ -171,11 +172,11 @@ def padded_downsample(page: TiffPage, base: TiffPage) -> float | None:
     return downsample
 
 
-# pages that say themselves what they are
+# pages that state their own role
 
 
 def _stated_picture(page: TiffPage, *, aperio: bool) -> TiffPicture | None:
-    """Returns the picture of a page that says that it is no slide; None for others."""
+    """Returns the picture of a page that states another role than slide; None for other pages."""
     flag = int(page.subfiletype)
     if flag & _MASK:
         return TiffPicture(base=page, role="other", rule="flagged as a mask")
@@ -202,7 +203,7 @@ def _stated_picture(page: TiffPage, *, aperio: bool) -> TiffPicture | None:
 
 
 def _role_by_words(page: TiffPage, description: str) -> tuple[Role | None, str]:
-    """Returns the role that a page's name or description says, and by which words."""
+    """Returns the role in a page's name or description, and the words that name the role."""
     lines = description.splitlines()[:2]
     for line in lines:
         role = role_of_name(line.split(" ", 1)[0]) if line else None
@@ -223,7 +224,7 @@ def _role_by_words(page: TiffPage, description: str) -> tuple[Role | None, str]:
 def _page_pictures(
     pages: Sequence[TiffPage], below: SubIfds, verdicts: Verdicts
 ) -> list[TiffPicture]:
-    """Returns the pictures of a chain of pages, each with the SubIFDs below it."""
+    """Returns the pictures of a file's top-level pages and of their SubIFDs."""
     aperio = any(str(page.description).startswith("Aperio") for page in pages)
     pictures: list[TiffPicture] = []
     free: list[TiffPage] = []
@@ -236,12 +237,12 @@ def _page_pictures(
         else:
             free.append(page)
     pictures += _group(free, pictures, verdicts, aperio=aperio)
-    # what the pixels refuse comes last, so that it changes no other number
+    # refused levels come last, so that the numbers of the other pictures do not change
     return sorted(pictures, key=lambda each: (each.has_failed, each.base.offset))
 
 
 def _without_further_channels(pages: Sequence[TiffPage]) -> list[TiffPage]:
-    """Returns the pages without the further ones of one size and one sample: channels."""
+    """Returns the pages without further channels: later gray pages of the same size and type."""
     seen = set()
     kept = []
     for page in pages:
@@ -257,9 +258,9 @@ def _without_further_channels(pages: Sequence[TiffPage]) -> list[TiffPage]:
 def _family(
     page: TiffPage, below: Sequence[TiffPage], verdicts: Verdicts
 ) -> list[TiffPicture]:
-    """Returns the picture of a page with SubIFDs, and those SubIFDs that are no levels of it.
+    """Returns the picture of a page with SubIFDs, and pictures of SubIFDs that are not its levels.
 
-    The largest of them is the finest level, wherever it stands.
+    The largest of these pages is the finest level, wherever it stands in the file.
     """
     family = sorted([page, *below], key=_area, reverse=True)
     base = family[0]
@@ -283,13 +284,13 @@ def _group(
     *,
     aperio: bool,
 ) -> list[TiffPicture]:
-    """Returns pictures of pages without SubIFDs: those that are levels lie below larger ones.
+    """Returns the pictures of pages without SubIFDs; a page that is a level joins a larger page.
 
     Args:
         pages: the pages.
-        pictures: pictures that are known, to which no level is added.
-        verdicts: what the pixels said.
-        aperio: True where no level is flagged, but labels are.
+        pictures: known pictures; they get no further level.
+        verdicts: results of the pixel comparison.
+        aperio: True for an Aperio file, which flags its labels but not its levels.
     """
     tiled = [page for page in pages if page.is_tiled]
     flags = not aperio and any(_is_flagged(page) for page in tiled)
@@ -320,10 +321,10 @@ def _group(
 def _full_pages_in_strips(
     striped: Sequence[TiffPage], tiled: Sequence[TiffPage]
 ) -> list[TiffPage]:
-    """Returns the pages in strips of which flagged pages in tiles may be levels.
+    """Returns the striped pages that can be the full slide above tiled pages flagged as reduced.
 
-    Some programs (GDAL) add reduced pages in tiles to a file whose slide is in strips. A page that
-    has the shape of a larger one in strips is its thumbnail.
+    Some programs (GDAL) add tiled, reduced pages to a file whose slide is stored in strips. A
+    striped page that has the shape of a larger striped page is the thumbnail of that page.
     """
     bases = [page for page in tiled if not _is_flagged(page)]
     orphans = [
@@ -343,10 +344,11 @@ def _full_pages_in_strips(
 def _possible_parents(
     page: TiffPage, pictures: Sequence[TiffPicture], verdicts: Verdicts
 ) -> list[TiffPicture]:
-    """Returns the pictures of which a page may be a level; those that refuse it if all do.
+    """Returns the pictures that a page can be a level of.
 
-    Those that have its shape at the scale that it states come first, then those that have it but
-    for padding, then those whose shape alone fits.
+    Pictures that accept the page's pixels go before those that refuse them. Among these, the best
+    match counts: the shape fits at the scale that the page states; else it fits apart from padding;
+    else only the aspect ratio fits.
     """
     fitting = [each for each in pictures if _may_be_level(page, each.base)]
     accepting = [each for each in fitting if _accepted(each.base, page, verdicts)]
@@ -363,10 +365,10 @@ def _possible_parents(
 def _add_level(
     page: TiffPage, parents: Sequence[TiffPicture], verdicts: Verdicts
 ) -> bool:
-    """Makes a page a level of one of some pictures; returns False where all refuse it.
+    """Makes a page a level of one of the pictures; returns False if all of them refuse the page.
 
-    One whose pixels agree comes first, then the nearest page before it, then the first. The others
-    remember it, so that their pixels are asked too.
+    First choice is a picture whose pixels agree, then the nearest earlier page, then any. The other
+    pictures remember the page as possible, so that its pixels are compared with theirs too.
     """
     willing = [
         picture
@@ -390,7 +392,7 @@ def _add_level(
 def _base_picture(
     page: TiffPage, found: Sequence[TiffPicture], plane: str
 ) -> TiffPicture:
-    """Returns the picture that a page begins: a slide, or a further focal plane of one."""
+    """Returns the picture of a page that is no level: a slide, or a further focal plane."""
     words = aperio_words(page)
     picture = TiffPicture(
         base=page,
@@ -418,7 +420,7 @@ def _base_picture(
 def _striped_picture(
     page: TiffPage, known: Sequence[TiffPicture], *, aperio: bool
 ) -> TiffPicture:
-    """Returns the picture of a page in strips: a thumbnail below a slide of its shape."""
+    """Returns the picture of a striped page: a thumbnail if a larger slide has the same shape."""
     picture = TiffPicture(
         base=page, role="slide", rule="a page of its own", mpp=tag_mpp(page)
     )
@@ -440,7 +442,7 @@ def _striped_picture(
 def _failed(
     page: TiffPage, base: TiffPage, claim: str, *, plane: str = ""
 ) -> TiffPicture:
-    """Returns the picture of a page that is called a level, and is none."""
+    """Returns the picture of a page that the file calls a level, but that is not one."""
     if _may_be_level(page, base):
         rule = f"{claim}, but its pixels are not those of the larger page"
     else:
@@ -498,7 +500,7 @@ def _image_pictures(
     below: SubIfds,
     verdicts: Verdicts,
 ) -> list[TiffPicture]:
-    """Returns the pictures of one OME image: its first plane, and further ones of 8 bits."""
+    """Returns the pictures of one OME image: its first plane, and further planes with 8 bits."""
     pictures: list[TiffPicture] = []
     for number, ((z, t), index) in enumerate(image.first_channels()):
         page = by_index.get(index)
@@ -518,7 +520,7 @@ def _image_pictures(
         pictures += family
         is_deep = page.samplesperpixel == 1 and page.bitspersample != 8
         if number == 0 and (image.num_channel_planes > 1 or is_deep):
-            break  # channels, of which a person picks
+            break  # these are channels; a person picks some of them
         if number:
             picture.role = "plane" if role is None else role
             picture.name = f"{image.name or f'image {image.number}'} z {z} t {t}"
@@ -529,9 +531,9 @@ def _image_pictures(
 def _without_flattened_levels(
     pictures: Sequence[TiffPicture], verdicts: Verdicts
 ) -> list[TiffPicture]:
-    """Returns the pictures without images that are levels of another one.
+    """Returns the pictures without those that are a level of another picture.
 
-    Some programs write each level as an image of its own: it covers as many µm as the larger one.
+    Some programs write each level as its own OME image, which covers the same µm as the full image.
     """
     kept: list[TiffPicture] = []
     by_area = sorted(pictures, key=lambda picture: -_area(picture.base))
@@ -552,7 +554,7 @@ def _without_flattened_levels(
 
 
 def _has_same_extent(picture: TiffPicture, larger: TiffPicture) -> bool:
-    """Tells whether two pictures cover the same µm, within a px of the smaller one."""
+    """Tells whether two pictures cover the same µm, within 1.5 px of the smaller one."""
     if picture.mpp is None or larger.mpp is None:
         return False
     for side in (0, 1):
@@ -563,7 +565,7 @@ def _has_same_extent(picture: TiffPicture, larger: TiffPicture) -> bool:
     return True
 
 
-# rules for two pages
+# rules for pairs of pages
 
 
 def _is_flagged(page: TiffPage) -> bool:
@@ -582,12 +584,12 @@ def _position(plane: str) -> float:
 
 
 def _accepted(base: TiffPage, page: TiffPage, verdicts: Verdicts) -> bool:
-    """Tells whether the pixels did not speak against a level."""
+    """Tells whether the pixel comparison did not refuse this page as a level of `base`."""
     return verdicts.get((base.offset, page.offset)) != OTHER
 
 
 def _may_be_level(page: TiffPage, base: TiffPage) -> bool:
-    """Tells whether a page may show what `base` shows, at a smaller size, by what both state."""
+    """Tells whether type and size of a page allow that it shows `base` at a lower resolution."""
     if page.samplesperpixel != base.samplesperpixel or page.dtype != base.dtype:
         return False
     if page.imagewidth >= base.imagewidth:
@@ -596,7 +598,7 @@ def _may_be_level(page: TiffPage, base: TiffPage) -> bool:
 
 
 def _has_shape_of(page: TiffPage, base: TiffPage) -> bool:
-    """Tells whether a page is smaller than `base` and has its aspect."""
+    """Tells whether a page is smaller than `base` and has the same aspect ratio."""
     x_ratio = base.imagewidth / page.imagewidth
     y_ratio = base.imagelength / page.imagelength
     tolerance = _ASPECT_TOLERANCE + 2 / page.imagelength
@@ -604,9 +606,9 @@ def _has_shape_of(page: TiffPage, base: TiffPage) -> bool:
 
 
 def _is_padded_level(page: TiffPage, base: TiffPage) -> bool:
-    """Tells whether the stated scale makes a page as large as `base`, but for padding.
+    """Tells whether a page, at the scale that it states, is as large as `base` apart from padding.
 
-    Padding fills the last segment of the page, or that of `base`.
+    The padding may fill the last segment of the page, or the last segment of `base`.
     """
     downsample = stated_downsample(page, base)
     if downsample is None:

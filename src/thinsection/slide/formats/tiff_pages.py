@@ -1,6 +1,6 @@
-"""One page of a TIFF: whether its sizes are sound, how it is read, and what it says of itself.
+"""One page of a TIFF: checks of its sizes, what can be decoded, and its metadata.
 
-The OME-XML is searched by patterns, not parsed: what some programs write is no sound XML.
+OME-XML is searched by patterns instead of parsed, because some programs write invalid XML.
 """
 
 import html
@@ -19,13 +19,13 @@ from thinsection.slide.geometry import positive_number, um_per_unit
 from thinsection.slide.orientation import ORIENTATION_TAG, known_orientation
 from thinsection.types import Level, Mpp, Size
 
-# TIFF's compression codes of bytes
+# TIFF compression codes for plain bytes
 RAW = (1,)
 LZW = (5,)
 DEFLATE = (8, 32946)
 ZSTD = (34926, 50000)
 BYTES = (*RAW, *LZW, *DEFLATE, *ZSTD)
-# TIFF's compression codes of pictures, which bring their own size
+# TIFF compression codes for pictures, which state their own size
 JPEG = (7,)
 APERIO_YCBCR = (33003,)
 PICTURE_CODECS = {
@@ -38,8 +38,8 @@ PICTURE_CODECS = {
 }
 _DECODED = frozenset((*BYTES, *JPEG, *APERIO_YCBCR, *PICTURE_CODECS))
 
-SEPARATE = 2  # planar configuration: red, green and blue apart
-# photometric interpretations that are read
+SEPARATE = 2  # planar configuration: red, green and blue are stored apart
+# photometric interpretations that are supported
 _GRAY = 1
 RGB = 2
 YCBCR = 6
@@ -47,8 +47,8 @@ _RGBA_SAMPLES = 4
 Alpha = Literal["straight", "premultiplied"]  # how colours are stored beside alpha
 _ALPHA_BY_EXTRA_SAMPLE: dict[int, Alpha] = {1: "premultiplied", 2: "straight"}
 
-_BITS_TAG = 258  # bits of a sample: one number for each
-# tags that are one plain number: width, height, compression, photometric interpretation,
+_BITS_TAG = 258  # bits per sample; one number for each sample
+# tags that hold one plain number: width, height, compression, photometric interpretation,
 # orientation, samples, rows of a strip, planes, predictor, width and height of a tile
 _NUMBER_TAGS = (256, 257, 259, 262, ORIENTATION_TAG, 277, 278, 284, 317, 322, 323)
 _INTEGER_TYPES = (3, 4, 16)
@@ -61,22 +61,22 @@ _TIFF_DATA = re.compile(
 )
 _UUID = re.compile(r"<(?:\w+:)?UUID\b([^>]*)>([^<]*)<")
 _ATTRIBUTE = re.compile(r'([\w:]+)="([^"]*)"')
-_MAX_PLANES = 1 << 20  # that an image lists; more are a damaged file's
-OME = "ome."  # before what the OME-XML says, in a slide's properties
+_MAX_PLANES = 1 << 20  # largest number of planes of an image; more mean a damaged file
+OME = "ome."  # prefix of OME-XML values among a slide's properties
 _IMAGEJ_UNIT = re.compile(r"^unit=(.+)$", re.MULTILINE)
 
 
 def is_sound(page: TiffPage, file_bytes: int, *, required: bool) -> bool:
-    """Tells whether the page's sizes harm no reader.
+    """Tells whether the page's sizes are safe to read.
 
     Args:
         page: the page.
         file_bytes: size of the file.
-        required: True where the slide cannot do without the page.
+        required: True if the slide cannot be shown without the page.
 
     Raises:
-        ProvedDamageError: blocks of the page are missing, and it is required, or may be a level.
-        DamagedTiffError: its sizes may do harm, and it is required, or may be a level.
+        ProvedDamageError: parts of the page are missing, and it is required or may be a level.
+        DamagedTiffError: its sizes are unsafe, and it is required or may be a level.
     """
     fault = _find_fault(page)
     loss = "" if fault else _find_loss(page, file_bytes)
@@ -88,7 +88,7 @@ def is_sound(page: TiffPage, file_bytes: int, *, required: bool) -> bool:
 
 
 def _find_fault(page: TiffPage) -> str:
-    """Returns what is wrong with a page's sizes, after 'page 3 '; '' where nothing is."""
+    """Returns the fault of a page's sizes as the end of 'page 3 ...'; '' if there is none."""
     for code in (*_NUMBER_TAGS, _BITS_TAG):
         tags = page.tags.getall(code) or ()
         if len(tags) > 1 or any(tag.dtype not in _INTEGER_TYPES for tag in tags):
@@ -118,16 +118,16 @@ def _find_fault(page: TiffPage) -> str:
 
 
 def _num_segments(page: TiffPage) -> int:
-    """Returns how many segments a page must list."""
+    """Returns the number of segments that a page must list."""
     width, height = segment_size(page)
     planes = page.samplesperpixel if page.planarconfig == SEPARATE else 1
     return int(-(-page.imagewidth // width) * -(-page.imagelength // height) * planes)
 
 
 def _find_loss(page: TiffPage, file_bytes: int) -> str:
-    """Returns what a page of sound sizes has lost, after 'page 3 '; '' where nothing is missing.
+    """Returns which data of a page is missing, as the end of 'page 3 ...'; '' if nothing is.
 
-    Segments without bytes are no loss: nothing was scanned there.
+    The page's sizes must be sound. Empty segments are no loss: the scanner left them out.
     """
     expected = _num_segments(page)
     listed = min(len(page.dataoffsets), len(page.databytecounts))
@@ -144,7 +144,7 @@ def _find_loss(page: TiffPage, file_bytes: int) -> str:
 
 
 def empty_segments_note(pages: Sequence[TiffPage]) -> str:
-    """Returns a note on segments without bytes on some levels; '' where there are none.
+    """Returns a note on empty segments, with their number on each level; '' if there are none.
 
     Args:
         pages: the pages of the levels, finest first.
@@ -161,7 +161,7 @@ def empty_segments_note(pages: Sequence[TiffPage]) -> str:
 
 
 def find_unsupported(page: TiffPage) -> str:
-    """Returns what of a page is not decoded here; '' where everything is."""
+    """Returns the feature of a page that this reader cannot decode; '' if there is none."""
     samples = page.samplesperpixel
     compression = int(page.compression)
     photometric = int(page.photometric)
@@ -202,15 +202,15 @@ def level_of_page(page: TiffPage, index: int, base: TiffPage) -> Level:
 
 
 def orientation_of(page: TiffPage) -> int:
-    """Returns how the page's px must be turned to be upright; 1 where they are."""
+    """Returns the orientation tag of a page; 1 means that its pixels are upright."""
     return known_orientation(page.tags.valueof(ORIENTATION_TAG))
 
 
 def alpha_of(page: TiffPage) -> Alpha | None:
-    """Returns how the page's fourth sample makes px transparent; None where it does not.
+    """Returns how the page's fourth sample makes pixels transparent; None if it does not.
 
-    Where the file has four samples and no tag ExtraSamples, the fourth is alpha (as Pillow has it);
-    where the tag says 'unspecified' it is none, and is not shown.
+    In a file with four samples and no tag ExtraSamples, the fourth is alpha (as in Pillow). If the
+    tag says 'unspecified', the fourth sample is not alpha and is ignored.
     """
     if page.samplesperpixel != _RGBA_SAMPLES:
         return None
@@ -220,7 +220,7 @@ def alpha_of(page: TiffPage) -> Alpha | None:
 
 
 def has_unexplained_sample(page: TiffPage) -> bool:
-    """Tells whether px have a fourth sample that is not declared as alpha."""
+    """Tells whether pixels have a fourth sample that is not declared as alpha."""
     if page.samplesperpixel != _RGBA_SAMPLES:
         return False
     return not page.extrasamples or alpha_of(page) is None
@@ -231,12 +231,12 @@ class OmeImage:
     """One image of OME-XML.
 
     Attributes:
-        number: its place in the XML, from 1.
-        name: its name.
-        pixels: attributes of its pixels, such as SizeX.
-        channel_names: names of its channels, where they have any.
-        planes: index of the page in the file's chain, by (z, channel plane, t).
-        num_channel_planes: pages for the channels of one z and t; 1 of RGB in one page.
+        number: position in the XML, from 1.
+        name: name of the image.
+        pixels: attributes of the element Pixels, such as SizeX.
+        channel_names: names of the channels, if there are any.
+        planes: number of the page in the file for each (z, channel plane, t).
+        num_channel_planes: number of pages for the channels of one z and t; 1 for RGB in one page.
     """
 
     number: int
@@ -248,7 +248,7 @@ class OmeImage:
 
     @property
     def mpp(self) -> Mpp | None:
-        """PhysicalSizeX and Y in µm, where both have a unit of length, by default µm."""
+        """PhysicalSizeX and Y in µm (the default unit); None if they are no two lengths."""
         sides = []
         for axis in "XY":
             value = positive_number(self.pixels.get(f"PhysicalSize{axis}"))
@@ -260,12 +260,12 @@ class OmeImage:
         return (sides[0], sides[1])
 
     def fits(self, num_pages: int) -> bool:
-        """Tells whether its planes are pages of the file."""
+        """Tells whether all planes are pages of the file."""
         indices = self.planes.values()
         return all(0 <= index < num_pages for index in indices)
 
     def first_channels(self) -> list[tuple[tuple[int, int], int]]:
-        """Returns ((z, t), page) of the first channel of each plane; that of z 0, t 0 is first."""
+        """Returns ((z, t), page) for the first channel of each plane, beginning with z 0, t 0."""
         first = {}
         for (z, channel, t), index in sorted(self.planes.items()):
             if channel == 0:
@@ -274,7 +274,7 @@ class OmeImage:
 
 
 def parse_ome_images(xml: str, file_name: str) -> list[OmeImage]:
-    """Returns the images whose pages lie in this file; none where the XML lists no pages."""
+    """Returns the images whose pages are in this file; none if the XML lists no pages."""
     root = _ROOT.search(xml)
     own_uuid = _attributes(root[1]).get("UUID", "") if root else ""
     starts = [match.start() for match in _IMAGE.finditer(xml)]
@@ -290,7 +290,7 @@ def parse_ome_images(xml: str, file_name: str) -> list[OmeImage]:
 def _parse_image(
     number: int, text: str, own_uuid: str, file_name: str
 ) -> OmeImage | None:
-    """Returns one image; None where it has no pixels."""
+    """Returns one image; None if it has no pixels."""
     pixels = _PIXELS.search(text)
     if pixels is None:
         return None
@@ -324,7 +324,7 @@ def _planes(
     own_uuid: str,
     file_name: str,
 ) -> dict[tuple[int, int, int], int]:
-    """Returns the page of each plane, by (z, channel plane, t), of those in this file."""
+    """Returns the page of each (z, channel plane, t) that is in this file."""
     count = lengths["Z"] * lengths["C"] * lengths["T"]
     if not 0 < count <= _MAX_PLANES:
         return {}
@@ -355,7 +355,7 @@ def _planes(
 
 
 def _count(text: str | None, default: int) -> int:
-    """Returns a whole number of an attribute; the default where there is none."""
+    """Returns an attribute as a whole number; the default if the attribute is missing."""
     return int(text) if text and text.isdecimal() else default
 
 
@@ -365,7 +365,7 @@ def _attributes(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class TiffMetadata:
-    """Metadata of a slide, as `Slide` has them."""
+    """Metadata of a slide; the fields are those of `Slide`."""
 
     slide_mpp: Mpp | None
     mpp_source: str
@@ -382,8 +382,8 @@ def read_metadata(
 
     Args:
         base: page of level 0.
-        ome: what OME-XML says of the picture.
-        slide_mpp: takes the place of what the file says.
+        ome: OME-XML metadata of the picture.
+        slide_mpp: resolution that replaces the file's own.
     """
     aperio = aperio_words(base)
     properties = {f"aperio.{key}": value for key, value in aperio.items()}
@@ -392,7 +392,7 @@ def read_metadata(
         properties[f"{OME}Channels"] = ", ".join(filter(None, ome.channel_names))
     properties["tiff.ImageDescription"] = str(base.description or "")
     vendor = "generic-tiff" if base.is_tiled else None
-    # Aperio's resolution, else the OME-XML's, else that of the tags
+    # Aperio's resolution comes first, then the OME-XML's, then that of the TIFF tags
     own_mpp = aperio_mpp(aperio)
     mpp_source = "Aperio's MPP"
     if own_mpp is None:
@@ -412,7 +412,7 @@ def read_metadata(
 
 
 def aperio_words(page: TiffPage) -> dict[str, str]:
-    """Returns the pairs `key = value` of Aperio's description, {} of any other one."""
+    """Returns the pairs `key = value` of an Aperio description; {} for any other description."""
     description = str(page.description or "")
     if not description.startswith("Aperio"):
         return {}
@@ -425,13 +425,13 @@ def aperio_words(page: TiffPage) -> dict[str, str]:
 
 
 def aperio_mpp(words: Mapping[str, str]) -> Mpp | None:
-    """Returns the resolution in Aperio's words; None where they have none."""
+    """Returns the resolution in an Aperio description; None if there is none."""
     mpp = positive_number(words.get("MPP"))
     return None if mpp is None else (mpp, mpp)
 
 
 def tag_mpp(page: TiffPage) -> Mpp | None:
-    """Returns µm/px from XResolution and YResolution, where their unit is a length.
+    """Returns µm per pixel from XResolution and YResolution if their unit is a length, else None.
 
     ImageJ writes the name of the unit in the description.
     """

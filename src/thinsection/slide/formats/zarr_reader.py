@@ -49,14 +49,14 @@ from thinsection.slide.pictures import (
 )
 from thinsection.types import Document, Json, Level, Mpp, RgbArray, Size
 
-_VERSION = re.compile(r"0\.[45]([.-]|$)")  # drafts of programs too: 0.4-dev-spatialdata
+_VERSION = re.compile(r"0\.[45]([.-]|$)")  # also drafts, such as 0.4-dev-spatialdata
 _VERSIONS = "0.4 or 0.5"
 _MAX_SERIES = 10_000
 _OME_XML = "OME/METADATA.ome.xml"
 _MAX_XML_BYTES = 1 << 24
 _IMAGE_NAME = re.compile(r"<(?:\w+:)?Image\b(?:[^>]*?\bName=\"([^\"]*)\")?", re.DOTALL)
 _NO_CHUNKS = (".z", "zarr.json", ".DS_Store")
-_MAX_LISTED = 1 << 14  # chunks of a level
+_MAX_LISTED = 1 << 14  # chunks of a level whose files are looked for
 _METADATA_FILES = ("zarr.json", ".zattrs")
 _RGB_COLOURS = ["FF0000", "00FF00", "0000FF"]
 
@@ -66,10 +66,10 @@ class _ZarrImage:
     """One multiscale image of an OME-Zarr.
 
     Attributes:
-        group: the group that holds its arrays.
+        group: Zarr group that holds its arrays.
         multiscale: its metadata.
-        omero: how its channels are painted; {} where nothing is said.
-        axes: names of its axes, a letter each, in the order of its arrays.
+        omero: rendering metadata of its channels; {} if there is none.
+        axes: names of its axes, one letter each, in the order of the array's dimensions.
     """
 
     group: zarr.Group
@@ -78,7 +78,7 @@ class _ZarrImage:
     axes: str
 
     def length(self, array: zarr.Array, axis: str) -> int:
-        """Returns the length along an axis; 1 where there is none of that name."""
+        """Returns the length along an axis; 1 if the array has no such axis."""
         return int(array.shape[self.axes.index(axis)]) if axis in self.axes else 1
 
     def size(self, array: zarr.Array) -> Size:
@@ -86,7 +86,7 @@ class _ZarrImage:
         return (self.length(array, "x"), self.length(array, "y"))
 
     def scale(self, dataset: Document) -> Scale | None:
-        """Returns units per px of a level; None where none is stated, or it is no number.
+        """Returns units per pixel of a level; None if the metadata has no valid number.
 
         The scales of the image and of the level apply one after the other.
         """
@@ -97,7 +97,7 @@ class _ZarrImage:
         return product
 
     def mpp(self, dataset: Document) -> Mpp | None:
-        """Returns µm per px of a level; None where a unit or a scale is missing."""
+        """Returns µm per pixel of a level; None if a unit or a scale is missing."""
         sides = []
         for value, axis in zip(self.scale(dataset) or (), "xy"):
             unit = self.multiscale["axes"][self.axes.index(axis)].get("unit")
@@ -110,7 +110,7 @@ class _ZarrImage:
     def is_shifted(self, finest: Document, dataset: Document, scale: Scale) -> bool:
         """Tells whether a level begins more than one of its pixels away from level 0.
 
-        Programs that place a pixel by its centre shift a level by less than that.
+        Programs that give the position of a pixel's centre shift a level by less than that.
         """
         px = (self._steps(finest, "scale") or [(1.0, 1.0)])[0]
         origin = (self._steps(finest, "translation") or [(0.0, 0.0)])[0]
@@ -121,7 +121,7 @@ class _ZarrImage:
         )
 
     def _steps(self, part: Document, kind: str) -> list[Scale]:
-        """Returns the scales or translations along x and y that a part of the metadata states."""
+        """Returns the scales or translations along x and y in a part of the metadata."""
         steps = []
         for step in part.get("coordinateTransformations") or ():
             if step["type"] == kind:
@@ -130,7 +130,7 @@ class _ZarrImage:
         return steps
 
     def picture(self, number: int, name: str) -> Picture:
-        """Returns what the inventory says of the image, by its name and its finest level."""
+        """Returns the inventory's entry of the image, with its name and its finest level."""
         datasets = self.multiscale["datasets"]
         role: Role = role_of_name(name) or "slide"
         rule = "no macro, label or thumbnail by its name"
@@ -138,7 +138,7 @@ class _ZarrImage:
             rule = "by its name"
         size = (0, 0)
         mpp = None
-        # the finest level stands first by the format; some programs write it last
+        # the format puts the finest level first, but some programs write it last
         for dataset in (datasets[0], datasets[-1]) if datasets else ():
             array = self.group.get(str(dataset["path"]))
             if not isinstance(array, zarr.Array) or not {"x", "y"} <= set(self.axes):
@@ -162,13 +162,13 @@ class _ZarrImage:
         )
 
     def levels(self) -> tuple[list[StatedLevel], list[zarr.Array]]:
-        """Returns the levels, finest first, each at the scale that it states, and their arrays.
+        """Returns the levels, finest first, with the scales that they state, and their arrays.
 
-        A level without a scale, or with one that cannot be, is as fine as its size says.
+        If a level states no scale, or an impossible one, its scale comes from its size in pixels.
 
         Raises:
-            ChannelsError: planes differ by more than the channel.
-            SlideOpenError: a level is missing or damaged, or they are no pyramid.
+            ChannelsError: planes differ in more than the channel.
+            SlideOpenError: a level is missing or damaged, or the levels are not a pyramid.
         """
         datasets = self.multiscale["datasets"]
         if not datasets:
@@ -205,7 +205,7 @@ class _ZarrImage:
         return levels, arrays
 
     def _sound_array(self, name: str) -> zarr.Array:
-        """Returns a level's array, whose axes and sizes are sound."""
+        """Returns the array of a level, after checks of its axes and sizes."""
         array = self.group[name]
         axes = self.axes
         if len(axes) != array.ndim or not {"x", "y"} <= set(axes) <= set("tczyx"):
@@ -237,10 +237,10 @@ class _ZarrImage:
 
 
 def _read_images(path: str) -> tuple[list[_ZarrImage], list[Picture]]:
-    """Returns the images of a folder or URL; of each only the finest level is looked at.
+    """Returns the images of a folder or URL; only the finest level of each image is read.
 
     Raises:
-        SlideOpenError: there is no image, or it is a plate of many.
+        SlideOpenError: there is no image, or the folder is a plate of many images.
     """
     store = path
     if is_url(path):
@@ -291,7 +291,7 @@ def _read_images(path: str) -> tuple[list[_ZarrImage], list[Picture]]:
 
 
 def _metadata(group: zarr.Group) -> Document:
-    """Returns what a group says by OME's rules: below 'ome' from version 0.5 on."""
+    """Returns OME's metadata of a group, which version 0.5 stores below the key 'ome'."""
     metadata: Document = group.attrs.get("ome", group.attrs)
     return metadata
 
@@ -323,7 +323,7 @@ def _series(root: zarr.Group, metadata: Document) -> Iterator[tuple[str, zarr.Gr
     ome = root.get("OME")
     if isinstance(ome, zarr.Group):
         listed = [str(path) for path in _metadata(ome).get("series") or ()]
-    # without a list they are numbers from 0
+    # without a list, series are named 0, 1, 2, ...
     paths = listed[:_MAX_SERIES] or [str(number) for number in range(_MAX_SERIES)]
     for path, name in zip(paths, chain(_image_names(root), repeat(""))):
         group = root.get(path)
@@ -338,7 +338,7 @@ def _series(root: zarr.Group, metadata: Document) -> Iterator[tuple[str, zarr.Gr
 
 
 def _image_names(root: zarr.Group) -> list[str]:
-    """Returns the images' names in bioformats2raw's OME-XML, in the order of the series."""
+    """Returns the names of the images in the layout's OME-XML, in the order of the series."""
     from zarr.core.buffer import default_buffer_prototype
     from zarr.core.sync import sync
 
@@ -351,9 +351,9 @@ def _image_names(root: zarr.Group) -> list[str]:
 
 
 def missing_chunks_note(name: str, array: zarr.Array) -> str:
-    """Returns a note on chunks that a local folder does not have; '' where it has all.
+    """Returns a note on chunks that are missing in a local folder; '' if none is missing.
 
-    An array of very many chunks is not looked at: 16,384 files take about 30 ms.
+    Arrays with very many chunks are not checked: 16,384 files take about 30 ms.
     """
     store = array.store
     stored_shape = array.shards or array.chunks
@@ -372,12 +372,12 @@ def missing_chunks_note(name: str, array: zarr.Array) -> str:
 
 
 class _ChunkDecoder(ScaledDecoder):
-    """Decoder of chunks of a level: RGB, gray or the picked channels.
+    """Decoder for the chunks of a level: RGB, gray or the picked channels.
 
-    Memory: the chunks at one place.
+    Memory: all chunks at one position.
 
     Attributes:
-        picked: numbers of the picked channels; empty of a picture.
+        picked: numbers of the picked channels; empty for RGB or gray.
     """
 
     def __init__(
@@ -416,10 +416,10 @@ class _ChunkDecoder(ScaledDecoder):
 
 
 class ZarrSlide(StatedSlide):
-    """An OME-Zarr image, of a folder or a URL. Thread-safe.
+    """An OME-Zarr image in a folder or at a URL. Thread-safe.
 
-    Memory: `segments.CACHE_BYTES`, and per reading thread the chunks of one place, stored and
-    decoded; a chunk over 128 MiB is refused.
+    Memory: `segments.CACHE_BYTES`, and for each reading thread the chunks at one position, stored
+    and decoded. Slides with a chunk over 128 MiB are refused.
     """
 
     reader = "zarr"
@@ -455,10 +455,10 @@ class ZarrSlide(StatedSlide):
             properties={"ome.Name": picture.name, "ome.Axes": shown.axes},
         )
         stamps = None
-        if not is_url(path):  # of the file that describes the images
+        if not is_url(path):  # stamps of the metadata file
             each_stamps = [slide_stamps(f"{path}/{name}") for name in _METADATA_FILES]
             stamps = next(filter(None, each_stamps), None)
-        # by URL each place costs requests
+        # comparing levels at a URL costs requests, so it is done only if a scale is in doubt
         is_doubtful = any(each.by_size is not None for each in stated)
         compares = len(stated) > 1 and (is_doubtful or not is_url(path))
         settled, notes = self._read_stated(
@@ -496,7 +496,7 @@ class ZarrSlide(StatedSlide):
 def _channels(
     omero: Document, count: int, dtype: np.dtype[np.generic]
 ) -> Channels | None:
-    """Returns the channels of what is no picture of 8 bits; None of RGB and of gray."""
+    """Returns the channels of an image; None if it is an RGB or gray picture with 8 bits."""
     descriptions = omero.get("channels") or []
     colours = [each.get("color", "") for each in descriptions]
     has_own_colours = len({str(each) for each in colours}) == len(colours) == MAX_SHOWN
@@ -510,8 +510,8 @@ def _channels(
 def _are_rgb(colours: Sequence[Json]) -> bool:
     """Tells whether colours are red, green and blue, in any of the forms that programs write.
 
-    These are 'FF0000', '#ff0000' and 'F00', with alpha before or behind, and OME-XML's number of
-    RGBA, which may be negative.
+    The forms are 'FF0000', '#ff0000' and 'F00', also with alpha at either end, and OME-XML's RGBA
+    number, which may be negative.
     """
     texts = []
     for colour in colours:
