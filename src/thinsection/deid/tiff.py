@@ -142,7 +142,7 @@ class _Entry:
     dtype: int
     value: bytes
     old_place: int
-    high_word: int = 0  # of an NDPI offset or count beyond 4 GiB
+    high_word: int = 0  # upper 32 bits of an NDPI offset or count
 
 
 @dataclass(frozen=True, kw_only=True)

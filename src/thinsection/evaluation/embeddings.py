@@ -1,7 +1,7 @@
-"""Files of tile and slide embeddings: ours, TRIDENT's and CLAM's (.h5), .npy, and eva's .pt.
+"""Reads files of tile and slide embeddings: ours, TRIDENT's and CLAM's .h5, .npy, and eva's .pt.
 
-Of .pt files only tensors are loaded. A folder of embeddings is flat, `<slide_id>.h5`; of a results
-folder (ours, or TRIDENT's) the one folder `*/features_<encoder>` is taken.
+From .pt files only tensors are loaded. A folder of embeddings has a file `<slide_id>.h5` for each
+slide. In a results folder (ours, or TRIDENT's), the folder `*/features_<encoder>` must be unique.
 """
 
 import pickle
@@ -34,36 +34,36 @@ from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import Reals
 
 Embeddings = npt.NDArray[np.float32]  # (N, D)
-# why a slide whose ledger lists embeddings has none
+# reason for a slide whose embeddings are in its ledger but not on disk
 GONE = "its embeddings are not in this folder any more"
 H5_SUFFIXES = (".h5", ".hdf5")
 _TILE_FEATURES = "features"
 _SLIDE_FEATURES = "slide_features"
-# folders that CLAM and slide2vec keep embeddings in
+# folders in which CLAM and slide2vec store embeddings
 _FOLDERS_OF_OTHERS = ("h5_files", "pt_files", "tile_embeddings")
 
 
 class FeatureFiles(NamedTuple):
-    """Embeddings of a folder, slide by slide."""
+    """Embedding files of a folder, by slide."""
 
     files: dict[str, Path]  # by slide id
-    lacking: dict[str, str]  # why a slide has none, by slide id
+    lacking: dict[str, str]  # reasons why slides have no embeddings, by slide id
     place: str  # folder of the embeddings, for messages
-    # why the embeddings of a slide, or its ledger, cannot be used, by slide id
+    # reasons why embeddings or ledgers of slides cannot be used, by slide id
     damaged: Mapping[str, str] = MappingProxyType({})
 
     @property
     def missing(self) -> dict[str, str]:
-        """Why a slide has no embeddings that can be used, by slide id."""
+        """Reasons why slides have no usable embeddings, by slide id."""
         return {**self.lacking, **self.damaged}
 
     def without(self, damaged: Mapping[str, str]) -> "FeatureFiles":
-        """Returns the files without those of slides that turned out to be damaged."""
+        """Returns the files without slides that turned out to be damaged."""
         files = {s: file for s, file in self.files.items() if s not in damaged}
         return self._replace(files=files, damaged={**self.damaged, **damaged})
 
     def taking(self, slides: Collection[str]) -> "FeatureFiles":
-        """Returns the files, and the reasons, of these slides alone."""
+        """Returns the files and the reasons for these slides only."""
         return self._replace(
             files={s: file for s, file in self.files.items() if s in slides},
             lacking={s: why for s, why in self.lacking.items() if s in slides},
@@ -86,13 +86,14 @@ def _npy_array(path: Path) -> npt.NDArray[np.generic]:
     """Array of a .npy file. Raises ValueError: its header is damaged, or the file is truncated."""
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (SyntaxError, tokenize.TokenError) as error:  # of the header's text
+    # the header is text that fails to parse
+    except (SyntaxError, tokenize.TokenError) as error:
         raise ValueError(f"not the header of an array: {error}") from None
     return np.array(mapped)
 
 
 def _torch_tensor(path: Path) -> npt.NDArray[np.generic]:
-    """A tensor, or a list with one tensor, as eva writes. Only tensors are loaded; no code runs."""
+    """A tensor, or a list of one tensor as eva writes it. Only tensors are loaded; no code runs."""
     import torch
 
     try:
@@ -148,7 +149,7 @@ def read_embeddings(path: Path) -> Embeddings:
 
 
 def open_embeddings(path: Path) -> EmbeddingRows | Embeddings:
-    """Embeddings (N, D) as a file stores them; rows of HDF5 are read when asked for."""
+    """Embeddings (N, D) in the type of the file; rows of HDF5 files are read on demand."""
     if path.suffix.lower() in H5_SUFFIXES:
         return EmbeddingRows(path)
     return read_embeddings(path)
@@ -160,11 +161,11 @@ def gather_rows(
     table: Path,
     leave_out: Callable[[str, str], None] | None = None,
 ) -> tuple[Embeddings, list[int]]:
-    """One embedding per entry, and the numbers of these entries; each file is opened once.
+    """One embedding per entry of a table, and the numbers of these entries; opens each file once.
 
-    `rows` has the row number of each entry in its file; '' if the file has one row. `leave_out`
-    receives a file that cannot be used, and the reason; its entries are left out. None raises the
-    error.
+    `rows` has the row number of each entry in its file; '' if the file has one row. `leave_out` is
+    called with a file that cannot be used and the reason, and its entries are left out; with None,
+    the error is raised.
     """
     entries_by_path: dict[Path, list[int]] = {}
     for entry, path in enumerate(paths):
@@ -205,7 +206,7 @@ def gather_rows(
 
 
 def encoder_facts(path: Path) -> dict[str, str]:
-    """Encoder and tiles of a file of embeddings, from its attributes; {} if it has none."""
+    """Encoder and tile size of a file of embeddings, from its attributes; {} if it has none."""
     if path.suffix.lower() not in H5_SUFFIXES:
         return {}
     import h5py
@@ -233,7 +234,7 @@ def encoder_facts(path: Path) -> dict[str, str]:
 
 
 def is_results(path: Path) -> bool:
-    """True for a folder that a run of ours (or of TRIDENT) wrote, or that lies in one."""
+    """True for a results folder of ours (or of TRIDENT), and for a folder inside of one."""
     if is_results_folder(path):
         return True
     # the path may be a slide's folder, the folder of slides, or the results folder
@@ -246,7 +247,7 @@ def is_results(path: Path) -> bool:
 
 
 def features_folder(path: Path, *kinds: str) -> Path:
-    """The folder of embeddings: the path itself, or a results folder's one of the first kind."""
+    """The folder of embeddings: the path itself, or one in a results folder, of the first kind."""
     if not is_results(path):
         return path
     by_kind = [_feature_folders(path, kind) for kind in kinds]
@@ -258,7 +259,7 @@ def features_folder(path: Path, *kinds: str) -> Path:
         )
     if len(folders) > 1 and (path / SLIDES).is_dir():
         by_address = {f.relative_to(path).as_posix(): f for f in folders}
-        # the error below says how to choose
+        # if there are several, the error below explains how to choose
         with suppress(ChoiceError):
             chosen = open_results(path).choose_features(
                 None, [*by_address], chooser="its path in place of the folder's"
@@ -274,16 +275,16 @@ def features_folder(path: Path, *kinds: str) -> Path:
 
 
 def _feature_folders(path: Path, kind: str) -> list[Path]:
-    """Folders of embeddings in a results folder, or in the folder of one of its tile grids."""
+    """Folders of embeddings in a results folder, or in the folder of one tile grid."""
     folders = [*path.glob(f"{kind}_*"), *path.glob(f"*/{kind}_*")]
     return sorted(folder for folder in folders if any(folder.glob("*.h5")))
 
 
 def damaged_slides(folder: Path) -> dict[str, str]:
-    """Slides of a results folder whose ledger is damaged, or lists a file that is gone; and why.
+    """Slides whose ledger is damaged or lists a missing file, and the reasons.
 
     Args:
-        folder: `GRID/features_NAME` of a results folder; any other has no such slides.
+        folder: `GRID/features_NAME` of a results folder; other folders give {}.
     """
     out = folder.absolute().parents[1] if len(folder.absolute().parts) > 2 else folder
     if not (out / SLIDES).is_dir():
@@ -300,7 +301,7 @@ def damaged_slides(folder: Path) -> dict[str, str]:
 
 
 def known_patient(path: Path, slide_id: str) -> str:
-    """The patient of a slide in the results folder of its file; '' if there is none."""
+    """The patient of a slide, according to the results folder of its file; '' if unknown."""
     # the file is <grid>/features_<encoder>/<slide_id>.h5, or one folder less deep
     for folder in path.parents[1:3]:
         patient = load_ledger(folder, slide_id).slide.get("patient_id")
@@ -310,7 +311,7 @@ def known_patient(path: Path, slide_id: str) -> str:
 
 
 def find_tile_files(path: Path) -> list[Path]:
-    """The tile files of a path: the file itself, a folder of *.h5, or a results folder's."""
+    """The tile files of a path: the file itself, a folder's *.h5, or those of a results folder."""
     if path.is_file():
         return [path]
     folder = features_folder(path, _TILE_FEATURES)
@@ -330,9 +331,9 @@ def slide_files(
 ) -> dict[str, Path]:
     """The embeddings file of each slide: <id>.h5|.npy|.pt, see `KnownIds`.
 
-    `leave_out` receives a slide without a file, and the reason; None raises an error.
+    `leave_out` is called with a slide without a file and the reason; None raises an error.
 
-    Raises DatasetError: a slide has none; with `leave_out`: all have none.
+    Raises DatasetError: a slide has no file; with `leave_out`: no slide has a file.
     """
     folder = features_folder(data, _TILE_FEATURES, _SLIDE_FEATURES)
     files_by_id: dict[str, Path] = {}
@@ -358,13 +359,13 @@ def slide_files(
 
 
 def feature_files(data: Path, features: str | None = None) -> FeatureFiles:
-    """Files of embeddings by slide, slides without any, and where they were found.
+    """Embedding files by slide, slides without embeddings, and the folder of the files.
 
-    In a results folder, the ledgers list them. Any other folder must have files of ours, of
+    In a results folder, the ledgers list the files. Another folder must have files of ours, of
     TRIDENT, CLAM (its feat_dir), STAMP (its feature_dir) or slide2vec (its output).
 
-    Raises DatasetError, StoreError, InvalidInputError: there are no embeddings, or several and
-    `features` names none of them.
+    Raises DatasetError, StoreError, InvalidInputError: there are no embeddings, or several, and
+    `features` is not the name of one of them.
     """
     if (data / SLIDES).is_dir():
         return _result_files(data, open_results(data), features)
@@ -388,7 +389,7 @@ def feature_files(data: Path, features: str | None = None) -> FeatureFiles:
 
 
 def _result_files(data: Path, results: Results, features: str | None) -> FeatureFiles:
-    """Files that the ledgers of a results folder know."""
+    """Files that the ledgers of a results folder list."""
     addresses = results.features
     if features and not any(features in address for address in results.features):
         addresses = (*results.features, *results.slide_features)
@@ -416,7 +417,7 @@ def _result_files(data: Path, results: Results, features: str | None) -> Feature
 
 
 def unsigned_note(embeddings: FeatureFiles) -> list[str]:
-    """Line that says that the files have no checksums; [] if the first readable file has one."""
+    """Note that the files have no checksums; [] if the first readable file has one."""
     for path in embeddings.files.values():
         with suppress(StoreError):
             is_h5 = path.suffix.lower() in H5_SUFFIXES

@@ -1,4 +1,4 @@
-"""Pictures of predictions, as PNG bytes: drawn off screen, same input, same picture.
+"""Pictures of predictions as PNG bytes, drawn off screen; equal inputs give equal pictures.
 
 Each `draw_` function draws on axes and returns the title and the caption, see `draw_picture`.
 """
@@ -30,18 +30,19 @@ from thinsection.report.values import CLASS_COLORS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Source = TypeVar("Source")  # what a picture is drawn from
-Words = tuple[str, str]  # title of a picture, and what to see in it
+Source = TypeVar("Source")  # data that a picture is drawn from
+Words = tuple[str, str]  # title and caption of a picture
 
 DPI = 120
 SIZE_IN = (5.4, 4.2)  # width, height
-SEED = 0  # seed of the resamples
-TICKS = 6  # times under a survival curve
-LEAST_BENEFIT = -0.1  # treating everybody falls without end
+SEED = 0  # seed of the bootstrap samples
+TICKS = 6  # number of times on the axis of a survival curve
+# lower end of the axis, since the net benefit of treating everybody falls without limit
+LEAST_BENEFIT = -0.1
 
 
 class Picture(NamedTuple):
-    """A PNG with its name, title and what to see in it."""
+    """A PNG with its name, title and caption."""
 
     name: str
     title: str
@@ -49,14 +50,14 @@ class Picture(NamedTuple):
     png: bytes
 
     def for_page(self) -> tuple[str, str, str]:
-        """Title, caption and PNG in base64, as the templates take them."""
+        """Title, caption and PNG in base64, as the HTML templates need them."""
         return self.title, self.caption, base64.b64encode(self.png).decode("ascii")
 
 
 def draw_picture(
     name: str, source: Source, draw: Callable[["Axes", Source], Words]
 ) -> Picture:
-    """Drawn on a figure outside of pyplot's global state."""
+    """Draws a picture on a figure outside of pyplot's global state."""
     with importing("pictures need matplotlib", "probe"):
         from matplotlib.figure import Figure
     figure = Figure(figsize=SIZE_IN, dpi=DPI, layout="constrained")
@@ -66,7 +67,7 @@ def draw_picture(
     if axes.get_legend_handles_labels()[0] and axes.get_legend() is None:
         axes.legend(fontsize=8)
     buffer = io.BytesIO()
-    # without the version in the metadata the bytes depend on the data alone
+    # with a version in the metadata, the bytes would not depend on the data alone
     figure.savefig(
         buffer, format="png", bbox_inches="tight", metadata={"Software": None}
     )
@@ -74,7 +75,7 @@ def draw_picture(
 
 
 def draw_confusion(axes: "Axes", rows: Predictions) -> Words:
-    """Rows are the truth; the shade is the share of the row, the number the count."""
+    """Draws a confusion matrix: rows are the truth, numbers counts, shades row fractions."""
     names = [name if len(name) <= 22 else name[:21] + "…" for name in rows.class_names]
     counts = rows.counts
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -101,23 +102,24 @@ def draw_confusion(axes: "Axes", rows: Predictions) -> Words:
 
 
 class Column(NamedTuple):
-    """A class or label: which rows have it, and the predicted probabilities, (n,) each."""
+    """A class or label: (n,) whether a case has it, and its predicted probabilities."""
 
     name: str
     truth: Flags
     probability: FloatVector
-    rows: IndexArray | None = None  # (n,) of the sampling, where a label is blank
+    # (n,) their rows in the sampling, if the label is blank for some
+    rows: IndexArray | None = None
 
 
 class Columns(NamedTuple):
-    """The data that curves are drawn from."""
+    """Data that curves are drawn from."""
 
     columns: Sequence[Column]
     sampling: Sampling | None  # None: curves without bands
-    ordered: bool = False  # columns are "this class or a higher one"
+    ordered: bool = False  # True if a column means "this class or a higher one"
 
     def drawable(self) -> list[tuple[Column, Sampling | None, str]]:
-        """Columns with both kinds of rows, with their sampling and colour."""
+        """Columns that have positive and negative rows, each with its sampling and colour."""
         drawable = []
         for i, column in enumerate(self.columns):
             if column.truth.all() or not column.truth.any():
@@ -139,7 +141,7 @@ class Columns(NamedTuple):
 
 
 class RiskGroup(TypedDict):
-    """Kaplan-Meier curve of some cases, as JSON holds it."""
+    """Kaplan-Meier curve of a group of cases, as JSON stores it."""
 
     name: str
     cases: int
@@ -148,7 +150,7 @@ class RiskGroup(TypedDict):
     survival: list[float]
     low: list[float]
     high: list[float]
-    at_risk: list[int]  # at the ticks of the axis
+    at_risk: list[int]  # numbers at risk at the ticks of the axis
 
 
 def color_of(index: int) -> str:
@@ -157,7 +159,7 @@ def color_of(index: int) -> str:
 
 
 def class_columns(rows: Predictions) -> list[Column]:
-    """Each class against the rest; of two classes the second alone."""
+    """Each class against the rest; with two classes only the second."""
     assert rows.probability is not None
     names = rows.class_names
     classes = [1] if len(names) == 2 else range(len(names))
@@ -165,7 +167,7 @@ def class_columns(rows: Predictions) -> list[Column]:
 
 
 def _positive_sentence(columns: Columns) -> str:
-    """Says which class counts as positive."""
+    """A sentence on which class counts as positive."""
     if len(columns.columns) == 1:
         return f"Positive class: {columns.columns[0].name}."
     if columns.ordered:
@@ -174,7 +176,7 @@ def _positive_sentence(columns: Columns) -> str:
 
 
 def _pooled_sentence(columns: Columns, *, area: str) -> str:
-    """Says that a curve is drawn from all folds, where its area is not the score."""
+    """A sentence that the curve pools all folds, while the score (`area`) compares within folds."""
     sampling = columns.sampling
     if sampling is None or sampling.fold is None or len(np.unique(sampling.fold)) < 2:
         return ""
@@ -188,7 +190,7 @@ def _pooled_sentence(columns: Columns, *, area: str) -> str:
 
 
 def units_words(columns: Columns) -> str:
-    """Units that vary: '40 patients', without a number where labels are blank for some."""
+    """Number and kind of the units, '40 patients'; only the kind if labels are blank for some."""
     sampling = columns.sampling
     if sampling is None:
         return ""
@@ -207,7 +209,7 @@ def _band_sentence(columns: Columns) -> str:
 
 
 def draw_roc(axes: "Axes", columns: Columns) -> Words:
-    """ROC curves, with bands where rows can be resampled."""
+    """Draws ROC curves, with bands if rows can be resampled."""
     for column, sampling, color in columns.drawable():
         band = roc_band(column.truth, column.probability, sampling, seed=SEED)
         draw_band(axes, band, column.name, color)
@@ -222,7 +224,7 @@ def draw_roc(axes: "Axes", columns: Columns) -> Words:
 
 
 def draw_precision(axes: "Axes", columns: Columns) -> Words:
-    """Curves of precision by recall, with bands where rows can be resampled."""
+    """Draws precision-recall curves, with bands if rows can be resampled."""
     for column, sampling, color in columns.drawable():
         band = precision_band(column.truth, column.probability, sampling, seed=SEED)
         draw_band(axes, band, column.name, color)
@@ -236,13 +238,13 @@ def draw_precision(axes: "Axes", columns: Columns) -> Words:
 
 
 def draw_band(axes: "Axes", band: Band, name: str, color: str) -> None:
-    """Curve with its band."""
+    """Draws a curve with its band."""
     axes.fill_between(band.x, band.low, band.high, color=color, alpha=0.18, linewidth=0)
     axes.plot(band.x, band.y, color=color, label=name, linewidth=1.8)
 
 
 def draw_calibration(axes: "Axes", columns: Columns) -> Words:
-    """Observed frequency by predicted probability, with a resampled interval for each bin."""
+    """Draws observed frequency by predicted probability, with a bootstrap interval for each bin."""
     for column, sampling, color in columns.drawable():
         assert sampling is not None
         band = calibration_band(column.truth, column.probability, sampling, seed=SEED)
@@ -257,7 +259,7 @@ def draw_calibration(axes: "Axes", columns: Columns) -> Words:
 
 
 def bin_words(columns: Columns) -> str:
-    """Whose variance the bars of a calibration curve have, and which bins have none."""
+    """Explains over which units the bars of a calibration curve vary, and which bins have none."""
     if columns.sampling is None:
         return ""
     unit = columns.sampling.unit
@@ -272,7 +274,7 @@ def draw_frequencies(
     label: str | None = None,
     form: str = "o-",
 ) -> None:
-    """Observed by predicted, each with its interval, beside the line of equality."""
+    """Draws observed by predicted values with their intervals, and the diagonal."""
     axes.errorbar(
         bins.x,
         bins.y,
@@ -290,7 +292,7 @@ def draw_frequencies(
 
 
 def draw_decision(axes: "Axes", columns: Columns) -> Words:
-    """Net benefit by threshold probability; treating everybody is dotted, nobody is 0."""
+    """Draws net benefit by threshold probability; the dotted line is for treating everybody."""
     highest = 0.0
     for column, sampling, color in columns.drawable():
         curve = decision_curve(column.truth, column.probability, sampling)
@@ -315,7 +317,7 @@ def draw_decision(axes: "Axes", columns: Columns) -> Words:
 
 
 def draw_values(axes: "Axes", pair: tuple[FloatVector, FloatVector]) -> Words:
-    """Measured (n,) by predicted values (n,)."""
+    """Draws measured (n,) by predicted values (n,)."""
     measured, predicted = pair
     axes.scatter(predicted, measured, s=14, color=CLASS_COLORS[0], linewidths=0)
     ends = [float(np.min(pair)), float(np.max(pair))]
@@ -325,12 +327,12 @@ def draw_values(axes: "Axes", pair: tuple[FloatVector, FloatVector]) -> Words:
 
 
 def draw_risks(axes: "Axes", risks: Risks, *, time_name: str = "") -> Words:
-    """Kaplan-Meier curves of the halves by risk, with the hazard ratio."""
+    """Draws Kaplan-Meier curves of the halves with low and high risk, with the hazard ratio."""
     ticks = round_times(float(risks.time.max()))
     risks = risks.take(risks.first_rows)
     groups = []
     for name, rows in (("lower risk", ~risks.high), ("higher risk", risks.high)):
-        if rows.any():  # else all risks are equal
+        if rows.any():  # otherwise all risks are equal
             groups.append(
                 risk_group(
                     name,
@@ -350,7 +352,7 @@ def draw_risks(axes: "Axes", risks: Risks, *, time_name: str = "") -> Words:
 
 
 def round_times(last: float) -> FloatVector:
-    """Round times from 0 to the last, for the numbers at risk."""
+    """Round times from 0 to the last, at which numbers at risk are shown."""
     rough = last / (TICKS - 1)
     size = 10 ** np.floor(np.log10(rough))
     step = next(size * k for k in (1, 2, 2.5, 5, 10) if size * k >= rough)
@@ -364,7 +366,7 @@ def risk_group(
     patients: Groups,
     ticks: FloatVector,
 ) -> RiskGroup:
-    """Kaplan-Meier curve of a group, with the number at risk at some times."""
+    """Kaplan-Meier curve of a group, with the numbers at risk at the ticks."""
     curve = survival_curve(event, time, patients)
     return {
         "name": name,
@@ -385,7 +387,7 @@ def draw_groups(
     *,
     time_name: str = "",
 ) -> None:
-    """Kaplan-Meier curves with bands, the numbers at risk below; the last group is orange.
+    """Draws Kaplan-Meier curves with bands, numbers at risk below; the last group is orange.
 
     `time_name`: column of the label table with the times.
     """
@@ -419,7 +421,7 @@ def draw_groups(
 def _write_below(
     axes: "Axes", text: str, place: tuple[float, float], row: int, color: str
 ) -> None:
-    """Text below the axis, at a time."""
+    """Writes text below the axis, at a time."""
     axes.annotate(
         text,
         place,
@@ -433,10 +435,10 @@ def _write_below(
 
 
 def _hazard_words(risks: Risks) -> str:
-    """The hazard ratio of the half with the higher risk, in words.
+    """The hazard ratio of the half with the higher risk, as a sentence.
 
-    Of a cross-validation it has no interval. Each two folds test each other's training cases, so
-    that without any signal an interval leaves out 1 in .11 to .20 of cohorts (`bench_coverage`).
+    In a cross-validation it has no interval: any two folds test each other's training cases, and so
+    intervals exclude a ratio of 1 in 11 % to 20 % of cohorts without any signal (`bench_coverage`).
     """
     high = risks.high.astype(np.float64)
     ratio = hazard_ratio(risks.event, risks.time, high, risks.units)

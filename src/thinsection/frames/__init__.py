@@ -1,6 +1,6 @@
-"""Nearest neighbours, structure files and their token frames, and OpenFold3's rescue: all in O(N).
+"""Nearest neighbours, structure files with their token frames, and OpenFold3 patches, all in O(N).
 
-Nothing here knows of slides, and nothing about slides needs this room.
+This package and the packages about slides do not depend on each other.
 """
 
 from thinsection.frames.mmcif import read_structure

@@ -1,6 +1,6 @@
-"""Exact search in blocks of pairs, on any device; nothing Q x P is ever in memory.
+"""Exact search in blocks of pairs, on any device; no Q x P array is ever in memory.
 
-Legend: P points, Q queries; R rows (queries) and C columns (points) of a block.
+Legend: P points, Q queries; R rows (queries) and C columns (points) in a block.
 """
 
 import torch
@@ -11,21 +11,22 @@ from thinsection.errors import BudgetError
 from thinsection.frames.reference import Nearest, NeighborQuery, distances_between
 from thinsection.types import format_bytes
 
-_MAX_COLUMNS = 4096  # points of a block: a row of float32 distances is 16 KiB
-_MAX_PAIRS_CPU = 1 << 17  # a block of 0.5 MiB stays in the cache of a core
+_MAX_COLUMNS = 4096  # points in a block: a row of float32 distances takes 16 KiB
+_MAX_PAIRS_CPU = 1 << 17  # a block of 0.5 MiB fits into the cache of a core
 _MAX_PAIRS_CUDA = 1 << 26
 
 
 def bytes_per_pair(points: Tensor) -> int:
-    """Memory of one pair of a block."""
-    distances = 3 * max(4, points.element_size())  # two arrays, and a copy of tied rows
-    positions = 16  # of tied entries, row and column
+    """Memory for one pair of a block."""
+    # two arrays, and a copy of rows with ties
+    distances = 3 * max(4, points.element_size())
+    positions = 16  # row and column of tied entries
     flags = 2
     return distances + positions + flags
 
 
 def least_block_bytes(points: Tensor) -> int:
-    """Smallest budget that a search can work with: one row of a block."""
+    """Smallest budget for which a search works: one row of a block."""
     return _num_columns(points) * bytes_per_pair(points)
 
 
@@ -36,7 +37,7 @@ def _num_columns(points: Tensor) -> int:
 def in_blocks(
     query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int
 ) -> Nearest:
-    """The k nearest of each query's group. Memory: budget_bytes, at most 4 MiB on a CPU."""
+    """The k nearest points in each query's group. Memory: budget_bytes, at most 4 MiB on a CPU."""
     needed = least_block_bytes(query.points)
     if budget_bytes < needed:
         raise BudgetError(
@@ -54,7 +55,7 @@ def in_blocks(
         for start in range(group_points.start, group_points.stop, num_columns):
             columns = slice(start, min(start + num_columns, group_points.stop))
             found = _nearest_in_block(query, rows, columns, k, eps)
-            # a stable sort: positions of this block are above those so far
+            # a stable sort keeps ties in order: positions in this block are above earlier ones
             distances = torch.cat((best.distances, found.distances), dim=1)
             positions = torch.cat((best.positions, found.positions), dim=1)
             distances, order = torch.sort(distances, dim=1, stable=True)
@@ -66,12 +67,12 @@ def in_blocks(
 
 
 def _row_blocks(query: NeighborQuery, num_rows: int) -> list[tuple[slice, slice]]:
-    """Blocks of queries, each with the range of points that lie in any of their groups."""
+    """Blocks of queries, each with the range of all points in the groups of these queries."""
     num_queries = len(query.queries)
     first_point, last_point = query.ranges()
     starts = range(0, num_queries, num_rows)
     stops = [min(start + num_rows, num_queries) for start in starts]
-    # one transfer for all blocks: each would wait for a GPU
+    # one transfer for all blocks, because each transfer waits for the GPU
     lows = first_point[::num_rows].tolist()
     highs = last_point[[stop - 1 for stop in stops]].tolist()
     return [
@@ -83,12 +84,12 @@ def _row_blocks(query: NeighborQuery, num_rows: int) -> list[tuple[slice, slice]
 def _nearest_in_block(
     query: NeighborQuery, rows: slice, columns: slice, k: int, eps: float
 ) -> Nearest:
-    """The k nearest of these points for each of these queries."""
+    """The k nearest of these points for each query of the block."""
     points = query.points[columns].T.contiguous().T
     distances = distances_between(query.queries[rows, None], points, eps=eps)
     point_group = query.point_group[columns]
     query_group = query.query_group[rows]
-    # ids ascend
+    # ids are in ascending order, so the first and last ones show whether there is one group only
     ends = (point_group[-1], query_group[0], query_group[-1])
     if any(bool(end != point_group[0]) for end in ends):
         other_group = point_group[None, :] != query_group[:, None]
@@ -101,12 +102,12 @@ def _nearest_in_block(
 
 
 def smallest_k(distances: Tensor, k: int) -> Nearest:
-    """Values and columns (R, k) of the smallest entries of (R, C), ascending, lower column first.
+    """Values and columns (R, k) of the smallest entries of each row; ties go to the lower column.
 
-    torch.topk leaves open which of equal values it takes. Where C < k the rest is inf; columns of
-    inf are arbitrary.
+    Values ascend. torch.topk alone does not define which of equal values it takes. If C < k, the
+    remaining values are inf; the columns of inf are arbitrary.
 
-    Memory: a bool per entry, 16 bytes per one that equals its row's k-th.
+    Memory: a bool per entry, and 16 bytes per entry that equals the k-th value of its row.
     """
     num_listed = min(k + 1, distances.shape[1])
     values, columns = torch.topk(distances, num_listed, largest=False, sorted=True)
@@ -123,7 +124,7 @@ def smallest_k(distances: Tensor, k: int) -> Nearest:
 
 
 def _lowest_columns(distances: Tensor, values: Tensor, columns: Tensor) -> Tensor:
-    """Columns (R, k) in order where values tie: the first of those that equal the k-th value."""
+    """Columns (R, k) with ties in order: of entries equal to the k-th value, the first ones."""
     num_rows, k = values.shape
     kth_value = values[:, -1:]
     equals_kth = (distances == kth_value) & kth_value.isfinite()
@@ -131,7 +132,7 @@ def _lowest_columns(distances: Tensor, values: Tensor, columns: Tensor) -> Tenso
     count_of_row = torch.bincount(row, minlength=num_rows)
     first_of_row = count_of_row.cumsum(0) - count_of_row
     rank = torch.arange(row.numel(), device=row.device) - first_of_row[row]
-    # the last slots of a row hold its k-th value
+    # the last slots of a row are for entries that equal its k-th value
     num_slots = (values == kth_value).sum(dim=1)[row]
     is_taken = rank < num_slots
     columns[row[is_taken], (k - num_slots + rank)[is_taken]] = column[is_taken]

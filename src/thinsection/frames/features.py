@@ -1,4 +1,4 @@
-"""Features of tokens and atoms: checks, chains of atoms, where a residue's frame atoms lie.
+"""Features of tokens and atoms: checks, the chain of each atom, and places of frame atoms.
 
 Legend: T tokens, A atoms, `*` batch and sample dimensions.
 """
@@ -27,11 +27,11 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _AMINO_ACIDS = slice(0, 21)
 _RNA = slice(21, 26)
 _DNA = slice(26, 31)
-_TOKENS = 1 << 16  # tokens whose one-hot residue types are converted at a time
+_TOKENS = 1 << 16  # tokens whose one-hot residue types are converted in one step
 
 
 def check_shapes(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> None:
-    """Raise StructureError where keys, dtypes or shapes do not fit; looks at no value."""
+    """Raise StructureError if keys, dtypes or shapes do not fit; values are not looked at."""
     missing = [key for key in KEYS if key not in batch]
     if missing:
         raise StructureError(
@@ -66,13 +66,13 @@ def check_shapes(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> N
 
 
 def _spreads(shape: tuple[int, ...], over: tuple[int, ...]) -> bool:
-    """True where a tensor of the shape expands to the other: its last lengths are those, or 1."""
+    """True if a tensor with this shape expands to `over`: its last lengths are equal or 1."""
     pairs = zip(reversed(shape), reversed(over), strict=False)
     return len(shape) <= len(over) and all(n in (1, m) for n, m in pairs)
 
 
 def expand_features(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The features of `KEYS`, each (*, T) as token_mask, restype (*, T, 32)."""
+    """The features `KEYS`, each expanded to (*, T) as token_mask, restype to (*, T, 32)."""
     tokens = batch["token_mask"].shape
     features = {key: batch[key].expand(tokens) for key in KEYS if key != "restype"}
     features["restype"] = batch["restype"].expand(*tokens, NUM_RESTYPES)
@@ -80,7 +80,7 @@ def expand_features(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_values(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> None:
-    """Raise StructureError for values that make the result meaningless (synchronises a GPU)."""
+    """Raise StructureError if values make the result meaningless (synchronises a GPU)."""
     token_mask = batch["token_mask"]
     num_atoms = x.shape[-2]
     if bool((token_mask[..., 1:] > token_mask[..., :-1]).any()):
@@ -108,7 +108,7 @@ def check_values(batch: Mapping[str, Tensor], x: Tensor, atom_mask: Tensor) -> N
 
 
 def atom_chains(batch: Mapping[str, Tensor], num_atoms: int) -> Tensor:
-    """asym_id of each atom, int64 (*, A); 0 beyond the atoms of a batch element's tokens."""
+    """asym_id of each atom, int64 (*, A); 0 for atoms that belong to no token."""
     counts = _atoms_per_token(batch)
     chains = (batch["asym_id"] * batch["token_mask"]).long()
     atoms = counts.new_zeros((*counts.shape[:-1], num_atoms))
@@ -123,10 +123,10 @@ def _atoms_per_token(batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def backbone_offsets(restype: Tensor) -> tuple[Tensor, Tensor]:
-    """Offsets of frame atoms from a residue's first atom, and whether they exist, int64 (*, T, 6).
+    """Offsets of frame atoms from a residue's first atom, and 0/1 if they exist, int64 (*, T, 6).
 
-    Columns are N, CA, C, C3', C1', C4'; -1 and 0 where the residue type has no such atom. A token
-    without a residue type has 0 and 0.
+    Columns are N, CA, C, C3', C1', C4'. If the residue type has no such atom, the offset is -1 and
+    the other value 0. For a token without a residue type both are 0.
     """
     offsets = torch.full((NUM_RESTYPES, 6), -1.0)
     exists = torch.zeros(NUM_RESTYPES, 6)

@@ -1,4 +1,4 @@
-"""Structures from mmCIF files, by gemmi."""
+"""Reads structures from mmCIF files with gemmi."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import gemmi
 
 _NOT_OBSERVED: Position = (np.nan, np.nan, np.nan)
-_UNKNOWN = 20  # residue type of what is not in `_STANDARD`
-_SELENOMETHIONINE = "MSE"  # AlphaFold 3 reads it as MET
-# OpenFold3 has no slot for them in a standard residue
+_UNKNOWN = 20  # residue type of residues that `_STANDARD` does not have
+_SELENOMETHIONINE = "MSE"  # AlphaFold 3 reads selenomethionine as methionine
+# terminal atoms, for which OpenFold3 has no slot in a standard residue
 _TERMINAL = {PROTEIN: "OXT", RNA: "OP3", DNA: "OP3"}
 
 
-# words of `_chem_comp.type`, the first that it contains decides
+# words in `_chem_comp.type`; the first of these that it contains decides
 _KINDS = (
     ("SACCHARIDE", ATOM),
     ("PEPTIDE", PROTEIN),
@@ -39,7 +39,7 @@ _KINDS = (
 
 
 class _Template(NamedTuple):
-    """A standard residue: one token, whose slots begin with these atoms."""
+    """A standard residue: it is one token, and its slots begin with these atoms."""
 
     restype: int
     atoms: tuple[str, ...]
@@ -65,18 +65,18 @@ _STANDARD = _standard_residues()
 
 
 def read_structure(path: Path, *, assembly: str | None = None) -> Structure:
-    """Tokens and atoms of the first model, as OpenFold3 makes them: no water, no hydrogen.
+    """Tokens and atoms of the first model, as in OpenFold3, without water and hydrogen.
 
-    Of several data blocks the first with atoms is read, of repeated atoms the first, of
-    alternatives the likeliest; `notes` name the parts that were left out.
+    The first data block with atoms is read. Of repeated atoms the first is used, and of alternative
+    locations the most likely; `notes` name what was left out.
 
-    A standard residue of a polymer (20 amino acids and UNK, 10 nucleotides) is one token; every
-    atom of another residue, of a ligand, of an ion, and of a residue with a bond to something
-    else than its neighbours, is a token of its own. Unobserved residues make none.
+    A standard residue of a polymer (20 amino acids and UNK, 10 nucleotides) is one token. Elsewhere
+    every atom is a token of its own: in other residues, ligands and ions, and in a residue that is
+    bonded to something other than its neighbours. Unobserved residues have no tokens.
 
     Args:
         path: .cif or .cif.gz.
-        assembly: name of a biological assembly of the file to build; None: atoms as deposited.
+        assembly: name of the biological assembly to build; None: atoms as deposited.
 
     Memory: gemmi's model (about 150 bytes an atom) and 30 bytes per atom, 20 per token of ours.
     Raises StructureError: no mmCIF, no atoms, no such assembly; MissingDependencyError: no gemmi.
@@ -127,7 +127,7 @@ class _Token(NamedTuple):
 def _tokenised(
     model: "gemmi.Structure", block: "gemmi.cif.Block", path: Path
 ) -> Structure:
-    """Every residue of the model but water; names and chains are numbered as they come."""
+    """Tokens of all residues except water; names and chains are numbered as they appear."""
     residues, notes = read_residues(model[0])
     kind_of_chain = chain_kinds(block, residues)
     polymers = {chain for chain, kind in kind_of_chain.items() if kind != ATOM}
@@ -186,21 +186,21 @@ def _tokenised(
 
 
 def _template(residue_name: str) -> _Template | None:
-    """Template of a standard residue; None where it is another."""
+    """Template of a standard residue; None for other residues."""
     return _STANDARD.get("MET" if residue_name == _SELENOMETHIONINE else residue_name)
 
 
 def _without_terminal_atoms(
     residues: Sequence[Residue], kind_of_chain: Mapping[str, int]
 ) -> dict[ResidueKey, list[str]]:
-    """Atoms of the standard residues at the ends of polymers that had one more than others."""
+    """Atoms of terminal standard residues that have an extra terminal atom, without that atom."""
     ends: dict[str, Residue] = {}
     for residue in residues:
         kind = kind_of_chain[residue.chain]
         if kind == PROTEIN:
-            ends[residue.chain] = residue  # the last
+            ends[residue.chain] = residue  # the last residue
         elif kind != ATOM:
-            ends.setdefault(residue.chain, residue)  # the first
+            ends.setdefault(residue.chain, residue)  # the first residue
     atoms = {}
     for chain, residue in ends.items():
         terminal = _TERMINAL[kind_of_chain[chain]]
@@ -212,7 +212,7 @@ def _without_terminal_atoms(
 def _assembled(
     whole: Structure, model: "gemmi.Structure", name: str, path: Path
 ) -> Structure:
-    """The biological assembly of that name, of copies of the chains as deposited."""
+    """The biological assembly with this name, made of copies of the deposited chains."""
     assemblies = {assembly.name: assembly for assembly in model.assemblies}
     if name not in assemblies:
         raise StructureError(
@@ -242,9 +242,9 @@ def chain_kinds(
 ) -> dict[str, int]:
     """PROTEIN, RNA, DNA or ATOM of each chain.
 
-    A chain of one observed residue is no polymer. In others each atom votes with the type of its
-    residue in the file's `_chem_comp`; of equal votes the first of these kinds counts. gemmi knows
-    the types of usual residues where a file does not state them.
+    A chain with one observed residue is not a polymer. In other chains, each atom votes for the
+    type of its residue in the file's `_chem_comp`; with equal votes, the first of these kinds wins.
+    If the file does not state a type, gemmi's table of common residues does.
 
     Source: the molecule types of OpenFold3 0.5.0.
     """
@@ -268,7 +268,7 @@ def chain_kinds(
 
 
 def _tabulated_kind(residue_name: str) -> int:
-    """Kind of a residue by gemmi's table of usual ones."""
+    """Kind of a residue in gemmi's table of common residues."""
     import gemmi
 
     info = gemmi.find_tabulated_residue(residue_name)

@@ -1,6 +1,6 @@
-"""Nearest neighbours: arguments are checked, a search is chosen once, its result is put in place.
+"""Nearest neighbours: checks the arguments, chooses one search, and orders its result.
 
-Legend: B batch elements, N points and Q queries of each, D dimensions (2 or 3).
+Legend: B batch elements with N points and Q queries each, D dimensions (2 or 3).
 """
 
 import math
@@ -30,9 +30,9 @@ Impl = Literal["auto", "blocks", "kdtree", "reference"]
 Array = Tensor | npt.NDArray[Any]
 Groups = Array | tuple[Array, Array] | None
 
-_ROWS = 1 << 14  # rows put in place at a time, to keep the temporaries small
+_ROWS = 1 << 14  # rows reordered in one step, to keep temporary arrays small
 
-# measured on one core (benchmarks/bench_neighbors.py); only their ratio decides
+# measured on one core (benchmarks/bench_neighbors.py); only the ratio of both numbers matters
 _SECONDS_PER_PAIR = 4e-9
 _SECONDS_PER_TREE_POINT = 4e-7
 _SECONDS_PER_QUERY_AND_NEIGHBOR = 3e-7
@@ -45,7 +45,7 @@ _SEARCHES = {
 
 
 class Neighbors(NamedTuple):
-    """Neighbours (..., Q, k) of each query, nearest first; NumPy or torch, as the points were."""
+    """Neighbours (..., Q, k) of each query, nearest first; NumPy or torch, like the points."""
 
     distances: Any
     indices: (
@@ -55,7 +55,7 @@ class Neighbors(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SearchChoice:
-    """An implementation by name and why it was taken."""
+    """Name of an implementation, and why it was chosen."""
 
     impl: str
     reason: str
@@ -63,7 +63,7 @@ class SearchChoice:
     def search(
         self, query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int
     ) -> Nearest:
-        """The k nearest of each query by this implementation."""
+        """The k nearest points of each query, with this implementation."""
         return _SEARCHES[self.impl](query, k, eps=eps, budget_bytes=budget_bytes)
 
 
@@ -77,27 +77,29 @@ def nearest_neighbors(
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
     impl: Impl = "auto",
 ) -> Neighbors:
-    """The k nearest points of each query: exact, the same whatever the implementation and block.
+    """The k nearest points of each query: exact, the same for all implementations and block sizes.
 
-    Distances are formed from differences, in the points' dtype (integers in float64, half types in
-    float32); ties go to the lower index. No gradient flows. The result is like `points`.
+    Distances are computed from differences, in the points' dtype (integers in float64, half types
+    in float32). Ties go to the lower index. There are no gradients. The result has the type of
+    `points`.
 
     Args:
         points: (..., N, 2 or 3), NumPy or torch, on any device; masked ones may be NaN.
-        queries: (..., Q, 2 or 3), the same kind; None takes every point, itself left out.
-        k: neighbours wanted, 1 <= k <= N.
-        mask: (..., N) bool or 0/1, True = present. An absent point is no neighbour and, as a query
-            of its own, has none.
-        group: (..., N) integer ids, only the same id is a neighbour; with `queries` a pair of ids,
-            (of the points, of the queries).
-        budget_bytes: bound on the memory beyond arguments, their sorted copy and the result.
+        queries: (..., Q, 2 or 3), same type; None: each point is a query, and not its own
+            neighbour.
+        k: number of neighbours, 1 <= k <= N.
+        mask: (..., N) bool or 0/1, True = present. An absent point is no neighbour, and has none if
+            it is a query.
+        group: (..., N) integer ids; only points with the query's id are neighbours. With `queries`,
+            a pair of ids (of the points, of the queries).
+        budget_bytes: limit for the memory beyond arguments, their sorted copy and the result.
         impl: 'blocks' (any device), 'kdtree' (scipy, CPU), 'reference' (all pairs) or 'auto', which
-            decides once from the sizes; `explain` says what it takes.
+            decides from the sizes alone; `explain` returns its choice.
 
     Memory: N * (D * itemsize + 24) for the sorted copy, N * k * 16 for the result and as much for
         its unsorted form, plus budget_bytes at most.
     Raises InvalidInputError: shapes, dtypes, k or non-finite coordinates of present points;
-    BudgetError: the implementation asked for does not fit into the budget.
+    BudgetError: the budget is too small for the requested implementation.
     """
     flat = flat_query(points, queries, k, mask, group)
     choice = choose(flat.query, k, impl=impl, budget_bytes=budget_bytes)
@@ -114,7 +116,7 @@ def explain(
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
     impl: Impl = "auto",
 ) -> SearchChoice:
-    """The implementation that `nearest_neighbors` takes for these arguments, and why; no search."""
+    """The implementation that `nearest_neighbors` would choose, and why, without a search."""
     query = flat_query(points, queries, k, mask, group).query
     return choose(query, k, impl=impl, budget_bytes=budget_bytes)
 
@@ -122,7 +124,7 @@ def explain(
 def choose(
     query: NeighborQuery, k: int, *, impl: str, budget_bytes: int
 ) -> SearchChoice:
-    """The implementation for this query; never replaced later, whatever happens."""
+    """Chooses the implementation for a query; it is not replaced later by another one."""
     if impl not in get_args(Impl):
         names = get_args(Impl)
         raise InvalidInputError(
@@ -159,19 +161,19 @@ def choose(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatQuery:
-    """The search over all batch elements and groups at once, and the way back from its result."""
+    """One search over all batch elements and groups, and how to order its result."""
 
     query: NeighborQuery
     point_order: (
         Tensor  # flat index of each point of the query, over batches of num_points
     )
-    query_order: Tensor  # row of the result of each query of the query
+    query_order: Tensor  # result row of each query in `query`
     num_points: int
     query_shape: tuple[int, ...]
     is_numpy: bool
 
     def in_place(self, nearest: Nearest) -> Neighbors:
-        """The result in the order of the arguments; absent queries have no neighbour."""
+        """The result in the order of the arguments; absent queries have no neighbours."""
         k = nearest.positions.shape[1]
         shape = (math.prod(self.query_shape), k)
         distances = nearest.distances.new_full(shape, torch.inf)
@@ -194,7 +196,7 @@ class FlatQuery:
 def flat_query(
     points: Array, queries: Array | None, k: int, mask: Array | None, group: Groups
 ) -> FlatQuery:
-    """Arguments of `nearest_neighbors`, checked, as one query."""
+    """Checks the arguments of `nearest_neighbors`, and makes one query of them."""
     point_places = _coordinates(points, "points")
     shape = tuple(point_places.shape[:-1])
     num_points, num_dims = point_places.shape[-2:]
@@ -297,7 +299,7 @@ def _check_like_points(queries: Tensor, points: Tensor) -> None:
 def _group_ids(
     group: Groups, shapes: tuple[tuple[int, ...], tuple[int, ...]], device: torch.device
 ) -> list[Tensor]:
-    """Ids of the points and, where there are queries, of these; empty without groups."""
+    """Ids of the points and, if there are separate queries, of the queries; [] without groups."""
     if group is None:
         return []
     arrays = group if isinstance(group, tuple) else (group,)
@@ -328,7 +330,7 @@ def _dense_groups(
     ids: list[Tensor],
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """One id per pair (batch element, group), for points (B*N,) and queries (B*Q,)."""
+    """One id for each pair (batch element, group), for points (B*N,) and queries (B*Q,)."""
     batch = torch.arange(math.prod(shape[:-1]), device=device)
     point_batch = batch.repeat_interleave(shape[-1])
     query_batch = batch.repeat_interleave(query_shape[-1])
@@ -345,7 +347,7 @@ def _dense_groups(
 
 
 def _check_finite(coordinates: Tensor, mask: Tensor | None, name: str) -> None:
-    # squares and their sum stay finite
+    # within this limit, squares and their sum stay finite
     limit = torch.finfo(coordinates.dtype).max ** 0.5 / 1e3
     is_wrong = ~(coordinates.abs() <= limit).all(dim=-1)
     if mask is not None:

@@ -1,4 +1,4 @@
-"""OpenFold3's work on all pairs of atoms replaced by ours while a block runs."""
+"""Replaces OpenFold3's computations over all pairs of atoms by ours while a block runs."""
 
 import importlib
 import inspect
@@ -19,18 +19,18 @@ from thinsection.frames.openfold3_pairs import (
 )
 from thinsection.frames.token_frames import FrameOptions, token_frame_atoms
 
-VERSIONS = ("0.4.5", "0.5.0")  # whose functions were compared with ours
+VERSIONS = ("0.4.5", "0.5.0")  # versions whose functions were compared with ours
 Function = Callable[..., object]
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A function of OpenFold3, and ours in its place."""
+    """A function of OpenFold3, and our replacement."""
 
     module: str
     name: str
-    parameters: str  # of the original, with their defaults
-    replacement: Function  # takes `options` and the original's arguments by name
+    parameters: str  # parameters of the original, with their defaults
+    replacement: Function  # takes `options`, and the original's arguments by name
     versions: tuple[str, ...] = VERSIONS
 
 
@@ -79,27 +79,29 @@ _TARGETS = (
         "all_atom_plddt_loss",
         "batch, x, logits, no_bins, bin_min, bin_max, eps, kwargs",
         plddt_loss,
-        versions=("0.5.0",),  # 0.4.5 has other bins
+        versions=("0.5.0",),  # the bins of 0.4.5 differ
     ),
 )
 
 
-# name of a function, the original, and ours bound to its arguments
+# name of a function, the original function, and our function with its options
 _Swap = tuple[str, Function, Function]
 
 
 @contextmanager
 def openfold3(options: FrameOptions | None = None) -> Iterator[None]:
-    """OpenFold3's work on all pairs of atoms, in O(N_atom) memory, inside the installed package.
+    """Replaces OpenFold3's computations over all pairs of atoms by ours in O(N_atom) memory.
 
-    Frames of tokens, clashes, the losses of pLDDT, smooth lDDT and bonds, the lDDT of a complex.
-    Every module of openfold3 that holds an original function gets ours, also one that is imported
-    within the block; all get the original back. Process-wide, not for concurrent use by threads.
-    FrameOptions(impl='rows') keeps the original's choice among equal distances; its budget_bytes
-    bounds each search. 0.4.5, whose lDDT has other bins, keeps its own lDDT.
+    Replaced are token frames, clashes, the losses for pLDDT, smooth lDDT and bonds, and the lDDT of
+    a complex. Every openfold3 module that holds an original function gets ours, also modules that
+    are imported within the block; after the block all get the original back. This affects the whole
+    process, so threads must not use it concurrently. FrameOptions(impl='rows') chooses among equal
+    distances as the original does; its budget_bytes limits each search. For 0.4.5, whose lDDT has
+    other bins, its own lDDT is kept.
 
-    Raises MissingDependencyError: openfold3 is not installed; RescueError: another version or
-    signature than was compared, or already replaced; or a block without one call of ours.
+    Raises MissingDependencyError: openfold3 is not installed; RescueError: version or signature
+        were not compared, functions are replaced already, or the block made no call of our
+        functions.
     """
     calls: list[str] = []
     swaps = _recognised_swaps(options or FrameOptions(), calls)
@@ -118,7 +120,7 @@ def openfold3(options: FrameOptions | None = None) -> Iterator[None]:
 
 
 def _recognised_swaps(options: FrameOptions, calls: list[str]) -> list[_Swap]:
-    """Swaps for the installed version, if its functions are known; else errors of `openfold3`."""
+    """Replacements for the installed version. Raises the errors of `openfold3` if it is unknown."""
     try:
         installed = version("openfold3")
     except PackageNotFoundError:
@@ -140,7 +142,7 @@ def _recognised_swaps(options: FrameOptions, calls: list[str]) -> list[_Swap]:
 
 
 def _original(target: _Target) -> Function:
-    """The original function. Raises RescueError: it is replaced, or takes other parameters."""
+    """The original function. Raises RescueError: replaced already, or its parameters differ."""
     module = importlib.import_module(target.module)
     function: Function | None = getattr(module, target.name, None)
     if function is None or function.__module__ != target.module:
@@ -166,7 +168,7 @@ def _bound(
     options: FrameOptions,
     calls: list[str],
 ) -> Function:
-    """Our function, called as the original is."""
+    """Our function with its options set, so that it is called like the original."""
 
     def call(*args: object, **kwargs: object) -> object:
         calls.append(target.name)
@@ -178,7 +180,7 @@ def _bound(
 
 
 def _replace_everywhere(name: str, old: Function, new: Function) -> None:
-    """Put `new` in place of `old` in every module of openfold3 that holds it."""
+    """Put `new` in place of `old` in every openfold3 module that holds it."""
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] != "openfold3":
             continue

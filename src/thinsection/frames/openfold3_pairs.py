@@ -1,10 +1,11 @@
-"""OpenFold3's losses and metrics that compare all pairs of atoms, of near pairs alone.
+"""OpenFold3's losses and metrics over pairs of atoms, computed from near pairs only.
 
-Arguments, by name, and results are those of OpenFold3 0.5 (Apache-2.0). The losses of bonds and of
-the smooth lDDT give the originals' gradients to positions; the others only compare distances with
-thresholds, as the originals, and give none. Sums of pairs are formed in float64.
+Names of arguments and results are those of OpenFold3 0.5 (Apache-2.0). The bond loss and the
+smooth lDDT loss have the same gradients with respect to positions as the originals. The others
+compare distances with thresholds, so, like the originals, they have no gradients. Sums over pairs
+are computed in float64.
 
-Legend: T tokens, A atoms, S samples, `*` batch and sample dimensions; i, j atoms of each pair.
+Legend: T tokens, A atoms, S samples, `*` batch and sample dimensions; i, j the atoms of a pair.
 """
 
 import importlib
@@ -22,10 +23,10 @@ from thinsection.frames.reference import distances_between
 from thinsection.frames.token_frames import FrameOptions
 from thinsection.frames.tree import pairs_within
 
-# of OpenFold3: tensors, and the mapping 'ground_truth' of tensors
+# OpenFold3's batch: tensors, and a mapping 'ground_truth' of tensors
 Batch = Mapping[str, Any]
-_THRESHOLDS = (0.5, 1, 2, 4)  # of lDDT, Å
-_PROTEIN_RADIUS = 15  # of lDDT, Å
+_THRESHOLDS = (0.5, 1, 2, 4)  # thresholds of lDDT, Å
+_PROTEIN_RADIUS = 15  # radius for lDDT, Å
 _NUCLEIC_RADIUS = 30
 
 
@@ -41,7 +42,7 @@ def has_clash(
     violation_abs: float,
     violation_frac: float,
 ) -> Tensor:
-    """1.0 for each sample (S,) in which two polymer chains clash. Memory: O(A), 8 bytes a pair."""
+    """1.0 for samples (S,) in which two polymer chains clash. Memory: O(A), 8 bytes per pair."""
     chains, chain = torch.unique(asym_id, return_inverse=True)
     num_chains = len(chains)
     chain_is_polymer = torch.ones_like(chains, dtype=torch.bool)
@@ -77,7 +78,7 @@ def plddt_loss(
     kwargs: Mapping[str, object],
 ) -> Tensor:
     """Loss (*,) of the predicted lDDT. Memory: budget_bytes and O(A)."""
-    del kwargs  # the original takes them and leaves them alone
+    del kwargs  # unused in the original too
     confidence = importlib.import_module("openfold3.core.loss.confidence")
     lddt = _atom_lddt(batch, x, eps, options)
     bin_size = (bin_max - bin_min) / no_bins
@@ -93,7 +94,7 @@ def plddt_loss(
 
 @torch.no_grad()
 def _atom_lddt(batch: Batch, x: Tensor, eps: float, options: FrameOptions) -> Tensor:
-    """lDDT of each atom (*, A) to the CA and C1' atoms within the radius of their kind."""
+    """lDDT of each atom (*, A), from CA and C1' atoms that are within the radius of their kind."""
     lead = x.shape[:-1]
     truth, resolved = _ground_truth(batch, x)
     is_resolved = resolved.bool()
@@ -120,26 +121,26 @@ def _atom_lddt(batch: Batch, x: Tensor, eps: float, options: FrameOptions) -> Te
 
 
 def _ground_truth(batch: Batch, x: Tensor) -> tuple[Tensor, Tensor]:
-    """True positions of the atoms of x, and 0/1 (*, A) whether they were resolved."""
+    """True positions of the atoms of x, and (*, A) 0/1 whether they were resolved."""
     truth = batch["ground_truth"]["atom_positions"].expand(x.shape)
     resolved = batch["ground_truth"]["atom_resolved_mask"].expand(x.shape[:-1])
     return truth, resolved
 
 
 def _is_frame_atom(batch: Batch, is_kind: Tensor, column: int, x: Tensor) -> Tensor:
-    """Atoms (*, A) that are the frame atom of `backbone_offsets`' column of tokens of a kind."""
+    """(*, A) True for frame atoms in this column of `backbone_offsets`, for tokens of one kind."""
     offsets, exists = backbone_offsets(batch["restype"])
     num_atoms = x.shape[-2]
     has_atom = (is_kind * (1 - batch["is_atomized"]) * exists[..., column]).bool()
     atom = batch["start_atom_index"].long() + offsets[..., column]
-    # one more place takes the marks of the tokens without such an atom
+    # the extra last place takes the marks of tokens without this atom
     marks = x.new_zeros(*has_atom.shape[:-1], num_atoms + 1)
     marks.scatter_(-1, torch.where(has_atom, atom, num_atoms), 1)
     return marks[..., :-1].bool()
 
 
 class _KnownGradient(torch.autograd.Function):
-    """A value of x whose gradient is known already."""
+    """Returns a value that depends on x, together with its gradient, which is already known."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
@@ -148,7 +149,7 @@ class _KnownGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: BackwardCFunction, d_value: Tensor) -> tuple[Tensor, None, None]:
-        # gradients are recorded here under create_graph alone
+        # here gradients are recorded only if create_graph is set
         if torch.is_grad_enabled():
             raise RescueError(
                 "smooth_lddt_loss must be differentiated only once in the rescue, got "
@@ -203,11 +204,12 @@ def _near_pairs(
     eps: float,
     options: FrameOptions,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Blocks of pairs of an atom of rows and another of columns, nearer than the radius.
+    """Blocks of pairs of different atoms, from `rows` and `columns`, closer than the radius.
 
     Yields both atoms of each pair and their true distance.
     """
-    # a gradient keeps what is made of the pairs
+    # autograd keeps arrays that are computed from the pairs, so a block gets a quarter of the
+    # budget
     budget_bytes = options.budget_bytes // 4
     for row, column in pairs_within(
         truth[columns], truth[rows], radius, budget_bytes=budget_bytes
@@ -226,7 +228,7 @@ def _distances(x: Tensor, i: Tensor, j: Tensor, eps: float) -> Tensor:
 def _smooth_hits(
     x: Tensor, i: Tensor, j: Tensor, true_distance: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Sum of the smooth hits of pairs, and its gradient to x."""
+    """Sum of the smooth lDDT hits of pairs, and its gradient with respect to x."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         error = (true_distance - _distances(leaf, i, j, eps)).abs()
@@ -236,7 +238,7 @@ def _smooth_hits(
 
 
 def _per_atom(batch: Batch, token_feature: Tensor, x: Tensor) -> Tensor:
-    """A feature of tokens for each atom of x, (*, A)."""
+    """Values (*, A) of a token feature for the atoms of x."""
     atomize_utils = importlib.import_module("openfold3.core.utils.atomize_utils")
     atoms: Tensor = atomize_utils.broadcast_token_feat_to_atoms(
         batch["token_mask"], batch["num_atoms_per_token"], token_feature
@@ -245,7 +247,7 @@ def _per_atom(batch: Batch, token_feature: Tensor, x: Tensor) -> Tensor:
 
 
 def bond_loss(options: FrameOptions, *, x: Tensor, batch: Batch, eps: float) -> Tensor:
-    """Loss (*,) of bonds of ligands to polymers. Memory: O(A) and that of the bonded pairs."""
+    """Loss (*,) for bonds between ligands and polymers. Memory: O(A) and the bonded pairs."""
     lead = x.shape[:-2]
     truth, resolved = _ground_truth(batch, x)
     num_tokens = batch["token_mask"].shape[-1]
@@ -270,7 +272,7 @@ def bond_loss(options: FrameOptions, *, x: Tensor, batch: Batch, eps: float) -> 
 
 
 def _atom_pairs(sizes: Tensor, row: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-    """Every pair (atom of row's token, atom of column's), tokens having sizes atoms in order."""
+    """All pairs (atom of token `row`, atom of token `column`); `sizes`: atoms per token."""
     first_atom = torch.cumsum(sizes, 0) - sizes
     counts = sizes[row] * sizes[column]
     first_pair = torch.cumsum(counts, 0) - counts
@@ -329,7 +331,7 @@ def interface_clash(
     threshold: float,
     eps: float,
 ) -> Tensor | None:
-    """Mean overlap (*,) of two molecules' atoms. Memory: budget_bytes and O(A)."""
+    """Mean overlap (*,) of the atoms of two molecules. Memory: budget_bytes and O(A)."""
     protein = pred_protein
     substrate = pred_substrate
     protein_weight = all_atom_mask_protein.expand(protein.shape[:-1]).double()

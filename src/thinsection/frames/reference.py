@@ -1,9 +1,9 @@
-"""The executable specification: a flat query, its search over every pair, the distances of all.
+"""Reference implementation: a flat query, a search over every pair, and the distances.
 
-|a|^2 + |b|^2 - 2ab loses the digits that decide which of two near points is nearer, so distances
-are d = sqrt(((eps + dx*dx) + (eps + dy*dy)) + (eps + dz*dz)), each operation rounded to the
-coordinates' dtype; bfloat16 and float16 terms are summed in float32 and rounded once, as torch.sum
-does. Every implementation takes its distances from here, so that they agree to the bit.
+|a|^2 + |b|^2 - 2ab loses the digits that decide which of two close points is nearer. Therefore
+distances are d = sqrt(((eps + dx*dx) + (eps + dy*dy)) + (eps + dz*dz)), with each operation rounded
+to the dtype of the coordinates; terms in bfloat16 and float16 are summed in float32 and rounded
+once, as in torch.sum. All implementations use these distances, so that they agree to the bit.
 
 Legend: P present points, Q queries, D dimensions (2 or 3), over all batch elements.
 """
@@ -18,14 +18,14 @@ from thinsection.errors import BudgetError
 from thinsection.types import format_bytes
 
 _HALF_DTYPES = (torch.bfloat16, torch.float16)
-NO_SELF = -1  # stands for a query that is none of the points
+NO_SELF = -1  # for a query that is not one of the points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighborQuery:
-    """Queries and points in the order of their groups; within a group in the order given.
+    """Queries and points, sorted by group; within a group their order is kept.
 
-    A *group* is a pair (batch element, the caller's group id): no search sees a special case.
+    A *group* is a pair (batch element, the caller's group id), so searches need no special cases.
     """
 
     points: Tensor  # (P, D) coordinates of the present points
@@ -45,7 +45,7 @@ class NeighborQuery:
         return first, last
 
     def rows(self, index: Tensor) -> "NeighborQuery":
-        """The same points with some of the queries; `index` is ascending."""
+        """The same points with only some of the queries; `index` is ascending."""
         return replace(
             self,
             queries=self.queries[index],
@@ -55,14 +55,15 @@ class NeighborQuery:
 
 
 class Nearest(NamedTuple):
-    """Neighbours (Q, k) of every query: distance ascending, ties to the lower position."""
+    """Neighbours (Q, k) of every query, in ascending distance; ties go to the lower position."""
 
     distances: Tensor
-    positions: Tensor  # int64 into `NeighborQuery.points`; without a further neighbour -1, at inf
+    # int64 into `NeighborQuery.points`; -1, at inf, if there are no more neighbours
+    positions: Tensor
 
     @classmethod
     def none_yet(cls, query: NeighborQuery, k: int) -> "Nearest":
-        """No neighbour for any query; distances in float32 or wider."""
+        """Empty result: no neighbours for any query; distances in float32 or wider."""
         shape = (len(query.queries), k)
         dtype = torch.promote_types(query.points.dtype, torch.float32)
         distances = query.points.new_full(shape, torch.inf, dtype=dtype)
@@ -70,16 +71,16 @@ class Nearest(NamedTuple):
 
 
 def order_by_group(group: Tensor) -> Tensor:
-    """Positions that bring `group` (n,) into ascending order, equal ids in the order given."""
+    """Positions that sort `group` (n,) in ascending order; equal ids keep their order."""
     if group.numel() < 2 or bool((group[1:] >= group[:-1]).all()):
         return torch.arange(group.numel(), device=group.device)
     return torch.sort(group, stable=True).indices
 
 
 def distances_between(a: Tensor, b: Tensor, *, eps: float = 0.0) -> Tensor:
-    """Distances of broadcast coordinates (..., D), D >= 2: all pairs are of (R, 1, D) and (C, D).
+    """Distances of broadcast coordinates (..., D), D >= 2; (R, 1, D) and (C, D) give all pairs.
 
-    Half types come back as float32.
+    For half types the result is float32.
 
     Memory: two arrays of the result's size.
     """
@@ -99,16 +100,16 @@ def distances_between(a: Tensor, b: Tensor, *, eps: float = 0.0) -> Tensor:
 
 
 def relative_error(dtype: torch.dtype) -> float:
-    """Bound on the relative rounding error of a distance of this module."""
-    # six roundings of the square (difference twice, square, eps, two sums) halve under the root,
-    # and the root rounds once more: 4 units of half an epsilon; doubled for safety
+    """Bound on the relative rounding error of the distances in this module."""
+    # the square has six roundings (difference twice, square, eps, two sums), which the root halves,
+    # and the root rounds once more: 4 units of half an epsilon, doubled for safety
     return 4 * torch.finfo(dtype).eps
 
 
 def search(
     query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int
 ) -> Nearest:
-    """The k nearest of each query's group. Memory: Q P (2 D + 6) numbers, within the budget."""
+    """The k nearest points in each query's group. Memory: Q P (2 D + 6) numbers, in the budget."""
     num_queries = len(query.queries)
     num_points, num_dims = query.points.shape
     numbers = num_queries * num_points * (2 * num_dims + 6)

@@ -1,8 +1,8 @@
-"""Residues of an mmCIF file, and the bonds that make residues into single atoms.
+"""Residues of an mmCIF file, and the bonds that turn residues into single-atom tokens.
 
-Of each residue the likeliest alternative is read, its heavy atoms, each atom once. A standard
-residue that is bonded to something else than its neighbours in the chain, such as a glycosylated
-asparagine, is no longer one token: AlphaFold 3 gives each of its atoms one.
+Of each residue, the most likely alternative is read: its heavy atoms, each of them once. A standard
+residue that is bonded to something other than its neighbours in the chain, such as a glycosylated
+asparagine, is not one token: in AlphaFold 3 each of its atoms is a token.
 """
 
 import math
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Position = tuple[float, float, float]  # Å
 ResidueKey = tuple[str, int, str, str]
-LONGEST = 2.4  # Å; a longer bond is none
+LONGEST = 2.4  # Å; a longer distance is not a bond
 _DATIVE = "metalc"
 _COVALENT = (
     "covale",
@@ -27,11 +27,11 @@ _COVALENT = (
     "modres",
     "modres_link",
 )
-_IDENTITY = "1_555"  # symmetry operation that leaves an atom where it is
+_IDENTITY = "1_555"  # symmetry operation that does not move an atom
 # atoms that link the residues of a chain
 _PEPTIDE = frozenset(("N", "C"))
 _PHOSPHODIESTER = frozenset(("P", "O3'", "O5'"))
-# columns of an end of a bond in `_struct_conn`
+# columns of `_struct_conn` for one end of a bond
 _END_COLUMNS = (
     "ptnr{}_label_asym_id",
     "?ptnr{}_auth_seq_id",
@@ -45,10 +45,10 @@ _END_COLUMNS = (
 
 
 class PlacedAtom(NamedTuple):
-    """An atom of the chosen alternative."""
+    """An atom of the alternative that was chosen."""
 
     position: Position
-    altloc: str  # letter of its alternative; '' where the file has only one
+    altloc: str  # letter of the alternative; '' if there is only one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +57,12 @@ class Residue:
 
     chain: str  # label_asym_id
     name: str
-    number: int  # author's
-    insertion: str  # author's insertion code, '' without one
-    # number in the polymer's sequence; the author's for what is in none
+    number: int  # the author's residue number
+    insertion: str  # the author's insertion code; '' if there is none
+    # number in the polymer's sequence; outside of polymers the author's number
     sequence_number: int
-    atoms: Mapping[str, PlacedAtom]  # heavy, by name, in file order
-    num_atoms: int  # with hydrogens
+    atoms: Mapping[str, PlacedAtom]  # heavy atoms by name, in file order
+    num_atoms: int  # number of atoms, hydrogens included
     order: int  # serial number of its first atom
 
     @property
@@ -72,12 +72,13 @@ class Residue:
 
 
 def read_residues(model: "gemmi.Model") -> tuple[list[Residue], tuple[str, ...]]:
-    """Residues but water, in file order, and notes on what was left out.
+    """Residues except water, in file order, and notes on what was left out.
 
-    Of the alternatives at one place that letter counts whose atoms have the highest sum of
-    occupancies, then the first; so of several residues at one place (microheterogeneity) one is
-    left. A chain that comes again in the file may repeat residues or bring the rest of one: their
-    atoms are put together, and of atoms of the same name and alternative the first counts.
+    Of the alternatives at one place, the one whose atoms have the highest sum of occupancies is
+    used, with ties the first letter. So of several residues at one place (microheterogeneity) one
+    is left.
+    A chain that appears again in the file may repeat residues or complete one: their atoms are put
+    together, and of atoms with the same name and alternative the first is used.
     """
     repeated: list[str] = []
     others: list[str] = []
@@ -92,7 +93,7 @@ def read_residues(model: "gemmi.Model") -> tuple[list[Residue], tuple[str, ...]]
             for atom in atoms:
                 if atom.altloc != "\0":
                     occupancies[atom.altloc] += atom.occ
-        # of equal ones the first letter; '' without alternatives
+        # with equal sums the first letter; '' if there are no alternatives
         letter = max(sorted(occupancies), key=occupancies.__getitem__, default="")
         for name, atoms in atoms_by_name.items():
             kept = [atom for atom in atoms if atom.altloc in ("\0", letter)]
@@ -117,7 +118,7 @@ def read_residues(model: "gemmi.Model") -> tuple[list[Residue], tuple[str, ...]]
 def _parts_by_place(
     model: "gemmi.Model",
 ) -> "dict[tuple[str, str], dict[str, list[gemmi.Residue]]]":
-    """Parts of each residue but water, by chain and number with insertion code, then by name."""
+    """Parts of residues except water, by chain and place (number, insertion code), by name."""
     places: dict[tuple[str, str], dict[str, list[gemmi.Residue]]] = {}
     for chain in model:
         for residue in chain:
@@ -131,7 +132,7 @@ def _parts_by_place(
 def _atoms_once(
     parts: "Sequence[gemmi.Residue]", repeated: list[str], place: str
 ) -> "list[gemmi.Atom]":
-    """Atoms of a residue, each name and alternative once; the others are added to `repeated`."""
+    """Atoms of a residue, one for each name and alternative; the others are added to `repeated`."""
     atoms: dict[tuple[str, str], gemmi.Atom] = {}
     for part in parts:
         for atom in part:
@@ -166,14 +167,14 @@ def _residue(
 
 
 class _End(NamedTuple):
-    """An end of a bond, found in the file."""
+    """An end of a bond whose atom is in the file."""
 
     residue: Residue
     atom: str
 
 
 class _Finder:
-    """Residues by the identifiers that an end of a bond has."""
+    """Finds residues by the identifiers that a bond gives for its end."""
 
     def __init__(self, residues: Sequence[Residue]) -> None:
         self._by_key = {residue.key: residue for residue in residues}
@@ -184,7 +185,7 @@ class _Finder:
     def find(
         self, chain: str, number: str, insertion: str, sequence: str, name: str
     ) -> Residue | None:
-        """The residue by the author's number, or without it by that in the sequence, if any."""
+        """The residue with the author's number, or without one with the sequence number, if any."""
         if number.lstrip("-").isdigit():
             return self._by_key.get((chain, int(number), insertion, name))
         residues = self._by_name.get((chain, name), [])
@@ -196,15 +197,15 @@ class _Finder:
 def bonded_residues(
     block: "gemmi.cif.Block", residues: Sequence[Residue], polymers: set[str]
 ) -> set[ResidueKey]:
-    """Keys of the residues with a bond that makes them into single atoms.
+    """Keys of residues with a bond that makes each of their atoms a token.
 
-    Left out are bonds that leave the asymmetric unit, that are longer than 2.4 Å, of a metal to
-    another chain, and between residues of polymers that are not neighbours in one chain (such as
-    a disulfide bond); and peptide and phosphodiester bonds.
+    These bonds do not count: bonds that leave the asymmetric unit, bonds longer than 2.4 Å, bonds
+    of a metal to another chain, bonds between polymer residues that are not neighbours in one
+    chain (such as a disulfide bond), and peptide and phosphodiester bonds.
 
     Args:
         block: data block of the file.
-        residues: those of the first model.
+        residues: residues of the first model.
         polymers: chains that are protein or nucleic acid.
 
     Source: the bond filter and the tokenizer of OpenFold3 0.5.0, AlphaFold 3's supplement 2.6.
@@ -219,7 +220,7 @@ def bonded_residues(
 def _bonds(
     block: "gemmi.cif.Block", finder: _Finder
 ) -> Iterator[tuple[bool, _End, _End]]:
-    """Whether a metal makes the bond, and its ends; of bonds whose ends are in the file."""
+    """Yields whether a bond is to a metal, and its ends, for bonds with both ends in the file."""
     columns = [column.format(end) for end in (1, 2) for column in _END_COLUMNS]
     table = block.find("_struct_conn.", ["conn_type_id", *columns])
     width = len(_END_COLUMNS)
@@ -236,7 +237,7 @@ def _bonds(
 def _end(
     row: "gemmi.cif.Table.Row", columns: Sequence[int], finder: _Finder
 ) -> _End | None:
-    """End of a bond; None where its atom is not in the file, or is a symmetry copy of it."""
+    """End of a bond; None if its atom is not in the file, or the end is a symmetry copy of it."""
     texts = [row.str(column) if row.has(column) else "" for column in columns]
     *identifiers, atom, altloc, symmetry = texts
     if symmetry not in ("", _IDENTITY):
@@ -251,7 +252,7 @@ def _end(
 
 
 def _splits(first: _End, second: _End, polymers: set[str], *, is_dative: bool) -> bool:
-    """True where a bond between these ends makes single atoms of both residues."""
+    """True if a bond between these ends makes each atom of both residues a token."""
     one, other = first.residue, second.residue
     is_in_chain = one.chain == other.chain
     distance_in_chain = abs(one.sequence_number - other.sequence_number)

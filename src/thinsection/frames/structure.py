@@ -1,7 +1,8 @@
-"""A structure as tokens, as OpenFold3 makes them, and atoms.
+"""A structure as tokens (the same as in OpenFold3) and atoms.
 
-Legend: T tokens, A atom slots. A standard residue's slots begin with its frame atoms' template
-(N, CA, C; or the nucleotide's backbone), observed or not; its other observed atoms follow.
+Legend: T tokens, A atom slots. The slots of a standard residue begin with the template of its frame
+atoms (N, CA, C; or the backbone of the nucleotide), observed or not; its other observed atoms
+follow.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -25,21 +26,23 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """Tokens and atoms of one structure, tokens in file order, atoms in token order."""
+    """Tokens and atoms of one structure; tokens are in file order, atoms in the order of tokens."""
 
     atom_positions: npt.NDArray[np.float32]  # (A, 3), Å; NaN where not observed
-    atom_name: Ints  # (A,) into `names`
-    # (T,) PROTEIN, RNA, DNA or ATOM (of a ligand, for example)
+    atom_name: Ints  # (A,) indices into `names`
+    # (T,) PROTEIN, RNA, DNA or ATOM (an atom of a ligand, for example)
     token_kind: npt.NDArray[np.int8]
-    token_num_atoms: Ints  # (T,) slots of each token
-    token_chain: Ints  # (T,) into `chains`
-    token_residue: Ints  # (T,) residue number in its chain (author numbering)
-    token_insertion: Ints  # (T,) into `names`: insertion code beside it, '' without one
-    token_residue_name: Ints  # (T,) into `names`
-    # (T,) 0 to 31, the order of OpenFold3's one-hot
+    token_num_atoms: Ints  # (T,) number of slots of each token
+    token_chain: Ints  # (T,) indices into `chains`
+    token_residue: Ints  # (T,) the author's residue number in the chain
+    # (T,) indices into `names`: insertion code beside this number, '' if none
+    token_insertion: Ints
+    token_residue_name: Ints  # (T,) indices into `names`
+    # (T,) 0 to 31, in the order of OpenFold3's one-hot residue types
     token_restype: npt.NDArray[np.int8]
-    names: tuple[str, ...]  # of atoms and residues, and insertion codes
-    chains: tuple[str, ...]  # label_asym_id of each; copies made by symmetry as 'A-2'
+    names: tuple[str, ...]  # names of atoms and residues, and insertion codes
+    # label_asym_id of each chain; symmetry copies are named like 'A-2'
+    chains: tuple[str, ...]
     notes: tuple[str, ...] = ()  # a sentence on each part of the file that was left out
 
     @property
@@ -48,7 +51,7 @@ class Structure:
 
     @property
     def observed(self) -> npt.NDArray[np.bool_]:
-        """(A,) whether the atom has a position."""
+        """(A,) True if the atom has a position."""
         return ~np.isnan(self.atom_positions[:, 0])
 
     def tensors(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -75,7 +78,7 @@ class Structure:
     def placed(
         self, rotation: npt.ArrayLike, shift: npt.ArrayLike, suffix: str = ""
     ) -> "Self":
-        """A copy moved by x -> rotation @ x + shift (float64), its chains renamed by `suffix`."""
+        """A copy with x -> rotation @ x + shift (float64), and `suffix` added to chain names."""
         matrix = np.asarray(rotation, np.float64)
         moved = self.atom_positions @ matrix.T + np.asarray(shift)
         return replace(
@@ -85,7 +88,7 @@ class Structure:
         )
 
     def of_chains(self, wanted: set[str]) -> "Self":
-        """Only the chains of these names."""
+        """A structure with only the chains of these names."""
         is_kept = np.array([name in wanted for name in self.chains], dtype=bool)
         tokens = is_kept[self.token_chain]
         atoms = np.repeat(tokens, self.token_num_atoms)
@@ -103,14 +106,14 @@ class Structure:
         )
 
 
-# fields of `Structure` with a value for each token
+# fields of `Structure` that have a value for each token
 _TOKEN_COLUMNS = tuple(
     field.name for field in fields(Structure) if field.name.startswith("token_")
 )
 
 
 def joined(parts: list[Structure]) -> Structure:
-    """One structure of several that share `names`; each part's chains stay apart."""
+    """Joins structures that share `names` into one; their chains stay separate."""
     columns: dict[str, Any] = {}
     for name in ("atom_positions", "atom_name", *_TOKEN_COLUMNS):
         columns[name] = np.concatenate([getattr(part, name) for part in parts])

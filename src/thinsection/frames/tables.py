@@ -37,7 +37,7 @@ _ROW_GROUP = 1 << 18  # rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSummary:
-    """Number of tokens that have a frame, and of those that have none by reason."""
+    """Number of tokens that have a frame, and of tokens without one, by reason."""
 
     structure: str
     chains: int
@@ -48,7 +48,7 @@ class FrameSummary:
     too_few_atoms: int
     near_a_line: int
     missing_atoms: int
-    notes: str = ""  # on the parts of the file that were left out
+    notes: str = ""  # parts of the file that were left out
 
 
 def frame_table(
@@ -58,14 +58,14 @@ def frame_table(
     angle_threshold: float = ANGLE_THRESHOLD,
     options: FrameOptions | None = None,
 ) -> tuple["pyarrow.Table", FrameSummary]:
-    """One row per token: where it is, its frame's three atoms, whether they make a frame.
+    """One row per token: its place, the three atoms of its frame, and whether they form a frame.
 
-    Columns: structure, token, chain, residue, insertion (the code beside the residue's number),
-    residue_name, kind, then for a, b and c `atom_*` (name), `residue_*`, `insertion_*` and
-    `index_*` (atom slot), then valid and angle (degrees at b; null without a frame's atoms). Names
-    are dictionary-encoded.
+    Columns are structure, token, chain, residue, insertion (the code beside the residue's number),
+    residue_name and kind; for each of a, b and c `atom_*` (name), `residue_*`, `insertion_*` and
+    `index_*` (atom slot); then valid and angle (degrees at b; null without three atoms). Names are
+    dictionary-encoded.
 
-    Memory: 90 bytes per token for the table, beside what `token_frame_atoms` needs.
+    Memory: 90 bytes per token for the table, in addition to `token_frame_atoms`.
     Raises MissingDependencyError: pyarrow is not installed.
     """
     with importing("frame tables need pyarrow", "structures"):
@@ -97,7 +97,7 @@ def frame_table(
         columns[f"residue_{letter}"] = pa.array(structure.token_residue[token])
         columns[f"insertion_{letter}"] = _named(insertion, structure.names)
         columns[f"index_{letter}"] = pa.array(index)
-    # tokens of one atom in a chain that has too few observed atoms for a frame
+    # single-atom tokens in a chain with too few observed atoms for a frame
     chain_of_atom = structure.token_chain[token_of_atom]
     observed_in_chain = np.bincount(chain_of_atom, weights=structure.observed)
     few_in_chain = observed_in_chain[structure.token_chain] < 3
@@ -110,7 +110,7 @@ def frame_table(
 
 
 def _named(codes: npt.NDArray[np.integer], names: Sequence[str]) -> "pyarrow.Array":
-    """A column of names, each stored once."""
+    """A column of names; each distinct name is stored once."""
     import pyarrow as pa
 
     indices = pa.array(np.ascontiguousarray(codes))
@@ -143,11 +143,11 @@ def write_frames(
     angle_threshold: float = ANGLE_THRESHOLD,
     options: FrameOptions | None = None,
 ) -> list[FrameSummary]:
-    """Write the frames of all structures to one .parquet or .csv; returns a summary of each.
+    """Write the frames of all structures to one .parquet or .csv; returns a summary for each.
 
     Args:
-        structure_paths: mmCIF files; the table calls each by its name without suffixes.
-        table_path: overwritten; write to a temporary name for atomicity.
+        structure_paths: mmCIF files; in the table, each has its file name without suffixes.
+        table_path: overwritten; to write atomically, pass a temporary name.
         assembly, angle_threshold, options: as in `read_structure` and `token_frame_atoms`.
 
     Memory: one structure and its table at a time.
@@ -191,7 +191,7 @@ def write_frames(
 
 
 def _with_text(table: "pyarrow.Table") -> "pyarrow.Table":
-    """The table with text instead of dictionary codes."""
+    """The table with its names as text instead of dictionary codes."""
     import pyarrow as pa
 
     fields = []

@@ -1,11 +1,10 @@
-"""Frames of tokens (three atoms each) as AlphaFold 3 defines them, without N_atom².
+"""Frames of tokens (three atoms each) as defined by AlphaFold 3, without N_atom² memory.
 
-Only the rows of the start atoms of atomised tokens are ever read of the all-pairs distances, and
-only columns of their own chain can give a valid frame. So only those are formed.
+Of all pairwise distances, only the rows of atomised tokens' start atoms are needed, and in these
+only atoms of the same chain can give a valid frame. So only these distances are computed.
 
-Legend: T tokens, A atoms of one sample, t tokens that are searched for, `*` batch and sample
-dimensions. Token features may lack or
-have length 1 in dimensions that x has.
+Legend: T tokens, A atoms of one sample, t tokens whose neighbours are searched, `*` batch and
+sample dimensions. Token features may lack dimensions of x, or have length 1 there.
 """
 
 import math
@@ -30,24 +29,25 @@ from thinsection.frames.features import (
 from thinsection.frames.neighbors import DEFAULT_BUDGET_BYTES, Impl, choose
 from thinsection.frames.reference import NO_SELF, NeighborQuery, order_by_group
 
-ANGLE_THRESHOLD = 25.0  # degrees from a line, AlphaFold 3's
+# smallest deviation from a straight line in degrees, as in AlphaFold 3
+ANGLE_THRESHOLD = 25.0
 Coordinates = tuple[Tensor, Tensor, Tensor]
 FrameImpl = Literal["chain", "rows"]
-# for each distance of a row: differences, squares (3 each), their sum, the mask, both masked
+# numbers per distance of a row: differences and squares (3 each), sum, mask, both masked
 _NUMBERS_PER_PAIR = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameOptions:
-    """Options of `token_frame_atoms`; none changes a frame where distances differ."""
+    """Options of `token_frame_atoms`; they change frames only if distances are equal."""
 
-    # 'chain' searches each atom's own chain, ties go to the lower index; 'rows' forms the whole row
-    # of each atomised token's start atom: the original's choice among ties and in invalid frames
+    # 'chain' searches each atom's own chain, and ties go to the lower index. 'rows' computes whole
+    # rows of distances for atomised tokens: ties and invalid frames are then as in the original
     impl: FrameImpl = "chain"
-    search: Impl = "auto"  # how 'chain' searches, as in `nearest_neighbors`
-    # look at values first (holes in token_mask, NaN), which costs a GPU a synchronisation
+    search: Impl = "auto"  # search for 'chain', as in `nearest_neighbors`
+    # first checks values (holes in token_mask, NaN), for which a GPU must synchronise
     check: bool = True
-    budget_bytes: int = DEFAULT_BUDGET_BYTES  # bound on the memory of the search
+    budget_bytes: int = DEFAULT_BUDGET_BYTES  # limit for the memory of the search
 
     def __post_init__(self) -> None:
         names = get_args(FrameImpl)
@@ -59,11 +59,11 @@ class FrameOptions:
 
 
 class FrameAtoms(NamedTuple):
-    """The frame of each token by atom index."""
+    """The frame of each token as atom indices."""
 
     indices: Tensor  # (3, *, T) int64: atoms a, b and c
     valid: Tensor  # (*, T) 0/1, in the dtype to which masks and features promote
-    cos_angle: Tensor  # (*, T), of a-b-c
+    cos_angle: Tensor  # (*, T), of the angle at b between a and c
 
 
 def token_frame_atoms(  # noqa: PLR0917 - the signature of the function that it replaces
@@ -77,28 +77,31 @@ def token_frame_atoms(  # noqa: PLR0917 - the signature of the function that it 
 ) -> tuple[Coordinates, Tensor]:
     """The three frame atoms of each token and whether they make a frame.
 
-    Standard residues: N, CA, C; nucleotides: C3', C1', C4'; atomised tokens: their atom b between
-    its two nearest atoms a and c of the same chain, valid if the angle is wide of a line. Frames
-    and mask are those of OpenFold3 0.5's `get_token_frame_atoms` to the bit where no two distances
-    are equal; gradients flow to x through the coordinates only.
+    Standard residues have N, CA, C, and nucleotides C3', C1', C4'. The frame of an atomised token
+    is its atom b with the two nearest atoms a and c of the same chain; it is valid if the angle is
+    far enough from a straight line. Frames and mask equal those of OpenFold3 0.5's
+    `get_token_frame_atoms` to the bit if no two distances are equal. Gradients flow to x through
+    the coordinates only.
 
     Args:
-        batch: token features (*, T), or what spreads over token_mask: token_mask,
-            num_atoms_per_token, asym_id, start_atom_index, is_protein, is_dna, is_rna, is_atomized
-            and one-hot restype (*, T, 32); all 0 for padding.
+        batch: token features (*, T), or features that expand to the shape of token_mask:
+            token_mask, num_atoms_per_token, asym_id, start_atom_index, is_protein, is_dna, is_rna,
+            is_atomized and one-hot restype (*, T, 32); all 0 for padding.
         x: (*, N_atom, 3) positions, Å, float64, float32, bfloat16 or float16.
-        atom_mask: (*, N_atom) 0/1, spread over the dimensions of x; absent atoms may be NaN.
-        angle_threshold: degrees from a line, exclusive.
+        atom_mask: (*, N_atom) 0/1, expanded to the dimensions of x; absent atoms may be NaN.
+        angle_threshold: smallest deviation from a straight line in degrees, exclusive.
         eps: added to each squared difference, Å^2.
-        inf: stands for 'not a neighbour' in 'rows'; no distance reaches it.
-        options: how to search; see `FrameOptions`.
+        inf: distance of atoms that are not neighbours, for 'rows'; larger than all other distances.
+        options: options of the search; see `FrameOptions`.
 
     Returns:
-        (a, b, c), each (*, N_token, 3), and the mask (*, N_token). Invalid ones are atoms of x too.
+        (a, b, c), each (*, N_token, 3), and the mask (*, N_token). Invalid frames are also made of
+        atoms of x.
 
     Memory: about 9 * 8 bytes per token and sample beyond the result, 24 bytes per atom, and for the
-        search of one sample 72 per atom of atomised tokens' chains, within `options.budget_bytes`.
-    Raises StructureError for keys, shapes and dtypes; with `options.check` also for values.
+        search of one sample 72 per atom in chains of atomised tokens, within
+        `options.budget_bytes`.
+    Raises StructureError: keys, shapes or dtypes do not fit; with `options.check` also values.
 
     Source: the contract of OpenFold3 0.5 (Apache-2.0); AlphaFold 3, supplement, section 4.3.2.
     """
@@ -126,7 +129,7 @@ def frame_atoms(
     inf: float = 1e9,
     options: FrameOptions = FrameOptions(),
 ) -> FrameAtoms:
-    """Frames of `token_frame_atoms` by index, with the angle. Same Memory and Raises."""
+    """Frames of `token_frame_atoms` as atom indices, with the angle. Same Memory and Raises."""
     check_shapes(batch, x, atom_mask)
     features = expand_features(batch)
     if options.check:
@@ -142,7 +145,7 @@ def frame_atoms(
             budget_bytes=options.budget_bytes,
         )
     else:
-        # the original asks for the token mask later
+        # the mask of tokens is applied later, as in the original
         is_searched = is_atomized.bool()
         nearest_two = partial(
             nearest_in_rows, eps=eps, inf=inf, budget_bytes=options.budget_bytes
@@ -158,7 +161,8 @@ def frame_atoms(
     indices, is_usable = _frames(features, ends, atom_mask, chains)
     a, b, c = (_gather_positions(x, index) for index in indices)
     cos_angle = _cos_angle(a, b, c, eps=eps)
-    # more than the threshold from 0 and from 180 degrees; decides for atomised tokens only
+    # the angle must differ from 0 and 180 degrees by more than the threshold; for atomised tokens
+    # only
     lowest = math.cos((180 - angle_threshold) * math.pi / 180)
     highest = math.cos(angle_threshold * math.pi / 180)
     is_wide = (cos_angle < highest) * (cos_angle > lowest)
@@ -170,7 +174,7 @@ def frame_atoms(
 def _frames(
     features: Mapping[str, Tensor], ends: Tensor, atom_mask: Tensor, chains: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Atoms (3, *, T) by kind of token, and (*, T) 0/1 whether all exist, present, in one chain."""
+    """Atoms (3, *, T) by kind of token, and (*, T) 0/1: all exist, are present, in one chain."""
     is_atomized = features["is_atomized"]
     is_protein = features["is_protein"] * (1 - is_atomized)
     is_nucleotide = (features["is_dna"] + features["is_rna"]) * (1 - is_atomized)
@@ -215,25 +219,25 @@ def _gather_positions(x: Tensor, index: Tensor) -> Tensor:
 
 
 class Atoms(NamedTuple):
-    """Atoms and tokens of structures, (*, A) and (*, T); without `*` those of one."""
+    """Atoms (*, A) and tokens (*, T) of several structures; without `*` of a single structure."""
 
     x: Tensor  # (*, A, 3) positions
     mask: Tensor  # (*, A)
     chains: Tensor  # (*, A)
     start: Tensor  # (*, T) start atom of each token
-    is_searched: Tensor  # (*, T) whether neighbours of the start atom are wanted
+    is_searched: Tensor  # (*, T) True if neighbours of the start atom are needed
 
 
-# gives, for one structure, tokens (t,) and their two atoms (2, t) or -1
+# returns, for one structure, tokens (t,) and two neighbours (2, t) for each, or -1
 NearestTwo = Callable[[Atoms], tuple[Tensor, Tensor]]
 
 
 def nearest_atoms(atoms: Atoms, nearest_two: NearestTwo) -> tuple[Tensor, Tensor]:
-    """Second and third atoms (2, *, T) in each start atom's row of distances; it is its own first.
+    """The two atoms (2, *, T) nearest to each start atom, and (*, T) whether there are two.
 
-    The start atom itself stands where there is none. And (*, T) whether both exist.
+    An atom that is missing is replaced by the start atom itself.
     """
-    # the leading dimensions of x in every tensor
+    # expand every tensor to the leading dimensions of x
     lead = atoms.x.shape[:-2]
     features = [part.expand(*lead, part.shape[-1]) for part in atoms[1:]]
     atoms = Atoms(atoms.x, *features)
@@ -250,9 +254,9 @@ def nearest_atoms(atoms: Atoms, nearest_two: NearestTwo) -> tuple[Tensor, Tensor
 def nearest_in_chain(
     atoms: Atoms, *, eps: float, impl: Impl, budget_bytes: int
 ) -> tuple[Tensor, Tensor]:
-    """Nearest two of one structure, among the atoms of the chain; ties go to the lower index.
+    """The two nearest atoms in the same chain, for one structure; ties go to the lower index.
 
-    Memory: 52 bytes an atom, and the search's.
+    Memory: 52 bytes per atom, and that of the search.
     """
     is_present = atoms.mask.bool()
     tokens = (atoms.is_searched & is_present[atoms.start]).nonzero()[:, 0]
@@ -275,7 +279,7 @@ def nearest_in_chain(
         point_group=candidate_chain[candidate_order],
         queries=atoms.x[atoms.start[tokens]],
         query_group=token_chain[token_order],
-        # the start atom counts as its own first
+        # the search returns the start atom too; it is dropped below
         query_self=torch.full_like(tokens, NO_SELF),
     )
     choice = choose(query, 3, impl=impl, budget_bytes=budget_bytes)
@@ -288,11 +292,12 @@ def nearest_in_chain(
 def nearest_in_rows(
     atoms: Atoms, *, eps: float, inf: float, budget_bytes: int
 ) -> tuple[Tensor, Tensor]:
-    """Nearest two of one structure, by torch.topk over whole rows.
+    """The two nearest atoms for one structure, by torch.topk over whole rows of distances.
 
-    Ties go as in the original, which takes topk too. Masks and chains decide later what is valid.
+    Ties are resolved by topk, as in the original. Masks and chains decide later which frames are
+    valid.
 
-    Memory: A * 10 numbers a row, in the budget.
+    Memory: A * 10 numbers per row, within the budget.
     """
     x = atoms.x
     num_atoms = x.shape[0]

@@ -1,11 +1,11 @@
-"""Exact search by scipy's cKDTree, on a CPU, and all pairs within a radius.
+"""Exact search with scipy's cKDTree on a CPU, and search of all pairs within a radius.
 
-The tree works in float64 and proposes candidates; the shared distances decide. A row is done once
-no point that was not listed can reach its k-th distance after rounding; otherwise more candidates
-are asked for, and a row with very many ties is searched in blocks. So both searches give the same
-to the bit. Nothing Q x P is ever in memory.
+The tree works in float64 and proposes candidates; the distances of `reference.py` decide. The
+result of a row is final once no unlisted point can be nearer than its k-th neighbour, rounding
+included; until then more candidates are requested, and rows with very many ties are searched in
+blocks. Therefore both searches agree to the bit. No Q x P array is ever in memory.
 
-Legend: P points, Q queries, D dimensions; R queries of a round.
+Legend: P points, Q queries, D dimensions; R queries in one round.
 """
 
 from collections.abc import Iterator
@@ -26,17 +26,17 @@ from thinsection.frames.reference import (
 )
 from thinsection.types import format_bytes
 
-_SPARE = 4  # candidates beyond k in the first round: itself, and ties at the boundary
-_GROWTH = 4  # factor of each further round
-_MAX_CANDIDATES = 512  # beyond it a row has that many ties and is searched in blocks
+_SPARE = 4  # additional candidates in the first round: the point itself, and ties
+_GROWTH = 4  # increase of the number of candidates per round
+_MAX_CANDIDATES = 512  # rows that need more have many ties, and are searched in blocks
 _MAX_ROWS = 8192
 _MIN_ROWS = 64
-# memory of a pair in a radius: indices twice, coordinates, differences, distances
+# memory per pair within a radius: indices twice, coordinates, differences, distances
 _PAIR_BYTES = 160
 
 
 def tree_bytes(num_points: int, num_dims: int) -> int:
-    """Memory of the tree: float64 coordinates with the group's axis, their order, its nodes."""
+    """Memory of the tree: float64 coordinates with the axis of groups, their order, its nodes."""
     coordinates = 8 * (num_dims + 1)
     order = 8
     nodes = 32
@@ -44,7 +44,7 @@ def tree_bytes(num_points: int, num_dims: int) -> int:
 
 
 def least_tree_bytes(points: Tensor, k: int) -> int:
-    """Smallest budget that a search can work with, rows with very many ties included."""
+    """Smallest budget for which a search works, rows with very many ties included."""
     num_points, num_dims = points.shape
     first_round = _MIN_ROWS * _row_bytes(k + _SPARE, num_dims)
     search = max(first_round, least_block_bytes(points))
@@ -52,7 +52,7 @@ def least_tree_bytes(points: Tensor, k: int) -> int:
 
 
 def _row_bytes(candidates: int, num_dims: int) -> int:
-    """Memory of one query in a round."""
+    """Memory for one query in a round."""
     listed = 2 * 8  # the tree's distances and positions
     ordered = 3 * 8  # sorted positions, and the order of the exact distances
     gathered = 2 * 8 * num_dims  # coordinates, and differences
@@ -64,7 +64,7 @@ def _row_bytes(candidates: int, num_dims: int) -> int:
 def by_tree(
     query: NeighborQuery, k: int, *, eps: float = 0.0, budget_bytes: int
 ) -> Nearest:
-    """The k nearest of each query's group. Memory: `tree_bytes`, and rows within budget_bytes."""
+    """The k nearest points in each query's group. Memory: `tree_bytes`, and rows in the budget."""
     device = query.points.device
     if device.type != "cpu":
         raise DeviceError(
@@ -107,7 +107,7 @@ def by_tree(
 
 
 class _Tree:
-    """A tree over all groups: a further axis keeps them so far apart that none sees another."""
+    """A tree over all groups: an additional axis keeps groups too far apart to see each other."""
 
     def __init__(self, query: NeighborQuery) -> None:
         self._query = query
@@ -120,13 +120,13 @@ class _Tree:
         self._has_group_axis = bool(torch.any(first_and_last != first_and_last[0]))
         coordinates = self._with_group_axis(query.points, query.point_group)
         self._tree = cKDTree(coordinates.numpy(), balanced_tree=False, copy_data=False)
-        # squares below the smallest normal number vanish in the shared distances, not in the tree's
+        # tiny squares become 0 in the distances of `reference.py`, but not in the tree's
         self._vanishing = 4 * float(torch.finfo(query.points.dtype).tiny) ** 0.5
 
     def nearest(
         self, rows: Tensor, k: int, candidates: int, eps: float
     ) -> tuple[Nearest, Tensor]:
-        """Nearest (R, k) of these queries among so many candidates, and whether each is proven."""
+        """The k nearest (R, k) among so many candidates, and (R,) whether each row is proven."""
         query = self._query
         num_points = len(query.points)
         queries = query.queries[rows]
@@ -136,7 +136,7 @@ class _Tree:
             distance_upper_bound=self._reach,
             workers=torch.get_num_threads(),
         )
-        # sorted, so that ties go to the lower position
+        # sorted by position, so that ties go to the lower position
         index = torch.from_numpy(listed).sort(dim=1).values
         is_absent = (index == num_points) | (index == query.query_self[rows, None])
         candidate_points = query.points[index.clamp_(max=num_points - 1)]
@@ -147,7 +147,7 @@ class _Tree:
         distances = pad(distances[:, :k], missing, value=torch.inf)
         positions = pad(index.gather(1, order[:, :k]), missing, value=-1)
         farthest_listed = torch.from_numpy(listed_distances[:, -1])
-        # smallest shared distance, after rounding, of a point that was not listed
+        # smallest distance, after rounding, that an unlisted point can have
         with_eps = (farthest_listed.square() + eps * queries.shape[1]).sqrt()
         slack = 1 - 2 * relative_error(query.points.dtype)
         nearest_unlisted = with_eps * slack - self._vanishing
@@ -159,7 +159,7 @@ class _Tree:
         return Nearest(distances, positions), is_proven
 
     def _with_group_axis(self, coordinates: Tensor, group: Tensor) -> Tensor:
-        """Coordinates in float64 with the group's axis, where there is more than one group."""
+        """Coordinates in float64, with the axis of groups if there is more than one group."""
         num_rows, num_dims = coordinates.shape
         num_axes = num_dims + self._has_group_axis
         places = torch.empty((num_rows, num_axes), dtype=torch.float64)
@@ -173,12 +173,12 @@ class _Tree:
 def pairs_within(
     points: Tensor, queries: Tensor, radius: float, *, budget_bytes: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of pairs, positions of query and point, among them all nearer than the radius.
+    """Yields pairs in blocks, as positions of query and point: all pairs closer than the radius.
 
-    Some lie a rounding of their dtype beyond it: whoever forms the distance decides.
+    Pairs that are beyond the radius by a rounding error may be included; check their distances.
 
-    Memory: `tree_bytes` of points and queries, and budget_bytes for a block's pairs, one query's at
-    least.
+    Memory: `tree_bytes` for points and queries, and budget_bytes for the pairs of a block, at least
+    those of one query.
     """
     point_places = points.detach().cpu().double().numpy()
     query_places = queries.detach().cpu().double().numpy()

@@ -358,8 +358,8 @@ def load_slide_encoder(
         name: of ours or of another package's; `thinsection models` lists them. 'NAME:OUTPUT'
             takes another output than the first: 'gigapath:cls' (see `GigaPathSlideEncoder`).
         weights: file, folder, or hub repository `owner/name@COMMIT`; None takes the published
-            repository at the pinned commit, where there is one (titan, gigapath).
-        device: 'auto' (CUDA where there is one, else the CPU) or a torch device.
+            repository at the pinned commit, if there is one (titan, gigapath).
+        device: 'auto' (CUDA if there is one, else the CPU) or a torch device.
         precision: of matrix products; 'auto' is fp32. Softmax and sums stay in fp32.
         budget_bytes: working memory of one `encode` beyond weights and inputs.
         pretrained: False gives seeded random weights, for tests and dry runs only.

@@ -69,7 +69,7 @@ _STATED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoozySizes:
-    """Sizes of the networks; the defaults are published by the authors, as far as they say."""
+    """Sizes of the networks; the defaults are those that the authors have published."""
 
     tile_dim: int = 384
     dim: int = 768

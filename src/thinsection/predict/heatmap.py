@@ -1,4 +1,4 @@
-"""Heatmaps: values per tile as a picture, as GeoJSON for QuPath, and as a sheet of tiles.
+"""Heatmaps: per-tile values drawn over the slide, as GeoJSON for QuPath, and as a sheet of tiles.
 
 GRID/heatmap_MODEL/ID.h5           `tiles/attention`, `tiles/score_NAME`, see `predicting`
                    ID.COLUMN.png   the slide with a column over it
@@ -81,7 +81,7 @@ SCORE_UNITS: dict[Kind, str] = {
     "cox": "logarithm of the risk",
     "discrete": "logit",
 }
-# kinds whose one score grows with an amount, and speaks for no class
+# kinds with one score that grows with an amount, instead of a score for each class
 AMOUNTS: tuple[Kind, ...] = ("ordinal", "regression", "cox", "discrete")
 
 
@@ -130,17 +130,18 @@ class HeatmapRunConfig(PredictRunConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """Data that all pictures of one folder share."""
+    """Data that the pictures of one folder share."""
 
     results: Results
     home: Path  # GRID/heatmap_NAME
-    load: Callable[[str], TilesFile]  # slide_id -> its table
-    sheet_columns: tuple[str, ...]  # each of them gets a row of top tiles
+    load: Callable[[str], TilesFile]  # returns the table of a slide id
+    sheet_columns: tuple[str, ...]  # columns that get a row of top tiles
     target_kind: Kind | None  # kind of the model's target; None for a column
     model_name: str  # name in the caption; '' for a column
     model_sum: str  # SHA-256 of the model's file; '' for a column
     config: HeatmapConfig
-    leave_out: Callable[[str, str], None]  # receives a slide and why it has no heatmap
+    # called with a slide id and the reason why it has no heatmap
+    leave_out: Callable[[str, str], None]
 
 
 def heatmap(
@@ -154,18 +155,18 @@ def heatmap(
     on_left_out: Callable[[str], None] | None = None,
     **settings: object,
 ) -> list[Path]:
-    """Draws a model's heatmaps, or a per-tile column; returns the written files.
+    """Draws a model's heatmaps or a stored per-tile column; returns the files that were written.
 
     Args:
         source: a model file, or a column of a per-tile table of a results folder: 'px_focus',
             'heatmap_grade:score_high'.
         slides, out: as for `predict`; with a column, `slides` is a results folder. All files are
             written below `out`, or below the results folder if it is None.
-        config: all settings; `settings` are single ones that replace them.
+        config: all settings; `settings` are single values that replace those in `config`.
         on_event, on_message: as for `predict`.
-        on_left_out: receives a line for each slide that gets no heatmap; None: `on_message` does.
+        on_left_out: called with a line for each slide without a heatmap; None uses `on_message`.
 
-    Memory: as `predict`; for drawing, 100 bytes per tile of one slide, 16 kB per slide for the
+    Memory: as for `predict`; drawing takes 100 bytes per tile of one slide, 16 kB per slide for the
     scale, and the picture. The GeoJSON is written in pieces.
 
     Raises ThinsectionError: as for `predict`; no such column or class, a head without attention.
@@ -242,7 +243,7 @@ def heatmap(
 
 
 def _answer_words(answers: Sequence[float], target: Target) -> str:
-    """The predicted class with its probability, else each output."""
+    """The predicted class with its probability, for other targets the outputs."""
     if target.exclusive:
         best = int(np.argmax(answers))
         return f"{target.names[best]}, predicted probability {answers[best]:.3f}"
@@ -301,7 +302,7 @@ def _draw_column(
 
 
 def _check_positive(positive: str | None, target: Target) -> None:
-    """Raises ConfigError: the model has no such class, or one score for all classes."""
+    """Raises ConfigError: the model has no such class, or only one score for all classes."""
     if positive is not None and target.kind == "ordinal":
         raise ConfigError(
             f"positive must be left out for ordered classes, got {positive!r}; the one score is "
@@ -330,10 +331,10 @@ def _drawn_scores(
 def _draw_folder(
     drawing: Drawing, columns_by_slide: Mapping[str, Sequence[str]]
 ) -> list[Path]:
-    """Draws the slides, and those other slides of the folder whose scale has changed.
+    """Draws the slides, and other slides of the folder if their scale has changed.
 
-    Returns the files of the requested slides. The record has no slide that could not be drawn, and
-    keeps the scale of the pictures that stayed.
+    Returns the files of the requested slides. In the record, slides that could not be drawn are
+    left out, and pictures that were not drawn again keep their scale.
     """
     record = _read_record(drawing.home)
     done: set[str] = set()
@@ -348,7 +349,7 @@ def _draw_folder(
         if slide_id not in columns_by_slide
     }
     is_new_scale = record.get("scale") != drawing.config.scale
-    # on their own scales, earlier slides stay as they are
+    # if slides have their own scales, earlier pictures stay as they are
     redrawn = earlier if is_new_scale or drawing.config.scale == "cohort" else {}
     drawn_columns = {**redrawn, **columns_by_slide}
     if drawing.config.scale == "slide":
@@ -384,7 +385,7 @@ def _draw_folder(
                 written += _write_pictures(drawing, slide_id, table, columns, of_slide)
                 done.add(slide_id)
                 places[slide_id] = _highest_tiles(table, columns)
-                # the sheet of top tiles needs the slide, which may have moved
+                # the tables need the slide file, which may have moved since the earlier run
                 written += _write_tables(drawing, slide_id, table)
     if written:
         drawn = recorded | {
@@ -405,7 +406,7 @@ def _draw_folder(
 
 
 def _highest_tiles(table: TilesFile, columns: Iterable[str]) -> dict[str, list[int]]:
-    """Middle of the tile with the highest value of each column, in level-0 px."""
+    """Centre of the tile with the highest value of each column, in level-0 px."""
     places = {}
     for name in columns:
         values = table.columns.get(name)
@@ -419,9 +420,9 @@ def _highest_tiles(table: TilesFile, columns: Iterable[str]) -> dict[str, list[i
 
 @contextmanager
 def _own_pictures(drawing: Drawing, slide_id: str) -> Iterator[None]:
-    """Locks the slide's pictures; deletes those that a killed process left incomplete.
+    """Locks the slide's pictures, and deletes pictures that a killed process left incomplete.
 
-    The lock lies beside the pictures, since the results may be someone else's.
+    The lock is stored beside the pictures, since the results may belong to someone else.
     """
     with hold(drawing.home / f"{LOCK_NAME}-{slide_id}"):
         unfinished = find_unfinished_files([drawing.home])
@@ -443,11 +444,11 @@ def _read_record(home: Path) -> Document:
 def _shared_limits(
     drawing: Drawing, columns_by_slide: Mapping[str, Sequence[str]]
 ) -> dict[str, Limits]:
-    """Values of the first and last colour of each column, over some slides.
+    """Values of the first and last colour for each column, shared by several slides.
 
-    Each slide is weighted by its tiles. The last colour of a model's score is at least 1 / tiles:
-    if all tiles together change the prediction by less than 1, they remain pale. Memory:
-    16 QUANTILES bytes per slide and column.
+    Each slide has a weight equal to its number of tiles. For a model's scores, the last colour
+    stands for at least 1 / tiles: if all tiles together change the prediction by less than 1, they
+    remain pale. Memory: 16 QUANTILES bytes per slide and column.
     """
     samples: dict[str, list[Numbers]] = {}
     weights: dict[str, list[Numbers]] = {}
@@ -455,7 +456,7 @@ def _shared_limits(
     most_tiles = 1
     for slide_id, columns in columns_by_slide.items():
         table = None
-        # its own block reports it when it is drawn
+        # errors are ignored here and reported when the slide is drawn
         with slide_boundary(slide_id, lambda slide_id, reason: None):
             table = drawing.load(slide_id)
         if table is None:
@@ -486,7 +487,7 @@ def _shared_limits(
 
 
 def _weighted_quantile(values: Numbers, weights: Numbers, level: float) -> float:
-    """Smallest value such that values up to it have at least `level` of the weight."""
+    """Smallest value such that the values up to it have at least `level` of the total weight."""
     order = np.argsort(values, kind="stable")
     share = np.cumsum(weights[order])
     place = int(np.searchsorted(share, level * share[-1] * (1 - 1e-12)))
@@ -550,7 +551,7 @@ def _write_tables(drawing: Drawing, slide_id: str, table: TilesFile) -> list[Pat
         write_tiles_geojson(path, table)
         written.append(path)
     columns = [name for name in drawing.sheet_columns if name in table.columns]
-    # a head without scores has its top tiles by attention
+    # a model without tile scores has top tiles by attention
     columns = columns or [*table.columns]
     if drawing.config.top_tiles:
         path = drawing.home / f"{slide_id}.top.png"
@@ -571,8 +572,8 @@ def draw_top_tiles(
 ) -> Image.Image:
     """Tiles with the highest values, best first, a row for each column, read from the slide.
 
-    A row of scores has only tiles that speak for the class, or says that there are none. Memory:
-    the tiles of one row, and the sheet.
+    In a row for a class score, only tiles that speak for the class are shown; if there are none,
+    the row says so. Memory: the tiles of one row, and the sheet.
     """
     count = min(num_tiles, len(table.coords_l0))
     row_px = TILE_PX + 2 * TEXT_PX + 3 * GAP_PX

@@ -1,4 +1,4 @@
-"""Pages of an experiment and of a validation, with their pictures inside."""
+"""HTML pages of an experiment and of a validation, with their pictures embedded."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -50,9 +50,9 @@ from thinsection.types import Document, Floats, Json, counted, rounded
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WORST = 12  # number of cases shown
+WORST = 12  # number of cases on the page
 THUMBNAIL_PX = 200
-# threshold probabilities at which the page tells the net benefit
+# threshold probabilities for which the page shows the net benefit
 SHOWN_THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 CALL_WORDS = {
     "sensitivity": "sensitivity",
@@ -61,7 +61,7 @@ CALL_WORDS = {
     "npv": "negative predictive value (NPV)",
     "accuracy": "accuracy",
 }
-# figures that a model file holds, by kind of target
+# explanations of values that come from a model file, by kind of target
 _FIXED_WORDS = {
     "binary": "The threshold and the temperature come from the model file.",
     "multilabel": "Thresholds and temperature come from the model file.",
@@ -79,13 +79,13 @@ def experiment_page(
     *,
     home: str | None = None,
 ) -> str:
-    """Page as HTML with its pictures inside; links to heatmaps come from heatmaps.js.
+    """The page of an experiment as HTML, pictures embedded; heatmaps.js adds links to heatmaps.
 
     Args:
         document: the content of experiment.json.
         tested: out-of-fold predictions.
-        slides: folder `slides` of the results, which has pictures of them.
-        home: address of the results' index on the page, if there is one.
+        slides: folder `slides` of the results, with pictures of the slides.
+        home: address of the results' index as seen from the page, if there is an index.
 
     Raises MissingDependencyError: matplotlib is not installed.
     """
@@ -116,16 +116,16 @@ def experiment_page(
         "counted": counted,
         "links": LINKS_NAME,
         "home": home,
-        # key of the viewer's layer, for the folder GRID/heatmap_NAME
+        # key of this heatmap's layer in the viewer; the folder is GRID/heatmap_NAME
         "heatmap_layer": "/".join(heatmaps.parts[-2:]) + ":attention",
     }
     return render_page("thinsection.predict", "experiment.html.j2", **values)
 
 
 def _score_rows(scores: Mapping[str, Json], cases: int) -> list[tuple[str, Json]]:
-    """The words of each metric, and its score with as many digits as the number of cases allows.
+    """Name of each metric, and its score with as many digits as the number of cases allows.
 
-    An absolute error has the unit of the target: it keeps three digits.
+    An absolute error has the unit of the target, so it keeps three digits.
     """
 
     def words(name: str, value: float | None) -> str:
@@ -143,7 +143,7 @@ def _score_rows(scores: Mapping[str, Json], cases: int) -> list[tuple[str, Json]
 
 
 def _scores_note(tested: Tested) -> str:
-    """What the metrics of classes count, and why there is no calibration error."""
+    """Explains what the classification metrics count, and why there is no calibration error."""
     if not isinstance(tested.rows()[0], Predictions):
         return ""
     sentences = []
@@ -160,19 +160,19 @@ def _scores_note(tested: Tested) -> str:
 def _copy_pairs(
     document: Mapping[str, Json], slides: Path
 ) -> list[list[tuple[str, str | None]]]:
-    """Names and pictures of the slides that look like copies, pair by pair, the first ones."""
+    """Names and pictures of the first pairs of slides that look like copies of each other."""
     pairs = document["audit"]["copied_slides"][:WORST]
     return [[(name, _picture(slides / name)) for name in pair] for pair in pairs]
 
 
 def _picture(slide: Path) -> str | None:
-    """Address of the small picture of a slide's folder; None if it has none."""
+    """Address of the small picture in a slide's folder; None if there is none."""
     path = thumbnail_file(slide)
     return None if path is None else data_uri(Image.open(path), THUMBNAIL_PX)
 
 
 def _facts(document: Mapping[str, Json], tested: Tested) -> list[tuple[str, str]]:
-    """What the model predicts and is, as pairs of a word and its value."""
+    """Cases, target, head and date of the experiment, as pairs of a name and a value."""
     facts = [
         ("cases", tested.groups.of_cases(document["cases"])),
         ("target", document["target"]),
@@ -232,13 +232,13 @@ def _draw_folds(axes: "Axes", document: Mapping[str, Json]) -> Words:
 
 
 def _is_wrong(tested: Tested) -> npt.NDArray[np.bool_]:
-    """True for a case (n,) whose most probable class is not its own."""
+    """(n,) True for cases whose most probable class is not the true one."""
     predicted = tested.answers.argmax(axis=1)
     return np.asarray(predicted != tested.truth[:, 0].astype(np.int64))
 
 
 def _worst_words(tested: Tested) -> str:
-    """Sentences on which cases are shown, and in which order."""
+    """Sentences that explain which cases are shown, and in which order."""
     count = len(tested.cases)
     noun = "case" if len(set(tested.cases)) == count else "prediction"
     shown = f"All {count} {noun}s" if count <= WORST else f"{WORST} of {count} {noun}s"
@@ -261,14 +261,14 @@ def _worst_words(tested: Tested) -> str:
 
 
 def _probability_words(probability: float) -> str:
-    """Probability with two decimals; no case is certain."""
+    """Probability with two decimals, but never 0.00 or 1.00."""
     if probability < 0.005:
         return "< 0.01"
     return "> 0.99" if probability >= 0.995 else f"{probability:.2f}"
 
 
 def _worst_cases(tested: Tested, slides: Path) -> Iterator[dict[str, object]]:
-    """Cases whose predictions are farthest from the truth, wrong classes first."""
+    """Cases whose predictions are farthest from the truth; wrongly classified cases come first."""
     target = tested.target
     order = np.argsort(-_errors(tested), kind="stable")
     if target.exclusive:
@@ -310,7 +310,7 @@ def _errors(tested: Tested) -> Floats:
         return 1 - right
     if target.kind in ("multilabel", "regression"):
         return np.asarray(np.nanmean(np.abs(answers - truth), axis=1))
-    # only cases with the event: distance between the order by risk and the order by time
+    # cases with the event only: difference between their rank by risk and their rank by time
     late = rankdata(truth[:, 1]) - rankdata(-target.risk(answers))
     return np.where(truth[:, 0] == 1, np.abs(late), -1.0)
 
@@ -318,12 +318,12 @@ def _errors(tested: Tested) -> Floats:
 def validation_page(
     document: Mapping[str, Json], tested: Tested, *, home: str | None = None
 ) -> str:
-    """Page as HTML.
+    """The page of a validation as HTML.
 
     Args:
         document: the content of validation.json.
         tested: the scored cases.
-        home: address of the results' index on the page, if there is one.
+        home: address of the results' index as seen from the page, if there is an index.
 
     Raises MissingDependencyError: matplotlib is not installed.
     """
@@ -351,12 +351,12 @@ def validation_page(
 
 
 def _time_name(document: Mapping[str, Json]) -> str:
-    """Column of the label table with the times of survival."""
+    """Column of the label table that has the survival times."""
     return ", ".join(document["target"][1:]) if document["survival"] else ""
 
 
 def number_words(value: float | None, cases: int) -> str:
-    """Number with the decimals that so many cases allow; a dash if there is none."""
+    """Number with as many decimals as the number of cases allows; a dash if there is no number."""
     return "–" if value is None else rounded(value, cases)
 
 
@@ -368,7 +368,7 @@ def interval_words(score: Score, cases: int) -> str:
 
 
 def _net_benefit_rows(curve: Mapping[str, Json]) -> list[Document]:
-    """Rows of a decision curve at a few thresholds that some case reaches."""
+    """Rows of a decision curve for a few thresholds, as far as some case reaches them."""
     rows = []
     for place, threshold in enumerate(curve["thresholds"]):
         if round(threshold, 2) in SHOWN_THRESHOLDS:
@@ -418,7 +418,7 @@ def _calibration(axes: "Axes", outcomes: Sequence[Json], *, columns: Columns) ->
         if smooth is not None:
             draw_band(axes, _smooth_band(smooth), outcome["name"], color)
         if smooth is not None and len(outcomes) > 1:
-            continue  # the points of several classes hide each other
+            continue  # points of several classes would hide each other
         label = outcome["name"] if smooth is None else None
         band = _band(outcome["calibration_curve"])
         form = "o-" if smooth is None else "o"
@@ -462,7 +462,7 @@ def _smooth_band(smooth: Mapping[str, Json]) -> Band:
 
 
 def _band(bins: Sequence[Json]) -> Band:
-    """Bins of the document as arrays, with NaN in place of None."""
+    """Bins of the document as arrays, in which None becomes NaN."""
     observed = {
         name: np.array([one["observed"][name] for one in bins], dtype=np.float64)
         for name in ("value", "low", "high")

@@ -50,7 +50,7 @@ OLD_MODEL = (
     "this version to have them"
 )
 OF_CASE = ("auroc", "auprc", "brier", "ece")
-AFTER = ("brier", "ece")  # scores that recalibration changes
+AFTER = ("brier", "ece")  # scores that change after recalibration
 OF_CLASSES = ("auroc", "auprc", "balanced_accuracy", "macro_f1", "brier", "ece")
 OF_ORDERED_CLASSES = ("weighted_kappa", "mae", "balanced_accuracy", "ece")
 OF_VALUES = ("r2", "mae", "pearson", "spearman")
@@ -65,18 +65,18 @@ class Survival(NamedTuple):
 
 
 def figures(rows: Tested, lock: Lock | None) -> Document:
-    """All figures, as JSON holds them: the headline, scores, and those for the kind of the target.
+    """All figures, as JSON stores them: headline, scores, and those for the kind of target.
 
     Args:
         rows: the scored cases.
-        lock: figures that training has fixed; None if the model file is from an earlier version.
+        lock: values fixed in training; None if the model file was written by an earlier version.
 
-    Raises DatasetError: no two times can be compared.
+    Raises DatasetError: no two survival times can be compared.
     """
     kind = rows.target.kind
     parts: Document = {
         "outcomes": [],
-        "averaged": [],  # of several labels, those whose mean the scores are
+        "averaged": [],  # with several labels: labels whose mean score is reported
         "classes": None,
         "values": None,
         "survival": None,
@@ -200,7 +200,7 @@ def _outcome(
 
 
 def _label_means(rows: Tested) -> tuple[dict[str, Score], list[str], list[str]]:
-    """Mean over the labels that have cases of two classes, their names, and why others are not."""
+    """Mean scores over labels with both classes, their names, and why others are left out."""
     labels = []
     names = []
     missing = []
@@ -247,7 +247,7 @@ def _smooth(
 def _recalibration(
     truth: Flags, probability: FloatVector, groups: Groups, sampling: Sampling
 ) -> Document | None:
-    """Recalibration on these cases, and calibration after it; None if it is not possible."""
+    """Recalibration on these cases, and the calibration after it; None if it is not possible."""
     new = recalibrated(truth, probability, groups)
     line = None
     if new is not None:
@@ -266,7 +266,7 @@ def _recalibration(
 
 
 def _classes(rows: Tested) -> tuple[dict[str, Score], Document]:
-    """Scores over several classes, and the confusion matrix with an interval for each share."""
+    """Scores over several classes, and the confusion matrix with an interval for each fraction."""
     truth = rows.truth[:, 0].astype(np.int64)
     predicted = rows.answers.argmax(axis=1)
     num_classes = len(rows.target.names)
@@ -342,7 +342,7 @@ def _survival(rows: Tested, lock: Lock) -> tuple[dict[str, Score], Document, lis
         calibration = {"time": times[place], "bins": bins}
     slope = None
     if rows.target.kind == "cox":
-        # 1 if the spread of risks is right
+        # a slope of 1 means that the predicted risks have the right spread
         slope = hazard_ratio(*cases, rows.groups)
     if slope is not None:
         value, low, high = np.log([slope.value, slope.low, slope.high]).tolist()
@@ -385,7 +385,7 @@ def _scores_at(
 def _risk_groups(
     cases: Survival, patients: Groups, cut: float | None, ticks: FloatVector
 ) -> tuple[list[RiskGroup], Estimate | None]:
-    """Curves of low and high risk, and the hazard ratio; empty if there is no cut."""
+    """Curves of low and high risk, and the hazard ratio; [] and None if there is no cut-off."""
     if cut is None:
         return [], None
     event, time, risk = cases

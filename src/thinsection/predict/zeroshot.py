@@ -1,10 +1,10 @@
-"""Zero-shot classes: how well each tile and slide fits a text, without any training.
+"""Zero-shot classification: compares each tile and slide with texts, without training.
 
-GRID/zeroshot_ENCODER_PROMPTS/ID.h5           `tiles/CLASS`: cosine of each tile and the class
+GRID/zeroshot_ENCODER_PROMPTS/ID.h5           `tiles/CLASS`: cosine of each tile with the class
                               scores.csv      a row for each slide
                               zeroshot.json   prompts, encoder, K
 
-Prompts are a TOML file with the names of each class and the sentences around them:
+Prompts are a TOML file with the names of each class, and templates for sentences with them:
 
     templates = ["an H&E image of {}."]     # {} is the name; without templates: the name alone
 
@@ -12,9 +12,9 @@ Prompts are a TOML file with the names of each class and the sentences around th
     tumour = ["adenocarcinoma", "malignant glands"]
     stroma = ["fibrous stroma"]
 
-The folder is a table of tiles: `heatmap`, `view` and exports show its columns.
+The folder is a per-tile table: `heatmap`, `view` and exports show its columns.
 
-Source: Radford et al., arXiv:2103.00020 (the mean of a class's prompts); Lu et al.,
+Source: Radford et al., arXiv:2103.00020 (the mean over a class's prompts); Lu et al.,
 doi:10.1038/s41591-024-02856-4 (the mean of the K best tiles of each class).
 """
 
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 FOLDER = "zeroshot_"
 DOCUMENT = "zeroshot.json"
-MOST_NAMED = 5  # slides in a message
-ROWS = 4096  # embeddings that are compared at a time
+MOST_NAMED = 5  # largest number of slides in a message
+ROWS = 4096  # embeddings that are compared in one step
 Cosines = npt.NDArray[np.float32]
 _KEYS = ("templates", "classes")
 _PLACE = "{}"
@@ -109,9 +109,9 @@ class SlideScores:
 
     slide_id: str
     num_tiles: int
-    # mean of the K highest cosines, by class; {} for a slide without tiles
+    # mean of the K highest cosines for each class; {} for a slide without tiles
     scores: Mapping[str, float]
-    # softmax of the scores times the scale of the model; they are not calibrated
+    # softmax of the scores multiplied by the model's scale; they are not calibrated
     probabilities: Mapping[str, float]
 
     @property
@@ -139,13 +139,13 @@ def zeroshot(
     on_message: Callable[[str], None] | None = None,
     **settings: object,
 ) -> Zeroshot:
-    """Scores the tiles and slides of a results folder for classes that texts describe.
+    """Scores the tiles and slides of a results folder for classes that are described by texts.
 
     Args:
         results: results folder with embeddings of a two-tower encoder: conch, plip, ...
         prompts: TOML file with the classes (`read_prompts`), or `Prompts`.
-        text_encoder: loaded text encoder; None loads that of the embeddings.
-        config: all settings; `settings` are single ones that replace them: top_k=10.
+        text_encoder: loaded text encoder; None loads the one that belongs to the embeddings.
+        config: all settings; `settings` are single values that replace those in it: top_k=10.
         on_message: called with a line for each slide whose embeddings cannot be read; such slides
             are left out, and a tile table of an earlier call with the same prompts and weights
             stays. Also called with a line about tables that are removed. None raises the error of
@@ -220,7 +220,7 @@ def zeroshot(
 
 
 def class_vectors(encoder: TextEncoder, prompts: Prompts) -> Cosines:
-    """Unit vector float32 (C, D) of each class: the mean of those of its prompts."""
+    """Unit vectors (C, D) float32 of the classes: each is the mean over the prompts of a class."""
     vectors = []
     for name in prompts.classes:
         mean = encoder.encode(prompts.texts(name)).mean(dim=0)
@@ -229,7 +229,7 @@ def class_vectors(encoder: TextEncoder, prompts: Prompts) -> Cosines:
 
 
 def top_k_scores(cosines: Cosines, top_k: int) -> Floats:
-    """Mean (C,) of the K highest cosines of each class; of all (N, C) if there are fewer."""
+    """Mean (C,) of each class's K highest cosines in (N, C); of all N if there are fewer."""
     count = min(top_k, len(cosines))
     highest = np.partition(cosines, len(cosines) - count, axis=0)[-count:]
     return np.asarray(highest.mean(axis=0, dtype=np.float64))
@@ -238,7 +238,7 @@ def top_k_scores(cosines: Cosines, top_k: int) -> Floats:
 def _load(
     results: Results, address: str, slide_id: str, options: ZeroshotConfig
 ) -> TextEncoder:
-    """Text encoder of the embeddings, unless the settings name another one."""
+    """Text encoder that belongs to the embeddings, unless the settings name another one."""
     from thinsection.encode.text import load_text_encoder
 
     facts: Document = dict(results.ledgers[slide_id].stages[address].facts)
@@ -263,7 +263,7 @@ def _load(
 def _check_same_encoder(
     results: Results, address: str, slide_id: str, encoder: TextEncoder
 ) -> None:
-    """Raises InvalidInputError: another image tower made the embeddings of the slide."""
+    """Raises InvalidInputError: the slide's embeddings were made by another image tower."""
     facts: Document = dict(results.ledgers[slide_id].stages[address].facts)
     stored = facts.get("weights_hash")
     if stored != encoder.image_hash:
@@ -281,7 +281,7 @@ def _compared(
     classes: Cosines,
     on_message: Callable[[str], None] | None,
 ) -> Iterator[tuple[str, TilesFile, Cosines]]:
-    """Tiles of each slide, and their cosines (N, C) with the classes."""
+    """Yields for each slide its id, its tiles, and their cosines (N, C) with the classes."""
     import torch
 
     for slide_id, path in files.items():
@@ -332,17 +332,17 @@ def _begin_folder(
     slides: Sequence[str],
     on_message: Callable[[str], None] | None,
 ) -> None:
-    """Writes zeroshot.json, and removes tables of other prompts, other weights or absent slides.
+    """Writes zeroshot.json; removes tables of other prompts, other weights or absent slides.
 
-    The document is written before any table, so it holds for every table of the folder, also if
-    the call is killed.
+    The document is written before any table. Therefore it holds for every table in the folder, even
+    if the call is killed.
     """
     path = folder / DOCUMENT
     tables = sorted(folder.glob("*.h5"))
     try:
         earlier = read_json(path)
     except (FileNotFoundError, ValueError):
-        earlier = None  # an earlier call left none that can be read
+        earlier = None  # no readable document of an earlier call
     if _columns_of(earlier) == _columns_of(document):
         reason = "their slides have no embeddings any more"
         current = set(slides)
@@ -363,7 +363,7 @@ def _begin_folder(
 
 
 def _columns_of(document: Json | Mapping[str, Json]) -> Document:
-    """What decides the columns of tile tables; K decides only the scores of slides."""
+    """Values that decide the columns of tile tables; K affects only the scores of slides."""
     if not isinstance(document, Mapping):
         return {}
     return {name: value for name, value in document.items() if name != "top_k"}
@@ -371,14 +371,14 @@ def _columns_of(document: Json | Mapping[str, Json]) -> Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """Classes of a zero-shot classifier, in their order, and the templates of their names."""
+    """Classes of a zero-shot classifier, in order, and the templates for their names."""
 
     classes: Mapping[str, tuple[str, ...]] = field(hash=False)  # class -> its names
     templates: tuple[str, ...] = (_PLACE,)
-    name: str = "prompts"  # part of the name of the results
+    name: str = "prompts"  # used in the name of the results folder
 
     def texts(self, class_name: str) -> list[str]:
-        """Every name of a class in every template."""
+        """Sentences for a class: each of its names in each template."""
         return [
             template.replace(_PLACE, name)
             for name in self.classes[class_name]
@@ -387,7 +387,7 @@ class Prompts:
 
 
 def read_prompts(path: str | Path) -> Prompts:
-    """Prompts of a TOML file.
+    """Reads the prompts of a TOML file.
 
     Raises ConfigError: no such file, not TOML, an unknown key, fewer than two classes, a class
     without names, a template without {}; it names the file and the key.
@@ -428,7 +428,7 @@ def read_prompts(path: str | Path) -> Prompts:
 
 
 def _sentences(values: Json, key: str, path: Path) -> Iterator[str]:
-    """Texts of a list that has at least one."""
+    """Yields the texts of a list, which must have at least one."""
     if not isinstance(values, list) or not values:
         raise ConfigError(
             f"{key} must be a list of at least one text, got {values!r} in {str(path)!r}; "

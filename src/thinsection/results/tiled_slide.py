@@ -1,4 +1,4 @@
-"""Slides of a results folder with their tile grids, to read the same tiles again from the files."""
+"""Slides of a results folder with their tile grids, to read the same tiles from the slide files."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ class TiledSlide:
     """A slide and its tile grid: plain values that travel between processes.
 
     Attributes:
-        entry: the slide's id, file, resolution, picture and look, as the run had them.
-        size_l0: (width, height) of the slide in level-0 px; None where it is not known.
-        reader: reader that made the tiles.
-        rendering: the look in words, as the reader said it; '' as the pixels are.
+        entry: the slide's id, file, resolution, picture and look, as in the run.
+        size_l0: (width, height) of the slide in level-0 px; None if it is not known.
+        reader: reader that was used to make the tiles.
+        rendering: description of the look by the reader; '' if pixels were not changed.
         tiles_path: file of the tile grid.
-        num_tiles: tiles of the grid.
-        plan: how its tiles are read; None for a grid of another tool.
+        num_tiles: number of tiles in the grid.
+        plan: how the tiles are read; None for a grid of another tool.
     """
 
     entry: SlideEntry
@@ -47,10 +47,10 @@ class TiledSlide:
 
         Raises:
             SlideOpenError: as `open_slide`.
-            InvalidInputError: the file is another one than that of the run.
+            InvalidInputError: the file is not the one that the run has read.
         """
         check_slide_exists(self.entry.slide_path, self.entry.slide_id)
-        # readers for picked channels are chosen by the look
+        # the look decides which reader is used for picked channels
         slide = self.entry.open("auto" if self.entry.look else self.reader)
         is_same = slide.rendering == self.rendering
         if self.size_l0 is not None and slide.size != self.size_l0:
@@ -79,12 +79,12 @@ class TiledSlide:
 def tiled_slides(
     results: Results, grid: str, on_left_out: Listener | None = None
 ) -> Iterator[TiledSlide]:
-    """Yields the slides of a results folder that have tiles of a grid, in the folder's order.
+    """Yields the slides of a results folder that have tiles in a grid, in the folder's order.
 
     Args:
         results: an opened results folder.
         grid: one of `results.grids`.
-        on_left_out: takes a line for each slide without tiles; with None that is an error.
+        on_left_out: called with a line for each slide without tiles; with None that is an error.
     """
     for slide_id, ledger in results.ledgers.items():
         with leaving_out(slide_id, on_left_out):
@@ -93,11 +93,11 @@ def tiled_slides(
 
 
 def tiled_slide(results: Results, ledger: SlideLedger, grid: str) -> TiledSlide:
-    """Returns one slide of a results folder with its tiles of a grid.
+    """Returns one slide of a results folder with its tile grid.
 
     Raises:
-        StoreError: it has no such tiles.
-        InvalidInputError: an import does not say where its file is.
+        StoreError: the slide has no tiles in this grid.
+        InvalidInputError: the slide was imported without the path of its file.
     """
     slide = ledger.slide
     tiles_path = results.file(ledger.slide_id, f"{grid}/tiles")
@@ -106,13 +106,13 @@ def tiled_slide(results: Results, ledger: SlideLedger, grid: str) -> TiledSlide:
             f"slide_path is missing in {ledger.slide_id!r}; import it with --slides"
         )
     if is_url(slide["slide_path"]):
-        # a run of one's own may read from this machine; a ledger does not say whose it is
+        # own runs may read from this machine, and a ledger does not show whose run it was
         check_table_url(
             slide["slide_path"], f"the ledger of {ledger.slide_id!r}", allow_local=True
         )
     facts = ledger.stages[f"{grid}/tiles"].facts
     rendering = slide.get("rendering") or ""
-    look = None  # of the last invocation that had one
+    look = None  # look of the last invocation that set one
     for record in results.records if rendering else ():
         section = record.document.get("config", {}).get("slides")
         if section:
@@ -136,7 +136,7 @@ def tiled_slide(results: Results, ledger: SlideLedger, grid: str) -> TiledSlide:
 
 
 def _plan_of_peer(slide: Slide, attributes: Attributes) -> ReadPlan:
-    """Read plan for tiles of another tool, from the attributes that our import writes."""
+    """Read plan for tiles of another tool, from the attributes that our import has written."""
     edge = int(attributes["patch_size_level0"])
     tile_px = int(attributes["patch_size"])
     stride_x, stride_y = (int(step) for step in attributes["stride_l0"])

@@ -1,8 +1,8 @@
 """HDF5 datasets with checksums, read without trust.
 
-Each dataset of ours carries the hash of its values, type, shape and attributes, which a
-reader compares. Nothing outside the file is followed, and a file cannot declare more
-values than it can hold. Embeddings must be finite, and as the ledger of their slide says.
+Each dataset that we write has a hash of its values, type, shape and attributes, which readers
+compare. Links to other files are not followed, and a dataset cannot declare more values than its
+file can hold. Embeddings must be finite, and must agree with the ledger of their slide.
 """
 
 import hashlib
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
     import h5py
 
 
-Values = npt.NDArray[Any]  # the type is the file's
+Values = npt.NDArray[Any]  # the file decides the type
 
-# Attribute of a dataset.
+# Name of a dataset's attribute with its hash.
 CHECKSUM = "thinsection_sha256"
-# Attribute of a file: names of its datasets and groups, as JSON.
+# Name of a file's attribute with the names of its datasets and groups, as JSON.
 DATASETS = "thinsection_datasets"
-# HDF5 stores no longer ones
+# larger attributes cannot be stored in HDF5
 _MAX_ATTRIBUTE_BYTES = 60_000
-# A smaller dataset would grow by its compression.
+# Smaller datasets would become larger by compression.
 _LEAST_COMPRESSED_BYTES = 4096
-# Bytes of values for each byte of a file: deflate gives 1,032 of one repeated value.
+# Largest allowed ratio of declared bytes to file size; deflate reaches 1,032 for constant values.
 _MAX_UNPACKED = 4096
 
 
 @contextmanager
 def new_h5(path: Path) -> "Iterator[h5py.File]":
-    """Makes an HDF5 file; OSError at the end of the block where it was not all written."""
+    """Opens a new HDF5 file; OSError at the end of the block if it was not written completely."""
     import h5py
 
     with KeepingFile(path, "w+") as raw, h5py.File(raw, "w") as file:
@@ -53,7 +53,7 @@ def open_h5(path: Path) -> "h5py.File":
     """Opens a file for reading.
 
     Raises:
-        StoreError: the file is missing, not HDF5, truncated, or of ours without a dataset that
+        StoreError: the file is missing, not HDF5, truncated, or is ours and lacks a dataset that
             was written.
     """
     import h5py
@@ -74,7 +74,7 @@ def open_h5(path: Path) -> "h5py.File":
 
 
 def list_datasets(file: "h5py.File") -> None:
-    """Stores the names of a file's datasets, so that one that is lost later is missed."""
+    """Stores the names of a file's datasets, so that readers notice if one is lost."""
     text = json.dumps(_names_in(file))
     if len(text) < _MAX_ATTRIBUTE_BYTES:
         file.attrs[DATASETS] = text
@@ -87,7 +87,7 @@ def _names_in(file: "h5py.File") -> list[str]:
 
 
 def _is_in_group(file: "h5py.File", name: str) -> bool:
-    """True where the group of a dataset is there, or is lost with it."""
+    """True if a dataset's group is still a group, or is missing too."""
     import h5py
 
     parent = name.rpartition("/")[0]
@@ -104,7 +104,7 @@ def _check_names(file: "h5py.File", path: Path) -> None:
     try:
         recorded = {str(name) for name in parse_json(file.attrs[DATASETS])}
         missing = recorded.difference(_names_in(file))
-        # what took the place of a group is refused by name where it is read
+        # if something else replaced a group, reading the group by name raises the error
         missing = {name for name in missing if _is_in_group(file, name)}
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise StoreError(
@@ -125,7 +125,7 @@ def add_dataset(
     *,
     compressed: bool = False,
 ) -> None:
-    """Writes a dataset with its attributes and its checksum; one of some kB may be compressed."""
+    """Writes a dataset with its attributes and checksum; datasets of some kB may be compressed."""
     if compressed and values.nbytes >= _LEAST_COMPRESSED_BYTES:
         dataset = file.create_dataset(
             name, data=values, compression="gzip", shuffle=True
@@ -158,7 +158,7 @@ def _hash_values(values: Values) -> "hashlib._Hash":
 def read_values(
     file: "h5py.File", name: str, path: Path, *, verify: bool = True
 ) -> Values:
-    """Reads a dataset of numbers, and compares it with its checksum, where it has one.
+    """Reads a dataset of numbers, and compares it with its checksum, if it has one.
 
     Raises:
         StoreError: the dataset is missing, damaged, or not in the file itself.
@@ -199,7 +199,7 @@ def _read_part(dataset: "h5py.Dataset", part: slice | tuple[()], path: Path) -> 
 
 
 def _compare(dataset: "h5py.Dataset", of_values: "hashlib._Hash", path: Path) -> None:
-    """Raises StoreError: the checksum of a dataset is another one."""
+    """Raises StoreError: a dataset does not have its checksum."""
     if dataset.attrs[CHECKSUM] != dataset_checksum(dataset, of_values):
         raise StoreError(
             f"{_name_of(dataset)!r} must contain the bytes that were written, got other bytes "
@@ -212,10 +212,10 @@ def _name_of(dataset: "h5py.Dataset") -> str:
 
 
 def stored_dataset(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset":
-    """A dataset of numbers that lies in the file itself.
+    """Returns a dataset of numbers that is stored in the file itself.
 
-    A file of a few bytes may declare any size, for which nothing is stored: more than
-    `_MAX_UNPACKED` bytes for each one of the file is refused.
+    A tiny file can declare a dataset of any size without storing values. Therefore more than
+    `_MAX_UNPACKED` declared bytes per byte of the file are refused.
 
     Raises:
         StoreError: there is no such dataset.
@@ -228,7 +228,8 @@ def stored_dataset(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset":
             "tiles.h5 of thinsection, or a features file of TRIDENT or CLAM"
         )
     item = _linkless_item(file, name, path)
-    is_dataset = isinstance(item, h5py.Dataset) and item.shape is not None  # h5py.Empty
+    # False for h5py.Empty
+    is_dataset = isinstance(item, h5py.Dataset) and item.shape is not None
     if not is_dataset or item.dtype.kind not in "biuf":
         raise StoreError(
             f"{name!r} must be a dataset of numbers, got {item!r} in {str(path)!r}"
@@ -248,10 +249,10 @@ def stored_dataset(file: "h5py.File", name: str, path: Path) -> "h5py.Dataset":
 
 
 def stored_group(file: "h5py.File", name: str, path: Path) -> "h5py.Group":
-    """A group that lies in the file itself.
+    """Returns a group that is stored in the file itself.
 
     Raises:
-        StoreError: there is something else under the name.
+        StoreError: the name belongs to something else.
     """
     import h5py
 
@@ -264,7 +265,7 @@ def stored_group(file: "h5py.File", name: str, path: Path) -> "h5py.Group":
 def _linkless_item(
     file: "h5py.File", name: str, path: Path
 ) -> "h5py.Dataset | h5py.Group":
-    """The item of this name, on a way without links."""
+    """Returns the item with this name; no part of the name may be a link."""
     import h5py
 
     parts = name.split("/")
@@ -282,7 +283,7 @@ def damaged_datasets(path: Path) -> tuple[int, list[str]]:
     """Checks every dataset of an HDF5 file of ours.
 
     Returns:
-        How many have a checksum, and the damage of the file: one message or none.
+        The number of datasets with a checksum, and the damage of the file: one message or none.
     """
     import h5py
 
@@ -300,15 +301,15 @@ def damaged_datasets(path: Path) -> tuple[int, list[str]]:
     return num_checked, []
 
 
-_SHOWN_ROWS = 3  # in a message
+_SHOWN_ROWS = 3  # largest number of rows in a message
 
 
 def check_finite(
     values: npt.NDArray[np.floating], path: Path, *, first_row: int = 0
 ) -> None:
-    """Compares embeddings (N, D) with what a number can be.
+    """Checks that embeddings (N, D) are finite.
 
-    Memory: 8 N bytes where a value is not finite.
+    Memory: 8 N bytes if a value is not finite.
 
     Raises:
         InvalidInputError: NaN or infinity; the message names rows of the file.
@@ -334,19 +335,19 @@ def check_recorded(
     num_tiles: int | None = None,
     channels: int | None = None,
 ) -> None:
-    """Compares `GRID/FOLDER/ID.h5` of a results folder with what the ledger of the slide says.
+    """Compares `GRID/FOLDER/ID.h5` of a results folder with the ledger of its slide.
 
-    A file that no ledger lists (of another tool, or copied elsewhere) is not compared.
+    A file that no ledger lists (of another tool, or copied elsewhere) is not checked.
 
     Args:
-        path: of the file.
-        attributes: of the file and its datasets.
-        num_tiles: rows of its coordinates; None in a file of a slide embedding.
-        channels: of its embeddings; None in a tile table.
+        path: path of the file.
+        attributes: attributes of the file and its datasets.
+        num_tiles: number of coordinates; None for a file with a slide embedding.
+        channels: channels of the embeddings; None for a tile table.
 
     Raises:
-        StoreError: the ledger is damaged, or the file has another size, other numbers of
-            tiles or channels, or values of another slide.
+        StoreError: the ledger is damaged, or the file has another size, another number of tiles or
+            channels, or values of another slide.
     """
     place = path.absolute()
     if len(place.parts) < 4:
@@ -390,7 +391,7 @@ def check_recorded(
 def _check_number(
     number: int, recorded: object, rule: str, unit: str, path: Path
 ) -> None:
-    """Raises StoreError: a number differs from the ledger's, which may know none."""
+    """Raises StoreError: a number differs from the ledger's; nothing if the ledger has none."""
     if recorded is not None and number != recorded:
         raise StoreError(
             f"{rule} the {recorded} {unit} that were written, got {number} in "

@@ -1,4 +1,4 @@
-"""Stored values per tile, read when they are asked for: columns, rows of embeddings, known rows."""
+"""Reads stored per-tile values on demand: columns, rows of embeddings, rows that exist already."""
 
 import math
 import os
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 TILES = "tiles"
 MEASURED = "measures"
-# Folders whose columns need no other name.
+# Folders whose columns keep their plain names.
 _PLAIN_FOLDERS = (TILES, MEASURED)
 
-# Part of a file that a check has in memory.
+# Bytes of a file that a check reads at a time.
 _BLOCK_BYTES = 8 * MIB
 
 RowIndex = slice | int | Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[np.bool_]
@@ -41,19 +41,19 @@ RowIndex = slice | int | Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[n
 
 @dataclass(frozen=True, kw_only=True)
 class TileTableFile:
-    """A file `GRID/FOLDER/ID.h5`: `coords`, and a dataset under `tiles/` per column."""
+    """A file `GRID/FOLDER/ID.h5` with `coords`, and a dataset below `tiles/` for each column."""
 
     address: str  # 'GRID/FOLDER'
     path: Path
-    columns: tuple[str, ...]  # as the file names them
+    columns: tuple[str, ...]  # names in the file
 
     def label(self, column: str) -> str:
-        """Names a column among those of all tables: 'px_focus', 'heatmap_x:attention'."""
+        """Name of a column that is unique over all tables: 'px_focus', 'heatmap_x:attention'."""
         folder = self.address.rpartition("/")[2]
         return column if folder in _PLAIN_FOLDERS else f"{folder}:{column}"
 
     def empty_columns(self) -> set[str]:
-        """Columns that are 0 or not a number for all tiles.
+        """Columns whose values are all 0 or NaN.
 
         Memory:
             One column at a time.
@@ -72,7 +72,7 @@ class TileTableFile:
     def read(self) -> TilesFile:
         """Reads coordinates and columns.
 
-        Memory: per tile 16 bytes and 4 of each column.
+        Memory: for each tile 16 bytes, and 4 for each column.
         """
         return read_tiles(self.path)
 
@@ -80,17 +80,17 @@ class TileTableFile:
 def tile_table_files(
     folder: Path, grid: str, slide_id: str, recorded: Mapping[str, Path]
 ) -> Iterator[TileTableFile]:
-    """Lists the per-tile tables of a slide in a grid, its tile table first.
+    """Lists the per-tile tables of a slide on a grid; the tile table comes first.
 
-    Those of `recorded` (address -> file) count as the ledger says; a folder that it does
-    not name, such as a heatmap's, counts where its file has `coords` and a group `tiles`.
+    Tables in `recorded` (address -> file) are the ones in the ledger. Another folder, such as a
+    heatmap's, counts if its file has `coords` and a group `tiles`.
     """
     plain = [f"{grid}/{name}" for name in _PLAIN_FOLDERS]
     paths: dict[str, Path] = {}
     for address, path in recorded.items():
         if not address.startswith(f"{grid}/") or path.suffix != ".h5":
             continue
-        # another table that is not here lies at a URL
+        # any other table without a local file is at a URL, and left out
         if address in plain or path.is_file():
             paths[address] = path
     for subfolder in sorted((folder / grid).glob("*/")):
@@ -102,7 +102,7 @@ def tile_table_files(
     others = sorted(paths.keys() - set(plain))
     for address in (*first, *others):
         columns = column_names(paths[address])
-        # older versions imported tiles without the group
+        # older versions imported tiles without this group
         if columns is None and address == plain[0]:
             columns = ()
         if columns is not None:
@@ -110,20 +110,20 @@ def tile_table_files(
 
 
 class EmbeddingRows:
-    """Tile embeddings (N, D) on disk; indexed as an array and read then.
+    """Tile embeddings (N, D) on disk, indexed like an array; rows are read when they are indexed.
 
-    The first rows that are asked for are given after the whole file was checked: its
-    checksums, its coordinates, the slide's ledger, and that every value is finite. A file of
-    another tool without checksums is read as it is.
+    Before the first rows are returned, the whole file is checked: its checksums, its coordinates,
+    the slide's ledger, and that all values are finite. A file of another tool without checksums
+    is read without this check.
 
-    Scattered rows are read from their places; a packed file (ours, TRIDENT's and CLAM's
-    are not) is read whole. One vector is (1, D).
+    Scattered rows are read directly from their offsets. A compressed file is read completely (files
+    of ours, TRIDENT and CLAM are not compressed). A single vector has the shape (1, D).
 
     Args:
-        path: of the file.
-        verify: False for a file that the caller has checked.
+        path: path of the file.
+        verify: False if the caller has checked the file.
 
-    Memory: the rows that were asked for, 8 MiB, and `index_bytes`.
+    Memory: the requested rows, 8 MiB, and `index_bytes`.
     """
 
     def __init__(self, path: Path, *, verify: bool = True) -> None:
@@ -151,7 +151,7 @@ class EmbeddingRows:
 
     @property
     def index_bytes(self) -> int:
-        """Memory that the object takes: 8 bytes a stored chunk."""
+        """Memory of the object: 8 bytes per stored chunk."""
         return 0 if self._chunk_starts is None else self._chunk_starts.nbytes
 
     def __len__(self) -> int:
@@ -159,7 +159,7 @@ class EmbeddingRows:
 
     @property
     def tiles(self) -> TilesFile:
-        """The tiles that the rows are of, without their embeddings."""
+        """The tiles of these rows, without their embeddings."""
         return read_tiles(self._path, embeddings=False)
 
     def __getitem__(self, rows: RowIndex) -> Values:
@@ -173,7 +173,7 @@ class EmbeddingRows:
                 if is_run and len(data.shape) == 2:
                     return np.asarray(data[rows])
                 return np.asarray(data[...]).reshape(self.shape)[rows]
-        # NumPy's rules for masks and negative numbers, and its errors
+        # this applies NumPy's rules and errors for masks and negative numbers
         wanted = np.arange(len(self))[rows]
         flat = self._read_scattered(wanted.ravel(), self._chunk_starts)
         return flat.reshape(*wanted.shape, self.shape[1])
@@ -181,10 +181,10 @@ class EmbeddingRows:
     def check(self) -> None:
         """Checks the whole file, once.
 
-        Memory: 8 MiB, or what one row of a batch takes.
+        Memory: 8 MiB, or one row if that is larger.
 
         Raises:
-            StoreError: it is damaged, or not the file that the slide's ledger lists.
+            StoreError: the file is damaged, or not the one that the slide's ledger lists.
             InvalidInputError: a value is not finite.
         """
         if self._is_checked:
@@ -262,7 +262,7 @@ class EmbeddingRows:
 
 
 def _find_chunks(data: "h5py.Dataset") -> npt.NDArray[np.int64] | None:
-    """First byte of each chunk in the file; None where rows are packed or cut."""
+    """Offset of each chunk in the file; None if chunks are compressed or do not hold whole rows."""
     if data.id.get_create_plist().get_nfilters() or data.file.userblock_size:
         return None
     if data.chunks is None:
@@ -280,23 +280,23 @@ def _find_chunks(data: "h5py.Dataset") -> npt.NDArray[np.int64] | None:
     return starts if starts.all() else None
 
 
-_BLOCK = 1024  # rows of embeddings per copy
+_BLOCK = 1024  # rows of embeddings that are copied in one step
 
 # (coordinates, embeddings) of consecutive tiles
 Block = tuple[CoordsL0, Embeddings]
 
 
 class RowMerger:
-    """Merges stored rows of embeddings with rows from the encoder, in the order of a tile table.
+    """Merges stored rows of embeddings with new rows of the encoder, in the order of a tile table.
 
     Args:
         path: file of embeddings.
         coords_l0: corners of all N tiles of the table.
 
     Attributes:
-        row_in_file: int64 (N,), row of each tile in the file; -1 for a tile to be encoded.
+        row_in_file: int64 (N,), row of each tile in the file; -1 for tiles that must be encoded.
 
-    Memory: 200 bytes per tile while the rows are found, 48 then; `_BLOCK` rows at a time.
+    Memory: 200 bytes per tile while rows are matched, then 48; `_BLOCK` rows at a time.
 
     Raises:
         StoreError: the file is damaged.
@@ -310,8 +310,8 @@ class RowMerger:
         row_of = {tuple(corner): row for row, corner in enumerate(corners)}
         rows = [row_of.get(tuple(corner), -1) for corner in coords_l0.tolist()]
         self.row_in_file = np.array(rows, dtype=np.int64)
-        self._num_encoded = 0  # tiles from the encoder so far
-        self._num_merged = 0  # tiles of the table so far
+        self._num_encoded = 0  # tiles received from the encoder so far
+        self._num_merged = 0  # tiles of the table merged so far
 
     def add(self, coords_l0: CoordsL0, values: Embeddings) -> Iterator[Block]:
         """Yields the encoder's next rows, with the stored rows before and between them."""

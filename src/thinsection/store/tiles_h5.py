@@ -1,12 +1,12 @@
-"""Tiles and embeddings of a slide as HDF5: TRIDENT and CLAM read the same.
+"""Tiles and embeddings of a slide as HDF5 files, which TRIDENT and CLAM can read.
 
     GRID/tiles/ID.h5         /coords (N, 2) int64, level-0 px, with TRIDENT's attributes;
                              /tiles/* (N,) values per tile: tissue_fraction, QC checks
     GRID/features_X/ID.h5    /coords and /features (N, D), float32 or float16
     GRID/tokens_X/ID.h5      /coords and /tokens (N, T, C), float16
-    GRID/slide_features_Y/ID.h5  /features (D,), under the name that TRIDENT's have
+    GRID/slide_features_Y/ID.h5  /features (D,), under the same name as in TRIDENT
 
-Files of TRIDENT and CLAM read back the same way. Datasets and checksums: `hdf5.py`.
+Files of TRIDENT and CLAM are read in the same way. Datasets and checksums: `hdf5.py`.
 """
 
 import hashlib
@@ -46,14 +46,14 @@ from thinsection.types import KIB, Closing, CoordsL0, Size
 if TYPE_CHECKING:
     import h5py
 
-Attributes = Mapping[str, Any]  # HDF5 has no types: numbers, strings or arrays of them
+Attributes = Mapping[str, Any]  # HDF5 values: numbers, strings or arrays
 Embeddings = npt.NDArray[np.floating]
 
-# About the size of a chunk: embeddings are read whole or in runs.
+# Approximate size of a chunk; embeddings are read completely or in long runs.
 _CHUNK_BYTES = 256 * KIB
 _COORDS_CHUNK_ROWS = 4096
 _DTYPES = ("float32", "float16")
-# Attributes that other code computes with.
+# Attributes that our code computes with.
 _NUMBERS = ("patch_size", "patch_size_level0", "patch_level", "downsample", "tile_mpp")
 
 
@@ -62,13 +62,13 @@ def tile_attributes(
 ) -> Attributes:
     """Attributes of /coords: TRIDENT's and CLAM's names first, then our own.
 
-    `target_magnification` is the nominal power of the mpp that was asked for (0.5 µm/px:
-    20), as their readers expect; `level0_magnification` is such that TRIDENT reads
-    exactly a tile's pixels. Both are the objective's power, or 0, without an mpp.
-    `tile_mpp` is the true one.
+    `target_magnification` is the nominal power for the requested mpp (20 for 0.5 µm/px), as
+    TRIDENT and CLAM expect. `level0_magnification` is chosen so that TRIDENT reads exactly the
+    pixels of a tile. Without an mpp, both are based on the objective's power, or 0. `tile_mpp`
+    is the exact resolution.
     """
     plan = table.plan
-    # a level of the file, also where the decoder made a smaller one
+    # a level that the file has, even if the decoder made a smaller one
     level = best_level(slide.levels, plan.downsample)
     mpp = config.mpp or plan.tile_mpp
     power = nominal_power(mpp) if mpp else slide.objective_power or 0.0
@@ -101,31 +101,31 @@ class TilesFile:
 
     coords_l0: CoordsL0  # int64 (N, 2)
     features: Embeddings | None  # (N, D)
-    # those of the file, its coords and its features, merged in that order
+    # attributes of the file, its coordinates and its features, merged in this order
     attributes: Attributes = field(default_factory=dict)
-    # values per tile by name
+    # per-tile values, by name of the column
     columns: Mapping[str, Column] = field(default_factory=dict)
-    # how the tiles are read from their slide; None where nobody says
+    # how the tiles are read from their slide; None if unknown
     plan: ReadPlan | None = None
 
     @property
     def tile_px_l0(self) -> int | None:
-        """Edge of a tile in level-0 px; None where the file does not say."""
+        """Edge of a tile in level-0 px; None if the file does not state it."""
         attributes = self.attributes
         edge = attributes.get("patch_size_level0")
         if edge is not None:
             return round(float(edge))
         if not {"patch_size", "patch_level", "downsample"} <= set(attributes):
             return None
-        # CLAM stores one downsample per axis
+        # CLAM stores a downsample for each axis
         downsample = np.ravel(attributes["downsample"])[0]
         return round(float(attributes["patch_size"]) * float(downsample))
 
     @property
     def stride_l0(self) -> Size | None:
-        """Step from one tile to the next in level-0 px; None where the file does not say.
+        """Step from one tile to the next in level-0 px; None if the file does not state it.
 
-        TRIDENT stores the overlap in px of a tile, CLAM nothing.
+        TRIDENT stores the overlap in px of a tile; CLAM stores neither.
         """
         if "stride_l0" in self.attributes:
             width, height = np.ravel(self.attributes["stride_l0"]).tolist()
@@ -139,7 +139,7 @@ class TilesFile:
 
     @property
     def size_l0(self) -> Size:
-        """Width and height of a tile in level-0 px; (1, 1) where the file does not say."""
+        """Width and height of a tile in level-0 px; (1, 1) if the file does not state them."""
         edge = self.tile_px_l0 or 1
         size = self.attributes.get("tile_size_l0", (edge, edge))
         width, height = np.ravel(size).tolist()
@@ -147,14 +147,14 @@ class TilesFile:
 
 
 class TilesWriter(Closing):
-    """Writes a tiles file piece by piece into a path that `atomic_path` gave.
+    """Writes a tiles file piece by piece, to a temporary path from `atomic_path`.
 
     Args:
-        path: of the unfinished file.
-        dim: width of the embeddings, or shape of a tile's tokens; 0: coordinates only.
+        path: path of the unfinished file.
+        dim: channels of the embeddings, or shape of a tile's tokens; 0: coordinates only.
         dataset: name of the embeddings.
-        dtype: float32 or float16; a value that overflows it is refused.
-        attributes: plain numbers and strings, set on `coords` and on the file.
+        dtype: float32 or float16; values that overflow it are refused.
+        attributes: plain numbers and strings, stored with `coords` and with the file.
 
     Memory: one batch.
     """
@@ -168,7 +168,7 @@ class TilesWriter(Closing):
         dtype: str = "float32",
         attributes: Attributes,
     ) -> None:
-        # slow to import: a run that finds everything done needs none
+        # slow to import, and not needed by a run that has nothing left to do
         import h5py
 
         if dtype not in _DTYPES:
@@ -186,7 +186,7 @@ class TilesWriter(Closing):
                 (2,),
                 np.dtype(np.int64),
                 _COORDS_CHUNK_ROWS,
-                # beside embeddings, coordinates are few bytes
+                # coordinates are few bytes compared with embeddings
                 compressed=not dim,
             )
             self._features: _GrowingDataset | None = None
@@ -205,8 +205,8 @@ class TilesWriter(Closing):
         """Adds tiles.
 
         Raises:
-            InvalidInputError: coords are not int64 (b, 2), features have another shape or
-                values that are not finite.
+            InvalidInputError: coords are not int64 (b, 2), or features have another shape or values
+                that are not finite.
         """
         check_coords(coords_l0)
         if features is not None and self._features is not None:
@@ -217,7 +217,7 @@ class TilesWriter(Closing):
     def _convert(
         self, coords_l0: CoordsL0, features: Embeddings, dtype: np.dtype[np.generic]
     ) -> Embeddings:
-        """The embeddings in the file's type, refused where one is not finite."""
+        """Returns the embeddings in the file's type. Raises an error if one is not finite."""
         shape = (len(coords_l0), *self.shape)
         if features.shape != shape:
             raise InvalidInputError(
@@ -240,7 +240,7 @@ class TilesWriter(Closing):
             self._raw.check()
 
     def add_table(self) -> None:
-        """Makes the file a tile table, also if it gets no column."""
+        """Makes the file a tile table, even if no column is added."""
         with output_errors(self._path):
             self._file.require_group("tiles")
 
@@ -260,7 +260,7 @@ class TilesWriter(Closing):
 
 
 class _GrowingDataset:
-    """A dataset that rows are added to, and the hash of its values so far."""
+    """A dataset that grows by rows, and the hash of its values so far."""
 
     def __init__(
         self,
@@ -291,7 +291,7 @@ class _GrowingDataset:
         self._digest.update(np.ascontiguousarray(values).data)
 
     def seal(self) -> None:
-        """Stores the checksum; nothing where the file is already closed."""
+        """Stores the checksum; does nothing if the file is already closed."""
         if self.dataset:
             checksum = dataset_checksum(self.dataset, self._digest)
             self.dataset.attrs[CHECKSUM] = checksum
@@ -300,20 +300,20 @@ class _GrowingDataset:
 def read_tiles(
     path: Path, *, verify: bool = True, embeddings: bool = True
 ) -> TilesFile:
-    """Reads a tiles file of ours, of TRIDENT's or of CLAM's.
+    """Reads a tiles file of ours, of TRIDENT or of CLAM.
 
     Args:
-        path: of the file.
-        verify: compares each dataset with its checksum, where it has one, and embeddings
-            with the slide's ledger.
-        embeddings: reads `features`, where there are any.
+        path: path of the file.
+        verify: compares each dataset with its checksum, if it has one, and embeddings with the
+            slide's ledger.
+        embeddings: reads `features`, if there are any.
 
     Memory: the file's content.
 
     Raises:
-        StoreError: missing, not HDF5, truncated, without `coords`, or not the bytes that
-            were written.
-        InvalidInputError: shapes that do not fit each other, or embeddings that are not finite.
+        StoreError: missing, not HDF5, truncated, without `coords`, or changed since it was
+            written.
+        InvalidInputError: shapes do not fit each other, or embeddings are not finite.
     """
     with open_h5(path) as file:
         coords = read_values(file, "coords", path, verify=verify).astype(np.int64)
@@ -344,7 +344,7 @@ def read_embedded_tiles(path: Path) -> TilesFile:
     """Reads a file of tile embeddings, see `read_tiles`.
 
     Raises:
-        StoreError: it has no embeddings, or is damaged.
+        StoreError: the file has no embeddings, or is damaged.
     """
     tiles = read_tiles(path)
     if tiles.features is None:
@@ -373,10 +373,10 @@ def _read_features(
 
 
 def check_numbers(attributes: Attributes, path: Path) -> None:
-    """Refuses attributes of tiles that must be finite numbers and are not.
+    """Refuses tile attributes that must be finite numbers but are not.
 
     Raises:
-        StoreError: with the attribute's name and value.
+        StoreError: names the attribute and its value.
     """
     for name in _NUMBERS:
         values = np.asarray(attributes.get(name, 0))
@@ -389,9 +389,9 @@ def check_numbers(attributes: Attributes, path: Path) -> None:
 
 
 def column_names(path: Path) -> tuple[str, ...] | None:
-    """Names of the per-tile columns of a file; None where it is no tile table.
+    """Names of the per-tile columns of a file; None if it is not a tile table.
 
-    No value of a column is read.
+    The values of the columns are not read.
     """
     with open_h5(path) as file:
         if "tiles" not in file or "coords" not in file:
@@ -403,7 +403,7 @@ def column_names(path: Path) -> tuple[str, ...] | None:
 class SlideEmbeddingFile:
     """A slide embedding, float32 (D,).
 
-    Attributes are name, slide_encoder, weights_hash, num_tiles and key.
+    The attributes are name, slide_encoder, weights_hash, num_tiles and key.
     """
 
     slide_embedding: npt.NDArray[np.float32]
@@ -419,7 +419,7 @@ def write_slide_embedding(
 
 
 def read_slide_embedding(path: Path) -> SlideEmbeddingFile:
-    """Reads a slide embedding of ours or of TRIDENT's.
+    """Reads a slide embedding that we or TRIDENT have written.
 
     Raises:
         StoreError: the file has no vector `features`.

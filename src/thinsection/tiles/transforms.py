@@ -1,8 +1,8 @@
 """Stain normalisation of tiles between reading and encoding; off by default.
 
-The stain statistics of a slide are estimated once, from pixels of its tissue at a stated
-resolution. Every tile is then mapped, pixel by pixel, to the statistics of the target, so that
-differently stained slides look alike to the encoder.
+The stain statistics of a slide are estimated once, from tissue pixels at a stated resolution.
+Every tile is then mapped, pixel by pixel, to the statistics of the target, so that differently
+stained slides look alike to the encoder.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ TileTransform = Callable[[TileArray], TileArray]  # uint8 (B, H, W, 3), changed 
 Px = npt.NDArray[np.uint8]  # (n, 3)
 Vector = tuple[float, ...]
 
-# edge of one field that is read to estimate the statistics, px
+# edge of each field that is read for the estimate, px
 _SAMPLE_PX = 256
 # largest number of pixels for an estimate, spread over all fields
 _MAX_PX = 1 << 20
-# Pixels that are mapped at once: their float32 values stay in a core's cache.
+# Pixels that are mapped in one step, so that their float32 values stay in a core's cache.
 _CHUNK_PX = 1 << 15
-# far above the brightest pixel; a map of two very similar stains may exceed it
+# limit far above the brightest pixel; a map between very similar stains may exceed it
 _MAX_LOG = 12.0
-# Glass without tissue transmits this much, of 255.
+# Brightness of glass without tissue, of 255.
 _WHITE = 240.0
-# Pixels that absorb less in some channel are glass.
+# Pixels with a lower density in some channel are glass.
 _MIN_DENSITY = 0.15
-# smallest angle between two stains; H&E has about 20, the noise of one stain 1 to 3
+# smallest angle between two stains; H&E has about 20 degrees, noise of a single stain 1 to 3
 _MIN_ANGLE_DEG = 4.0
 # smallest number of tissue pixels for an estimate
 _MIN_PX = 256
@@ -100,26 +100,26 @@ class StainConfig:
 class StainTransform:
     """Map of uint8 pixels I, in place: M⁻¹ exp(A log(M (I + offset)) + b). Thread-safe."""
 
-    # A, (3, 3); None leaves tiles as they are
+    # A, (3, 3); None: tiles are not changed
     matrix: npt.NDArray[np.float64] | None = None
     # b, (3,)
     shift: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))
-    # added to a channel before its logarithm; values that stay below 1 count as 1
+    # added to a channel before the logarithm; sums below 1 count as 1
     offset: float = 0.0
-    # M, (3, 3); None for the identity
+    # M, (3, 3); None: the identity
     mix: npt.NDArray[np.float64] | None = None
     # reason why tiles are not changed; None if they are changed
     warning: str | None = None
-    # `replace` it to work on another device
+    # arrays of a device; use `replace` to change the device
     ns: ArrayNamespace = field(default_factory=get_namespace)
 
     def __call__(self, tiles: TileArray) -> TileArray:
         """Changes the colours of tiles (B, H, W, 3) and returns the same array.
 
-        Equal to float64 arithmetic, but pixels within 1e-3 of the middle of two values
-        may differ by 1.
+        The result equals float64 arithmetic, except that pixels within 1e-3 of the middle between
+        two values may differ by 1.
 
-        Memory: 1.5 MiB a thread, whatever the tiles' size.
+        Memory: 1.5 MiB per thread, independent of the size of the tiles.
         """
         is_rgb = tiles.dtype == np.uint8 and tiles.shape[-1] == 3
         if not is_rgb or not tiles.flags.c_contiguous:
@@ -153,7 +153,7 @@ class StainTransform:
 
 
 def _log(xp: Array, values: Array, offset: float, mix: Array | None) -> Array:
-    """log(M (I + offset)) of pixels (n, 3), which are overwritten."""
+    """Computes log(M (I + offset)) of pixels (n, 3), which are overwritten."""
     values += offset
     xp.maximum(values, 1.0, out=values)
     if mix is not None:
@@ -161,7 +161,7 @@ def _log(xp: Array, values: Array, offset: float, mix: Array | None) -> Array:
     return xp.log(values, out=values)
 
 
-# values of a slide's `StainVectors` in its facts and in tables
+# names of the values of `StainVectors` in a slide's facts and in tables
 STAIN_COLUMNS = (
     "macenko_hematoxylin_red",
     "macenko_hematoxylin_green",
@@ -176,15 +176,15 @@ STAIN_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class StainVectors:
-    """Two stains, as optical density of R, G, B per unit, and their strengths."""
+    """Two stains as optical densities of R, G, B per unit of stain, and their strengths."""
 
-    hematoxylin: Vector  # of length about 1
+    hematoxylin: Vector  # length about 1
     eosin: Vector
-    strengths: Vector  # 99th percentile of the amount of either
+    strengths: Vector  # 99th percentile of the amount of each stain
 
     @classmethod
     def estimate(cls, px: Px, slide: str) -> StainVectors:
-        """Estimates the stains of pixels (n, 3) by the angles of their densities.
+        """Estimates the stains of pixels (n, 3) from the angles of their optical densities.
 
         Source: Macenko et al., A method for normalizing histology slides for
             quantitative analysis, ISBI 2009; alpha 1, beta 0.15 and white 240 as in its
@@ -197,7 +197,7 @@ class StainVectors:
                 slide, f"{len(density)} stained pixels", f">= {_MIN_PX} of"
             )
         _, axes = np.linalg.eigh(np.cov(density.T))
-        # the two axes of largest variance, the larger one first; their sign is arbitrary
+        # the two axes with the largest variance, the larger one first; their signs are arbitrary
         plane = axes[:, :0:-1]
         plane = plane * np.where(plane.sum(axis=0) < 0, -1.0, 1.0)
         along, across = (density @ plane).T
@@ -225,7 +225,7 @@ class StainVectors:
         amounts = np.linalg.pinv(np.stack([self.hematoxylin, self.eosin], axis=1))
         scaled = amounts * np.divide(target.strengths, self.strengths)[:, None]
         matrix = np.stack([target.hematoxylin, target.eosin], axis=1) @ scaled
-        # log(I / white) = matrix @ log(I / white), with the white moved into the shift
+        # log(I / white) becomes matrix @ log(I / white); the white moves into the shift
         shift = math.log(_WHITE) * (1.0 - matrix.sum(axis=1))
         return StainTransform(matrix=matrix, shift=shift, offset=1.0)
 
@@ -277,9 +277,9 @@ def _degenerate(slide: str, value: str, rule: str) -> InvalidInputError:
 
 StainStatistics = StainVectors | ColourMoments
 
-# Macenko: the reference of mitkovetta/staining-normalization, which its Python ports
-# share. Reinhard: TCGA-A2-A3XS-DX1 of Amgad et al. 2019, the standard of HistomicsTK's
-# tests.
+# Macenko: the reference of mitkovetta/staining-normalization, which its Python ports also
+# use. Reinhard: TCGA-A2-A3XS-DX1 of Amgad et al. 2019, which the tests of HistomicsTK
+# use.
 STANDARDS: dict[str, StainStatistics] = {
     "macenko": StainVectors(
         hematoxylin=(0.5626, 0.7201, 0.4062),
@@ -300,21 +300,21 @@ def fit_stain(
     *,
     target: StainStatistics | None = None,
 ) -> StainTransform:
-    """Fits the map from the slide's stain statistics to the target's; it is deterministic.
+    """Fits the map from the slide's stain statistics to those of the target; it is deterministic.
 
-    A slide without tissue gets a map that changes nothing and says so in `warning`.
+    For a slide without tissue, the map changes nothing and has a `warning`.
 
     Args:
-        slide: opened.
-        tissue: as for `tile_grid`; None takes the whole slide.
-        config: method and how the slide is sampled.
-        target: result of `stain_target`, if the caller makes it once for many slides.
+        slide: opened slide.
+        tissue: as for `tile_grid`; None uses the whole slide.
+        config: method, and how the slide is sampled.
+        target: result of `stain_target`, to compute it only once for many slides.
 
-    Memory: 40 MiB for 2**20 px at most, beside the reader's own.
+    Memory: at most 40 MiB for 2**20 px, beside that of the reader.
 
     Raises:
-        InvalidInputError: the tissue has one stain, or none, such as a grey slide.
-        SlideReadError: a place cannot be decoded.
+        InvalidInputError: the tissue has only one stain, or none, such as on a grey slide.
+        SlideReadError: a sampled field cannot be decoded.
     """
     if config.stain_norm == "none":
         return StainTransform()
@@ -333,11 +333,11 @@ def fit_stain(
 
 
 def stain_target(config: StainConfig) -> StainStatistics:
-    """The stain statistics that tiles get: a published standard, or those of the reference.
+    """The target stain statistics: a published standard, or those of a reference slide.
 
     Raises:
         SlideOpenError: the reference cannot be opened.
-        InvalidInputError: there is no method, or the reference has not two stains.
+        InvalidInputError: no method is set, or the reference does not have two stains.
     """
     standard = STANDARDS.get(config.stain_norm)
     if standard is None:
@@ -352,10 +352,10 @@ def stain_target(config: StainConfig) -> StainStatistics:
 
 
 def sample_px(slide: Slide, tissue: Tissue | None, config: StainConfig) -> Px:
-    """Samples pixels of the tissue, uint8 (n, 3), from places spread evenly over it.
+    """Samples tissue pixels, uint8 (n, 3), from fields that are spread evenly over the tissue.
 
-    At most 2**20 are taken. They are read at `stain_mpp`, or at level 0 if level 0 is coarser or
-    has no mpp.
+    At most 2**20 pixels are sampled. They are read at `stain_mpp`, or at level 0 if level 0 is
+    coarser or has no mpp.
     """
     finest_mpp = max(slide.slide_mpp) if slide.slide_mpp else math.inf
     reads_mpp = config.stain_mpp >= finest_mpp * (1 - ROUNDING)
@@ -376,7 +376,7 @@ def sample_px(slide: Slide, tissue: Tissue | None, config: StainConfig) -> Px:
     step = max(1, math.ceil(len(places) * _SAMPLE_PX**2 / _MAX_PX))
     samples = [np.empty((0, 3), dtype=np.uint8)]
     tile = np.empty((1, _SAMPLE_PX, _SAMPLE_PX, 3), dtype=np.uint8)
-    # pixels beyond the slide fall on the added row and column, which are not tissue
+    # pixels beyond the slide fall on an added row and column, which are not tissue
     padded_mask = np.pad(mask, ((0, 1), (0, 1)))
     centres_l0 = (np.arange(_SAMPLE_PX)[:, None] + 0.5) / _SAMPLE_PX * plan.size_l0
     for place in places:
@@ -391,7 +391,7 @@ def sample_px(slide: Slide, tissue: Tissue | None, config: StainConfig) -> Px:
 def _spread_places(
     mask: MaskArray, frame: MaskFrame, coords_l0: CoordsL0, size_l0: Size, *, most: int
 ) -> CoordsL0:
-    """Evenly spread boxes that are at least half tissue, else boxes with any tissue."""
+    """Evenly spread fields that are at least half tissue; if none is, fields with any tissue."""
     shares = box_fractions(mask, frame, coords_l0, size_l0)
     mostly_tissue = shares >= 0.5
     places = coords_l0[mostly_tissue if mostly_tissue.any() else shares > 0]

@@ -108,8 +108,8 @@ class Ink(QcCheck, kind="ink", asks_network=True):
     def _wins(self, view: QcView, by_colour: list[Array], ink: Array) -> Array:
         """Pixels around which most ink has the check's colour, bool (H, W).
 
-        A stroke has one colour, the most frequent one around it. If the network was not run, only
-        the pixels' own colours decide.
+        A stroke has one colour, the most frequent one around it. Where the network finds no ink,
+        only the pixels' own colours decide.
         """
         ns = view.ns
         edge = max(1, round(view.length_px(self.around)))

@@ -359,7 +359,7 @@ class SegmentedSlide(Slide):
     """
 
     def _read_by(self, levels: Sequence[Level], decoders: Iterable[Decoder]) -> None:
-        """Reads these levels by these decoders; a reader says it when it opens the slide."""
+        """Sets the levels and their decoders; a reader calls this when it opens the slide."""
         self.levels = tuple(levels)
         self.size = self.levels[0].size
         self._decoders = list(decoders)

@@ -56,7 +56,7 @@ _OME_XML = "OME/METADATA.ome.xml"
 _MAX_XML_BYTES = 1 << 24
 _IMAGE_NAME = re.compile(r"<(?:\w+:)?Image\b(?:[^>]*?\bName=\"([^\"]*)\")?", re.DOTALL)
 _NO_CHUNKS = (".z", "zarr.json", ".DS_Store")
-_MAX_LISTED = 1 << 14  # chunks of a level whose files are looked for
+_MAX_LISTED = 1 << 14  # most chunks of a level whose files are counted
 _METADATA_FILES = ("zarr.json", ".zattrs")
 _RGB_COLOURS = ["FF0000", "00FF00", "0000FF"]
 

@@ -1,4 +1,4 @@
-"""Caches of a root folder: found or written, listed, verified, removed."""
+"""Caches in a root folder: opens or writes, lists, verifies and removes them."""
 
 import os
 import shutil
@@ -25,11 +25,11 @@ class CacheEntry:
 
     name: str
     data_bytes: int
-    # by manifest and size; bytes are not read
+    # state according to manifest and file size; the data are not read
     state: Literal["whole", "unfinished", "damaged"]
     manifest: Manifest | None = None
-    rows_kept: int = 0  # of an unfinished cache: a next run need not compute them
-    problem: str = ""  # of a damaged one
+    rows_kept: int = 0  # rows of an unfinished cache that the next run keeps
+    problem: str = ""  # what is wrong with a damaged cache
 
 
 def open_or_write(
@@ -40,18 +40,18 @@ def open_or_write(
     *,
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
 ) -> FeatureCache:
-    """Opens the cache of a key, computed first where it does not exist.
+    """Opens the cache of a key; computes it first if it does not exist.
 
     Args:
         root: folder of all caches.
         key: identity of the features.
         shape: (N, ...) of the features.
-        produce: yields features, (B, ...), from the given first missing row on.
-        budget_bytes: of reading and of writing.
+        produce: yields features (B, ...), beginning at the given row.
+        budget_bytes: memory for reading and for writing.
 
     Raises:
-        InvalidInputError: the cache is of another shape.
-        StoreError: as of `CacheWriter`, and so are its other errors.
+        InvalidInputError: the cache has another shape.
+        StoreError: as for `CacheWriter`, which may also raise its other errors.
     """
     cache = FeatureCache.find(root, key, budget_bytes=budget_bytes)
     if cache is None:
@@ -74,7 +74,7 @@ def default_root() -> Path:
 
 
 def list_caches(root: Path) -> list[CacheEntry]:
-    """Every cache below the root, by name; an absent root has none."""
+    """Every cache below the root, by name; an empty list if there is no root folder."""
     return [_describe(path.parent) for path in sorted(root.glob(f"*/{fmt.DATA}"))]
 
 
@@ -105,27 +105,27 @@ def _describe(folder: Path) -> CacheEntry:
 
 
 def verify_cache(root: Path, name: str) -> list[int]:
-    """Reads every byte; returns the rows whose checksum does not hold.
+    """Reads every byte; returns the rows whose checksum is wrong.
 
     Raises:
-        StoreError: there is no such cache, or its damage is worse.
+        StoreError: there is no such cache, or it has other damage.
     """
     with FeatureCache(_cache_folder(root, name)) as cache:
         return cache.damaged_rows()
 
 
 def remove_cache(root: Path, name: str) -> int:
-    """Removes the cache; returns the bytes of its data.
+    """Removes a cache; returns the size of its data in bytes.
 
     Raises:
-        LockedError: a process writes it.
+        LockedError: a process is writing it.
         StoreError: there is no such cache.
     """
     folder = _cache_folder(root, name)
     size = (folder / fmt.DATA).stat().st_size
     with ExitStack() as stack:
         stack.callback(os.close, lock_folder(folder))
-        # without its manifest it is no cache any more, should the next step fail
+        # without a manifest it is no longer a cache, even if the next step fails
         (folder / fmt.MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(folder)
     return size

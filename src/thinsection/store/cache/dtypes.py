@@ -1,8 +1,8 @@
-"""Storage types of cached values: the narrowest exact one, conversion, and its error.
+"""Storage types of cached values: chooses the narrowest exact type, converts, measures errors.
 
-NumPy has no bfloat16: such values are bytes of the upper half of the float32's bits.
-Exactness is judged on bits, so that -0.0 stays -0.0; values that are not finite are
-refused before.
+NumPy has no bfloat16, so such a value is stored as two bytes: the upper half of a float32.
+Whether a type is exact is decided by bits, so that -0.0 stays -0.0. Values that are not finite
+are refused earlier.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 ITEM_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "lossless": 4}
-# torch runs an element-wise operation of up to this many elements on the calling thread:
-# reader threads do not wake a thread pool of their own beside the training step's
+# torch computes an element-wise operation on at most this number of elements in the calling
+# thread. So reader threads start no thread pools of their own beside the training step.
 BLOCK = 32_768
 
 
 def check_rows_finite(values: F32, *, first_row: int) -> None:
-    """Raises InvalidInputError, naming the row, where a value is NaN or infinite."""
+    """Raises InvalidInputError, with the row, if a value is NaN or infinite."""
     for row, row_values in enumerate(values, first_row):
         finite = np.isfinite(row_values)
         if not finite.all():
@@ -39,7 +39,7 @@ def check_rows_finite(values: F32, *, first_row: int) -> None:
 
 
 def narrowest(values: F32) -> StoredDtype:
-    """bf16 if every value is exact in it, else fp16 if exact in that, else fp32."""
+    """Returns bf16 if all values are exact in it, else fp16 if they are exact there, else fp32."""
     bits = values.reshape(-1).view(np.uint32)
     blocks = [bits[start : start + BLOCK] for start in range(0, bits.size, BLOCK)]
     if not any(int(np.bitwise_or.reduce(block)) & 0xFFFF for block in blocks):
@@ -54,9 +54,9 @@ def _exact_in_fp16(bits: npt.NDArray[np.uint32]) -> bool:
 
 
 def narrow(values: F32, dtype: StoredDtype) -> Bytes:
-    """Converts values to bytes of a type, rounded to nearest even.
+    """Converts values to bytes of a type; rounds half to even.
 
-    Memory: half of the values.
+    Memory: half of that of the values.
     """
     flat = values.reshape(-1)
     if dtype == "fp32":
@@ -68,9 +68,9 @@ def narrow(values: F32, dtype: StoredDtype) -> Bytes:
 
 
 def widen_into(stored: Bytes, dtype: StoredDtype, out: F32) -> None:
-    """Writes stored values to `out` as float32; exact for every type.
+    """Writes stored values to `out` as float32; this is exact for every type.
 
-    Memory: nothing.
+    Memory: none.
     """
     flat = out.reshape(-1)
     if dtype == "fp32":
@@ -92,10 +92,10 @@ def _half(dtype: StoredDtype) -> "torch.dtype":
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Error of values that were forced into a type."""
+    """Error of values that were converted to a type that is not exact."""
 
     max_abs_error: float = 0.0
-    max_rel_error: float = 0.0  # over values that are not 0
+    max_rel_error: float = 0.0  # over values other than 0
     changed: int = 0  # values whose bits changed
     values: int = 0
 
@@ -103,7 +103,7 @@ class Loss:
 def measure_loss(
     values: F32, stored: Bytes, dtype: StoredDtype, first_row: int, loss: Loss
 ) -> Loss:
-    """Adds the error of values from a row on to that of the rows before.
+    """Adds the error of the values, which begin at row `first_row`, to that of earlier rows.
 
     Raises:
         InvalidInputError: a value becomes infinite.

@@ -3,11 +3,11 @@
     <root>/<encoder>-<digest>/
         features.bin    chunks one after another, each at a multiple of 4096 bytes
         chunks.jsonl    one line per finished chunk, each with its own checksum (while writing)
-        manifest.json   last; a folder without it is an unfinished cache that can be continued
-        write.lock      held by the process that writes
+        manifest.json   written last; without it, the cache is unfinished and can be continued
+        write.lock      locked by the process that writes
 
-A chunk holds whole rows in one dtype, so that a row lies at offset + i * stride. Each row
-carries a CRC-32, which a reader checks when it reads that row for the first time.
+A chunk holds whole rows in one dtype, so a row has the offset `offset + i * stride`. Each row
+has a CRC-32, which a reader checks when it reads the row for the first time.
 """
 
 import hashlib
@@ -35,25 +35,25 @@ MANIFEST = "manifest.json"
 LOCK = "write.lock"
 FORMAT = "thinsection feature cache"
 VERSION = 1
-ALIGN = 4096  # bytes; a page
+ALIGN = 4096  # bytes; one memory page
 _CRC_DIGITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheKey:
-    """Identity of a cache's content: the same key would compute the same bits again."""
+    """Identity of a cache's content: equal keys stand for results that are equal to the bit."""
 
-    encoder: str  # its name, for people and for the folder's name
+    encoder: str  # name of the encoder, shown and used for the folder's name
     weights_hash: str
-    # of the images, with the precision and device of the encoder, as text
+    # preprocessing of the images, and precision and device of the encoder, as text
     preprocessing: str
-    data_hash: str  # of the images and their order
-    # or the dtype that was forced; a lossy cache never stands in for another
+    data_hash: str  # hash of the images and their order
+    # 'lossless', or a forced dtype; a lossy cache is never used in place of another
     storage: Storage = "lossless"
 
     @property
     def folder_name(self) -> str:
-        """Encoder's name for people, the key's digest for programs."""
+        """Folder name: the encoder's name to read, and a digest that identifies the key."""
         name = re.sub(r"[^A-Za-z0-9.]+", "-", self.encoder).strip("-.")[:40]
         text = json.dumps(asdict(self), sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -62,32 +62,32 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows that lie together from byte `offset` on."""
+    """Consecutive rows that are stored from byte `offset` on."""
 
     first_row: int
     rows: int
     dtype: StoredDtype
     offset: int
-    crc32: str  # 8 hex digits a row
+    crc32: str  # 8 hex digits per row
 
     def place(self, row: int, row_values: int) -> tuple[int, int]:
-        """(first byte, bytes) of one of its rows, by its number in the cache."""
+        """(offset, number of bytes) of a row, by its number in the cache."""
         row_bytes = row_values * ITEM_BYTES[self.dtype]
         return self.offset + (row - self.first_row) * row_bytes, row_bytes
 
     def end(self, row_values: int) -> int:
-        """The byte after its last."""
+        """Offset of the byte after the chunk."""
         return self.place(self.first_row + self.rows, row_values)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Content of a finished cache: (N, ...) in chunks, in the order of rows."""
+    """Content of a finished cache: features (N, ...) in chunks, in the order of rows."""
 
     key: CacheKey
     shape: Shape
     data_bytes: int
-    loss: Loss | None  # None where every bit was kept
+    loss: Loss | None  # None if all bits were kept
     created: str  # ISO date and time, UTC
     chunks: tuple[Chunk, ...]
 
@@ -100,7 +100,7 @@ class Manifest:
         return {dtype: count for dtype, count in counts.items() if count}
 
     def as_mapping(self) -> dict[str, object]:
-        """Plain values with a checksum over them."""
+        """Plain values, and a checksum of them."""
         body = {**asdict(self), "dtype_rows": self.dtype_rows}
         return {
             "format": FORMAT,
@@ -111,25 +111,25 @@ class Manifest:
 
 
 def row_checksum(stored: Bytes) -> int:
-    """CRC-32 by libdeflate: some 30 GB/s, where zlib's own makes 4."""
+    """CRC-32 by libdeflate: about 30 GB/s, compared with 4 GB/s by zlib."""
     import imagecodecs
 
     return imagecodecs.deflate_crc32(stored)  # type: ignore[arg-type]
 
 
 def checksum_digits(rows: Bytes) -> str:
-    """`Chunk.crc32` of rows (R, bytes)."""
+    """`Chunk.crc32` for rows (R, bytes)."""
     return "".join(f"{row_checksum(row):0{_CRC_DIGITS}x}" for row in rows)
 
 
 def journal_line(chunk: Chunk) -> str:
-    """A finished chunk as one line that proves itself whole."""
+    """One line of the journal for a finished chunk, with a checksum of the line."""
     text = json.dumps(asdict(chunk), separators=(",", ":"))
     return f"{zlib.crc32(text.encode()):08x} {text}\n"
 
 
 def read_journal(folder: Path) -> list[Chunk]:
-    """Reads the chunks up to the first line that a crash cut; none without a file."""
+    """Reads the journal's chunks up to a line that a crash has cut; [] without a journal."""
     path = folder / JOURNAL
     chunks: list[Chunk] = []
     if not path.exists():
@@ -146,7 +146,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of a finished cache.
 
     Raises:
-        StoreError: it is missing, damaged or of another version.
+        StoreError: the manifest is missing, damaged or of another version.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -192,7 +192,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def remedy(folder: Path) -> str:
-    """Advice for a damaged cache."""
+    """Advice on what to do with a damaged cache."""
     return f"remove it ('thinsection cache rm {folder.name}') and compute it again"
 
 

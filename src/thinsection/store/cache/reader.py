@@ -1,4 +1,4 @@
-"""`FeatureCache`: features of N images on disk, read back in bounded memory."""
+"""`FeatureCache`: features of N images on disk, read in bounded memory."""
 
 import math
 import os
@@ -22,28 +22,27 @@ if TYPE_CHECKING:
     import torch
 
 DEFAULT_BUDGET_BYTES = 1 * GIB
-# Buffers that are filled ahead, where the budget holds them.
+# Buffers that are filled ahead, if the budget allows it.
 PREFETCH = 2
-# Small batches are read several at a time, up to so many bytes: a thread's task costs some 50 µs.
+# Small batches are read together up to this number of bytes, because a task costs a thread 50 µs.
 TASK_BYTES = 8 * MIB
 
 
-# batches of a task, and the error of the batch after them
+# batches of a task before the first error, and this error
 _Filled: TypeAlias = "tuple[Sequence[torch.Tensor], ThinsectionError | None]"
 
 
 class FeatureCache(Closing):
     """A finished cache. Use as a context manager, or close it.
 
-    Where the file and two batches fit into the budget, the file is read once into RAM and
-    stays; else a batch is read from disk into one of a few reused buffers while the one
-    before is in use. Every value comes back as the float32 that was written (unless a
-    lossy dtype was forced).
+    If the file and two batches fit into the budget, the file is read into RAM once. Otherwise each
+    batch is read from disk into one of a few reused buffers while the previous batch is in use.
+    Every value is returned as the float32 that was written (unless a lossy dtype was forced).
 
-    A forked child (a DataLoader's worker) may use the cache of its parent: it reads with
-    a thread and buffers of its own.
+    A forked child (a DataLoader's worker) may use its parent's cache: it reads with its own thread
+    and buffers.
 
-    Memory: budget_bytes, whatever N; and 13 N bytes of checksums and checked rows.
+    Memory: budget_bytes for any N, and 13 N bytes for checksums and the list of checked rows.
     """
 
     def __init__(
@@ -61,20 +60,20 @@ class FeatureCache(Closing):
             size=self.manifest.data_bytes,
         )
         self._thread = _reading_thread()
-        # the process that the thread runs in
+        # process in which the thread runs
         self._process = os.getpid()
         self._buffers: list[torch.Tensor] = []
-        # shape of a batch and page-locking that the buffers were made for
+        # batch shape and page-locking for which the buffers were made
         self._request: tuple[Shape, bool] = ((), False)
 
     @classmethod
     def find(
         cls, root: Path, key: CacheKey, *, budget_bytes: int = DEFAULT_BUDGET_BYTES
     ) -> Self | None:
-        """Opens the finished cache of a key; None where there is none.
+        """Opens the finished cache of a key; None if there is none.
 
         Raises:
-            StoreError: it is there and damaged.
+            StoreError: the cache is damaged.
         """
         folder = Path(root) / key.folder_name
         if not (folder / fmt.MANIFEST).exists():
@@ -83,12 +82,12 @@ class FeatureCache(Closing):
 
     @property
     def in_ram(self) -> bool:
-        """True where the whole file is held; decided when batches are first asked for."""
+        """True if the whole file is in RAM; this is decided when batches are first requested."""
         return self._rows.held is not None
 
     @property
     def prefetch(self) -> int:
-        """Buffers that are filled ahead; 0 before batches are asked for."""
+        """Number of buffers that are filled ahead; 0 before batches are requested."""
         return max(0, len(self._buffers) - 1)
 
     def __len__(self) -> int:
@@ -97,10 +96,10 @@ class FeatureCache(Closing):
     def read(self, rows: npt.ArrayLike) -> F32:
         """Reads rows into a new float32 array (B, ...), in the given order.
 
-        Memory: the result and half of a run, max(1 MiB, one row) / 2, beyond the budget.
+        Memory: beyond the budget, the result and max(1 MiB, one row) / 2 for rows read together.
 
         Raises:
-            InvalidInputError: a row is not there.
+            InvalidInputError: a row does not exist.
             StoreError: the file is truncated or damaged.
         """
         numbers = _as_row_numbers(rows)
@@ -115,15 +114,14 @@ class FeatureCache(Closing):
         *,
         device: "str | torch.device" = "cpu",
     ) -> Iterator["torch.Tensor"]:
-        """Reads rows in an order as float32 tensors (B, ...); the last may be smaller.
+        """Reads rows in the given order as float32 tensors (B, ...); the last may be smaller.
 
-        A tensor on the CPU is valid until the next one is asked for: its buffer is used
-        again.
+        A tensor on the CPU is valid until the next one is requested, because its buffer is reused.
 
         Raises:
-            InvalidInputError: a row is not there, or another iteration is under way.
+            InvalidInputError: a row does not exist, or another iteration is in progress.
             StoreError: the file is truncated or damaged.
-            BudgetError: the budget does not hold one batch.
+            BudgetError: the budget is smaller than one batch.
         """
         import torch
 
@@ -155,21 +153,21 @@ class FeatureCache(Closing):
             self._busy = False
 
     def damaged_rows(self) -> list[int]:
-        """Every row whose checksum does not hold, in order.
+        """All rows whose checksum is wrong, in order.
 
         Memory: one row.
         """
         return self._rows.damaged()
 
     def close(self) -> None:
-        """Stops the thread, lets go of buffers and file."""
+        """Stops the thread, and releases the buffers and the file."""
         self._renew_after_fork()
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._buffers = []
         self._rows.close()
 
     def _renew_after_fork(self) -> None:
-        """Replaces state that is the parent's: thread, page-locked buffers, iteration."""
+        """Replaces state that belongs to the parent: thread, page-locked buffers, iteration."""
         if self._process == os.getpid():
             return
         self._process = os.getpid()
@@ -178,16 +176,16 @@ class FeatureCache(Closing):
         self._busy = False
 
     def _prepare(self, shape: Shape, *, pinned: bool) -> None:
-        """Makes buffers of one or more batches each, within the budget; page-locked for a GPU."""
+        """Makes buffers of one or more batches within the budget; page-locked for a GPU."""
         import torch
 
         request = (shape, pinned)
         if self._buffers and self._request == request:
-            return  # those of the last iteration
+            return  # the buffers of the last iteration fit
         batch_bytes = math.prod(shape) * 4
         scratch = self._rows.scratch_bytes(shape[0])
         data = self.manifest.data_bytes
-        # first, so that old buffers and what takes their place never exist together
+        # old buffers are released first, so that old and new ones never exist together
         self._buffers = []
         self._rows.hold(data + 2 * batch_bytes + scratch <= self._budget)
         free = self._budget - (data if self.in_ram else 0)
@@ -224,18 +222,18 @@ def prefetched(
     thread: ThreadPoolExecutor,
     device: "torch.device",
 ) -> Iterator["torch.Tensor"]:
-    """Yields batches in order; the rows of each task fill one of the buffers, ahead.
+    """Yields batches in order; for each task, rows are read ahead into one of the buffers.
 
-    An error of `fill` is raised at its batch.
+    An error of `fill` is raised when its batch is due.
 
-    Memory: the buffers; on CUDA besides, a batch on the device for each that is in use.
+    Memory: the buffers; with CUDA also one batch on the device for each batch in use.
     """
     import torch
 
     process = os.getpid()
     ahead: deque[tuple[int, Future[_Filled]]] = deque()
     waiting = iter(tasks)
-    # the copy to the device that last read a buffer must end before it is filled again
+    # the last copy from a buffer to the device must end before the buffer is filled again
     copies: list[torch.cuda.Event | None] = [None] * len(buffers)
 
     def fill_buffer(slot: int, rows: RowNumbers) -> "_Filled":
@@ -263,7 +261,7 @@ def prefetched(
                     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
                     torch.cuda.current_stream(device).record_event(event)
                     copies[slot] = event
-                # on a CPU it is the buffer itself
+                # on a CPU, the batch is the buffer itself
                 yield batch
                 if os.getpid() != process:
                     raise InvalidInputError(
@@ -274,7 +272,7 @@ def prefetched(
                 raise error
             submit_next(slot)
     finally:
-        # nobody may write to a buffer after this; in a forked child nobody does
+        # after this, no thread may write to a buffer; in a forked child none does
         if os.getpid() == process:
             wait([future for _, future in ahead if not future.cancel()])
             for copy in copies:
@@ -288,7 +286,7 @@ def _fill_batches(
     whole: "torch.Tensor",
     fill: Callable[[RowNumbers, F32], None],
 ) -> "_Filled":
-    """Fills the batches of a task; returns those before the first error, and the error."""
+    """Fills the batches of a task; returns those before the first error, and this error."""
     try:
         fill(rows, whole.numpy())
     except ThinsectionError as error:

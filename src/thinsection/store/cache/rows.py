@@ -1,4 +1,4 @@
-"""Rows of a cache's data file as float32: read from disk, or held in RAM."""
+"""Rows of a cache's data file as float32, read from disk or from RAM."""
 
 import math
 import os
@@ -22,24 +22,23 @@ from thinsection.store.cache.dtypes import (
 from thinsection.store.cache.format import Chunk, Shape
 from thinsection.types import MIB, Closing
 
-# Bytes of one read while the file is taken into RAM.
+# Bytes per read while the file is loaded into RAM.
 LOAD_BYTES = 64 * MIB
-# Neighbouring rows are read together up to so many bytes of float32; a row may be more.
+# Neighbouring rows are read together up to this size as float32; a single row may be larger.
 RUN_BYTES = 1 * MIB
 
-# Fewer rows than these are copied one by one: then a row costs more than a call
+# If rows are so large that fewer fit into a call, they are copied one by one.
 _LEAST_AT_ONCE = 4
 
 RowNumbers = npt.NDArray[np.int64]  # (B,)
 
 
 class StoredRows(Closing):
-    """Rows of features.bin, read by `preadv` (no page counts as RSS), or held in RAM.
+    """Rows of features.bin, read with `preadv` (which adds no pages to the RSS), or kept in RAM.
 
-    Any thread may read, several at once. StoreError where the file is not as the manifest
-    says.
+    Several threads may read at once. Raises StoreError if the file differs from the manifest.
 
-    Memory: the file's size while it is held; in `fill` `scratch_bytes`; 5 bytes per row.
+    Memory: the file's size while it is in RAM; `scratch_bytes` during `fill`; 5 bytes per row.
     """
 
     def __init__(
@@ -59,9 +58,9 @@ class StoredRows(Closing):
         self._num_rows = sum(chunk.rows for chunk in chunks)
         checksums = bytes.fromhex("".join(chunk.crc32 for chunk in chunks))
         self._checksums = np.frombuffer(checksums, ">u4")
-        # True for a row whose checksum was compared
+        # True for rows whose checksum has been compared
         self._checked = np.zeros(self._num_rows, np.bool_)
-        # the whole file, while it is in RAM
+        # the whole file, if it is in RAM
         self.held: Bytes | None = None
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -76,13 +75,13 @@ class StoredRows(Closing):
             )
 
     def scratch_bytes(self, num_rows: int) -> int:
-        """Bytes that `fill` takes: a run in two bytes a value, if not all is float32."""
+        """Bytes that `fill` allocates: 2 per value of rows read together; 0 if all are float32."""
         if set(self._dtypes) <= {"fp32"}:
             return 0
         return 2 * self._row_values * min(num_rows, self._run_rows)
 
     def hold(self, wanted: bool) -> None:
-        """Takes the file into RAM, or lets go of it; its rows are checked again then."""
+        """Loads the file into RAM, or releases it; afterwards its rows are checked again."""
         if wanted == (self.held is not None):
             return
         self.held = None
@@ -94,7 +93,7 @@ class StoredRows(Closing):
             self.held = data
 
     def fill(self, rows: RowNumbers, out: F32) -> None:
-        """Writes rows to `out`, (B, ...) in their order; raises as `FeatureCache.read`."""
+        """Writes rows to `out` (B, ...), in their order; raises as `FeatureCache.read`."""
         if rows.size and not 0 <= rows.min() <= rows.max() < self._num_rows:
             raise InvalidInputError(
                 f"rows must be in 0..{self._num_rows - 1}, "
@@ -105,7 +104,7 @@ class StoredRows(Closing):
         for dtype, start, stop in self._runs(rows):
             target = values[start:stop]
             if dtype == "fp32":
-                # float32 is read straight into its place
+                # float32 rows are read directly into the result
                 self._fetch(rows[start:stop], target.view(np.uint8))
                 continue
             row_bytes = 2 * self._row_values
@@ -114,7 +113,7 @@ class StoredRows(Closing):
             widen_into(stored.reshape(-1), dtype, target)
 
     def damaged(self) -> list[int]:
-        """Rows whose checksum does not hold."""
+        """Rows whose checksum is wrong."""
         damaged = []
         for row in range(self._num_rows):
             offsets, row_bytes = self._places(np.array([row]))
@@ -129,9 +128,9 @@ class StoredRows(Closing):
         os.close(self._file)
 
     def _runs(self, rows: RowNumbers) -> Iterator[tuple[StoredDtype, int, int]]:
-        """Type, first and last + 1 position of rows that are fetched together.
+        """Yields dtype, first position and end position of rows that are fetched together.
 
-        They have one type. Rows that are not float32 pass a buffer, which limits their number.
+        They have one dtype. Rows other than float32 go through a buffer, which limits their number.
         """
         if not len(rows):
             return
@@ -157,14 +156,14 @@ class StoredRows(Closing):
         return np.searchsorted(self._first_rows, rows, side="right") - 1
 
     def _places(self, rows: RowNumbers) -> tuple[RowNumbers, int]:
-        """First byte of each row in the file, and bytes of a row; all have one type."""
+        """Offset of each row in the file, and bytes per row; all rows must have one dtype."""
         chunks = self._chunks_of(rows)
         row_bytes = int(self._row_bytes[chunks[0]])
         within = row_bytes * (rows - self._first_rows[chunks])
         return self._chunk_offsets[chunks] + within, row_bytes
 
     def _fetch(self, rows: RowNumbers, out: Bytes) -> None:
-        """Copies rows of one type as they are stored; checks those that are new."""
+        """Copies rows of one dtype as they are stored; checks rows not checked before."""
         offsets, _ = self._places(rows)
         self._copy(offsets, out)
         for place in np.flatnonzero(~self._checked[rows]).tolist():
@@ -177,14 +176,14 @@ class StoredRows(Closing):
             self._checked[row] = True
 
     def _copy(self, offsets: RowNumbers, out: Bytes) -> None:
-        """Copies bytes of the file from each offset on, (B, row bytes)."""
+        """Copies bytes of the file, beginning at each offset, to (B, row bytes)."""
         if self.held is None:
             self._read_rows(offsets, out)
         else:
             _gather(self.held, offsets, out)
 
     def _read_rows(self, offsets: RowNumbers, out: Bytes) -> None:
-        """Reads rows from the file; neighbours in one call."""
+        """Reads rows from the file; neighbouring rows in one system call."""
         row_bytes = out.shape[1]
         breaks = np.flatnonzero(np.diff(offsets) != row_bytes) + 1
         firsts = [0, *breaks.tolist()]
@@ -201,7 +200,7 @@ class StoredRows(Closing):
                 self._read(places[first] + count, rest)
 
     def _read(self, offset: int, out: Bytes) -> None:
-        """Fills `out`, over as many calls as the kernel makes of it."""
+        """Fills `out`, with as many system calls as the kernel needs."""
         view = out.data
         while view:
             try:
@@ -223,7 +222,7 @@ class StoredRows(Closing):
 
 
 def _gather(data: Bytes, offsets: RowNumbers, out: Bytes) -> None:
-    """Copies bytes of `data` from each offset on, (B, row bytes); offsets are even."""
+    """Copies bytes of `data`, beginning at each offset, to (B, row bytes); offsets are even."""
     import torch
 
     row_values = out.shape[1] // 2
@@ -233,7 +232,7 @@ def _gather(data: Bytes, offsets: RowNumbers, out: Bytes) -> None:
             row[:] = data[offset : offset + len(row)]
         return
     values = torch.from_numpy(data[: len(data) // 2 * 2].view(np.int16))
-    # the data as overlapping rows, one that begins at each value
+    # a view with a row of values beginning at each value; the rows overlap
     shape = (len(values) - row_values + 1, row_values)
     windows = values.as_strided(shape, (1, 1))
     starts = torch.from_numpy(offsets // 2)

@@ -1,4 +1,4 @@
-"""Caches that are written while the encoder runs, and continued after a crash."""
+"""Writes caches while the encoder runs, and continues them after a crash."""
 
 import datetime
 import errno
@@ -38,25 +38,25 @@ if TYPE_CHECKING:
 
     Rows: TypeAlias = "torch.Tensor | F32"
 
-# Bytes of float32 in one chunk, unless a row is larger or the budget smaller.
+# Bytes of a chunk as float32, unless a row is larger or the budget smaller.
 CHUNK_BYTES = 64 * MIB
-# For the journal, the manifest and the file system.
+# Disk space reserved for the journal, the manifest and the file system.
 SPARE_DISK_BYTES = 16 * MIB
 
 
 class CacheWriter(Closing):
-    """Appends rows in order; `finish` makes the cache. Use as a context manager.
+    """Appends rows in order; `finish` completes the cache. Use as a context manager.
 
-    Rows that were appended before an error, a full disk or a kill are kept: the next
-    writer starts at `rows_kept`.
+    Rows that were appended before an error, a full disk or a kill are kept: the next writer
+    starts at row `rows_kept`.
 
     Memory: two and a half chunks of float32: 2.5 * max(min(64 MiB, budget / 4), one row).
 
     Raises:
-        DiskSpaceError: the disk cannot hold the whole in the widest dtype it may need.
-        BudgetError: the budget does not hold a few rows.
+        DiskSpaceError: the disk is too small for all rows in the widest dtype that may be needed.
+        BudgetError: the budget is smaller than two and a half rows.
         LockedError: another process writes the cache.
-        StoreError: the cache exists.
+        StoreError: the cache exists already.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class CacheWriter(Closing):
         self._buffer: torch.Tensor | None = None
         self._open()
         self.rows_kept = self._rows_on_disk
-        # rows that were appended, and of these the ones that the thread has got
+        # number of rows that were appended, and of rows that were passed to the thread
         self._num_given = self.rows_kept
         self._num_queued = self.rows_kept
 
     def append(self, rows: "Rows") -> None:
-        """Takes the next rows, (B, ...); float32, float16 or bfloat16, on any device.
+        """Takes the next rows (B, ...): float32, float16 or bfloat16, on any device.
 
         Raises:
-            InvalidInputError: shape, dtype or number of rows does not fit, or a value is
-                not finite.
-            DiskSpaceError: the disk is full; rows that were written stay.
+            InvalidInputError: shape, dtype or number of rows does not fit, or a value is not
+                finite.
+            DiskSpaceError: the disk is full; rows that were written remain.
         """
         import torch
 
@@ -112,7 +112,7 @@ class CacheWriter(Closing):
             tensor = tensor[len(free) :]
             self._num_given += len(free)
             if self._num_given - self._num_queued == len(self._buffer):
-                # the thread has one full chunk at a time
+                # the thread works on at most one full chunk at a time
                 self._wait()
                 chunk = self._buffer.numpy()
                 self._pending = self._thread.submit(
@@ -122,11 +122,11 @@ class CacheWriter(Closing):
                 self._buffer = None
 
     def finish(self) -> Manifest:
-        """Writes the last rows, then the manifest: from here on the cache exists.
+        """Writes the last rows, then the manifest; from then on the cache exists.
 
         Raises:
             InvalidInputError: rows are missing.
-            DiskSpaceError: as of `append`.
+            DiskSpaceError: as for `append`.
         """
         if self._num_given != self._shape[0]:
             raise self._count_error(self._num_given)
@@ -149,7 +149,7 @@ class CacheWriter(Closing):
         return manifest
 
     def close(self) -> None:
-        """Waits for the thread and unlocks the folder; whole chunks stay for the next."""
+        """Waits for the thread and unlocks the folder; the next writer keeps complete chunks."""
         self._resources.close()
 
     def __exit__(self, *exception: object) -> None:
@@ -165,14 +165,14 @@ class CacheWriter(Closing):
 
     @property
     def _end(self) -> int:
-        """The byte after the last whole chunk."""
+        """Offset of the byte after the last complete chunk."""
         return self._chunks[-1].end(self._row_values) if self._chunks else 0
 
     def _open(self) -> None:
-        """Opens lock, files and thread; whole chunks of an earlier process count."""
+        """Opens lock, files and thread; keeps complete chunks of an earlier process."""
         self.folder.mkdir(parents=True, exist_ok=True)
         journal = self.folder / fmt.JOURNAL
-        # an error closes what was opened before it
+        # if an error occurs, everything that was opened before is closed
         with ExitStack() as stack:
             stack.callback(os.close, lock_folder(self.folder))
             if (self.folder / fmt.MANIFEST).exists():
@@ -183,7 +183,7 @@ class CacheWriter(Closing):
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._file = os.open(self.folder / fmt.DATA, flags, 0o644)
             stack.callback(os.close, self._file)
-            # the error of a lossy dtype is measured over the whole: it starts again
+            # the error of a lossy dtype is measured over all rows, so a lossy cache starts again
             self._chunks: list[Chunk] = []
             if not self._is_lossy:
                 self._chunks = _whole_chunks(self.folder, self._shape)
@@ -231,7 +231,7 @@ class CacheWriter(Closing):
             pending.result()
 
     def _write(self, rows: F32, first_row: int) -> None:
-        """Writes a chunk, data first, then its line in the journal. Runs in the thread."""
+        """Writes a chunk, first its data, then its line in the journal. Runs in the thread."""
         check_rows_finite(rows, first_row=first_row)
         storage = self._key.storage
         dtype = narrowest(rows) if storage == "lossless" else storage
@@ -269,11 +269,11 @@ class CacheWriter(Closing):
 
 
 def lock_folder(folder: Path) -> int:
-    """Takes the folder for this process; returns the descriptor to close when done.
+    """Locks the folder for this process; returns the descriptor to close at the end.
 
     Raises:
-        LockedError: another process has it.
-        StoreError: the file system has no locks.
+        LockedError: another process holds the lock.
+        StoreError: the file system does not support locks.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     descriptor = os.open(folder / fmt.LOCK, flags, 0o644)
@@ -295,7 +295,7 @@ def lock_folder(folder: Path) -> int:
 
 
 def _whole_chunks(folder: Path, shape: Shape) -> list[Chunk]:
-    """The leading chunks of the journal whose rows have their checksums.
+    """The first chunks of the journal, as long as all their rows have the right checksums.
 
     Memory: one row.
     """
