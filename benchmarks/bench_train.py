@@ -23,7 +23,7 @@ from tests.predict.planted import planted, write_embeddings
 from benchmarks.harness import arguments, finish
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import read_cohort
-from thinsection.evaluation.parts import Part
+from thinsection.evaluation.parts import FoldCases
 from thinsection.predict.bags import Bags
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import train
@@ -44,7 +44,7 @@ def labels_of(root: Path) -> LabelsConfig:
 
 
 def ours(
-    root: Path, part: Part, fit: FitConfig, checkpoint: Path
+    root: Path, part: FoldCases, fit: FitConfig, checkpoint: Path
 ) -> list[tuple[float, float]]:
     """Losses by epoch, training and stop part."""
     cohort = read_cohort(root, labels_of(root))
@@ -55,7 +55,7 @@ def ours(
 
 
 def plain(
-    bags: list[np.ndarray], y: torch.Tensor, part: Part, fit: FitConfig
+    bags: list[np.ndarray], y: torch.Tensor, part: FoldCases, fit: FitConfig
 ) -> list[tuple[float, float]]:
     """The same by the shortest loop."""
 
@@ -97,7 +97,7 @@ def loop_cost(
     root = planted(folder / "loop", cases=cases, tiles=(tiles, tiles + 1), dim=dim)
     cohort = read_cohort(root, labels_of(root))
     held = cases // 5
-    part = Part(train=tuple(range(held, cases)), stop=tuple(range(held)), test=())
+    part = FoldCases(train=tuple(range(held, cases)), stop=tuple(range(held)), test=())
     fit = FitConfig(
         starts=1,
         epochs=epochs,

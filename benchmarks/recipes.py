@@ -36,7 +36,7 @@ from torch import nn
 from benchmarks.harness import environment
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.leaks import read_labelled
-from thinsection.evaluation.parts import Part
+from thinsection.evaluation.parts import FoldCases
 from thinsection.files.lock import hold
 from thinsection.predict.bags import Bags
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
@@ -179,7 +179,9 @@ def run_authors(loop: Loop, root: Path, rate: float, seed: int) -> dict[str, Any
     }
 
 
-def auroc(scores: Scores, labels: np.ndarray, parts: Sequence[Part]) -> dict[str, Any]:
+def auroc(
+    scores: Scores, labels: np.ndarray, parts: Sequence[FoldCases]
+) -> dict[str, Any]:
     """Share of concordant pairs of cases of the same fold, and that of each fold."""
     shares = []
     pairs = []

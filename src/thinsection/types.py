@@ -89,7 +89,7 @@ class Level:
 class MaskFrame:
     """Frame of a mask or thumbnail on its slide: it covers the whole of level 0."""
 
-    size_th: Size  # of the mask
+    size_th: Size  # size of the mask or thumbnail, in its own px
     size_l0: Size  # of the slide's level 0
 
     @property

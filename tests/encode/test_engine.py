@@ -106,7 +106,7 @@ def test_bf16_is_openvinos_too_and_close(torchs) -> None:
         half.encode(TILES), torchs.encode(TILES)
     )
     least = 1e-6 if cpu_has_bf16() else -1e-6  # without, OpenVINO computes in fp32
-    assert least < 1 - cosine.min() < engine_module.MAX_ANGLE
+    assert least < 1 - cosine.min() < engine_module.MAX_COSINE_DISTANCE
 
 
 def test_embeddings_can_be_trained_on(ours) -> None:

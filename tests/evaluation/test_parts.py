@@ -11,7 +11,7 @@ from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from thinsection.errors import ConfigError, DatasetError, InvalidInputError
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.parts import (
-    Drawing,
+    FoldSettings,
     make_parts,
     read_splits,
     why_unscorable,
@@ -53,7 +53,7 @@ def sited(n: int = 120, sites: int = 12, seed: int = 0) -> Cohort:
 
 def test_site_preserved_folds_are_those_of_scikit_learn_and_keep_sites_whole() -> None:
     cohort = sited()
-    parts, lines = make_parts(cohort, Drawing(folds=4, seed=7, unit="site"))
+    parts, lines = make_parts(cohort, FoldSettings(folds=4, seed=7, unit="site"))
     judge = StratifiedGroupKFold(n_splits=4, shuffle=True, random_state=7)
     splits = judge.split(np.zeros(120), cohort.strata, groups=np.array(cohort.sites))
     for part, (_, test) in zip(parts, splits, strict=True):
@@ -66,7 +66,9 @@ def test_site_preserved_folds_are_those_of_scikit_learn_and_keep_sites_whole() -
 def test_each_site_is_tested_by_the_others_and_one_of_one_class_only_trains() -> None:
     labels = np.array([0, 1] * 20 + [1] * 6)
     sites = [f"s{i // 10}" for i in range(40)] + ["pure"] * 6
-    parts, lines = make_parts(cohort_of(labels, sites=sites), Drawing(unit="each-site"))
+    parts, lines = make_parts(
+        cohort_of(labels, sites=sites), FoldSettings(unit="each-site")
+    )
     assert [{sites[i] for i in part.test} for part in parts] == [
         {f"s{k}"} for k in range(4)
     ]
@@ -83,29 +85,29 @@ def test_sites_that_cannot_make_folds_are_refused_before_training() -> None:
     with pytest.raises(
         DatasetError, match=r"got none; pass --site COLUMN of the labels"
     ):
-        make_parts(cohort_of(labels), Drawing(unit="site"))
+        make_parts(cohort_of(labels), FoldSettings(unit="site"))
     two = cohort_of(labels, sites=["x", "y"] * 6)
     with pytest.raises(
         InvalidInputError, match=r"sites must be at least 5 .* got 2; pass --folds 2"
     ):
-        make_parts(two, Drawing(unit="site"))
+        make_parts(two, FoldSettings(unit="site"))
     with pytest.raises(DatasetError, match="must allow a score, got only class"):
-        make_parts(two, Drawing(unit="site", folds=2))
+        make_parts(two, FoldSettings(unit="site", folds=2))
     with pytest.raises(
         DatasetError, match="leave-one-site-out must have at least two sites"
     ):
-        make_parts(two, Drawing(unit="each-site"))
+        make_parts(two, FoldSettings(unit="each-site"))
     moved = cohort_of(labels, patients=["p"] * 12, sites=["x", "y"] * 6)
     with pytest.raises(
         DatasetError, match="a patient must belong to one site, got 'x' and 'y' for 'p'"
     ):
-        make_parts(moved, Drawing(unit="each-site"))
+        make_parts(moved, FoldSettings(unit="each-site"))
 
 
 def test_repeats_draw_other_folds_and_the_first_are_those_without_repeats() -> None:
     cohort = cohort_of(np.arange(40) % 2)
-    once, _ = make_parts(cohort, Drawing(folds=4))
-    parts, (line,) = make_parts(cohort, Drawing(folds=4, repeats=3))
+    once, _ = make_parts(cohort, FoldSettings(folds=4))
+    parts, (line,) = make_parts(cohort, FoldSettings(folds=4, repeats=3))
     assert parts[:4] == once
     assert [part.repeat for part in parts] == [0] * 4 + [1] * 4 + [2] * 4
     for repeat in range(3):
@@ -116,7 +118,7 @@ def test_repeats_draw_other_folds_and_the_first_are_those_without_repeats() -> N
     with pytest.raises(
         ConfigError, match="splits must not be combined with --fold-unit or --repeats"
     ):
-        make_parts(cohort, Drawing(repeats=2), Path("split.csv"))
+        make_parts(cohort, FoldSettings(repeats=2), Path("split.csv"))
 
 
 def write_split(path: Path, rows: list[str], header: str = "slide_id,split") -> Path:
@@ -132,11 +134,11 @@ def test_an_id_on_two_sides_is_refused(tmp_path: Path) -> None:
         DatasetError,
         match=r"one side of a split, got 'c1.svs' in train and test in fold 0 of '.*s\.csv'",
     ):
-        make_parts(cohort, Drawing(), table)
+        make_parts(cohort, FoldSettings(), table)
     sides = {"train": ["c0", "c1", "c2", "c3"], "test": ["c3", "c4", "c5"]}
     (tmp_path / "s.json").write_text(json.dumps(sides))
     with pytest.raises(DatasetError, match="got 'c3' in train and test in fold 0"):
-        make_parts(cohort, Drawing(), tmp_path / "s.json")
+        make_parts(cohort, FoldSettings(), tmp_path / "s.json")
 
 
 def test_slides_of_one_case_on_two_sides_are_refused_by_the_file_alone(
@@ -148,12 +150,12 @@ def test_slides_of_one_case_on_two_sides_are_refused_by_the_file_alone(
     ]
     header = "slide_id,case_id,split"
     table = write_split(tmp_path / "s.csv", rows, header)
-    parts, _ = make_parts(cohort, Drawing(), table)
+    parts, _ = make_parts(cohort, FoldSettings(), table)
     assert parts[0].test == (2, 3, 6, 7)
     rows[1] = "slide-c1,p0,test"
     write_split(table, rows, header)
     with pytest.raises(DatasetError, match="got 'p0' in train and test"):
-        make_parts(cohort, Drawing(), table)
+        make_parts(cohort, FoldSettings(), table)
 
 
 def test_names_that_match_nothing_and_cases_left_out_are_counted(
@@ -164,7 +166,7 @@ def test_names_that_match_nothing_and_cases_left_out_are_counted(
     table = write_split(
         tmp_path / "s.csv", [*rows, "x1,train", "x2,test", "x3,test", "x4,test"]
     )
-    (part,), lines = make_parts(cohort, Drawing(), table)
+    (part,), lines = make_parts(cohort, FoldSettings(), table)
     assert part.test == (6, 7, 8, 9)
     assert lines == [
         "1 fold of s.csv",
@@ -183,8 +185,8 @@ def test_a_patient_on_two_sides_is_refused_unless_that_is_allowed(
         DatasetError,
         match=r"a patient must be on one side .* got 'p0' .* or pass --allow-leakage",
     ):
-        make_parts(cohort, Drawing(), table)
-    parts, _ = make_parts(cohort, Drawing(), table, allow_leakage=True)
+        make_parts(cohort, FoldSettings(), table)
+    parts, _ = make_parts(cohort, FoldSettings(), table, allow_leakage=True)
     assert parts[0].test == (4, 5, 6, 7)
 
 
@@ -209,7 +211,7 @@ def test_test_cases_without_a_score_are_refused_before_training(
     rows = [f"c{i},{'train' if i < 8 else 'test'}" for i in range(12)]
     table = write_split(tmp_path / "s.csv", rows, "case_id,split")
     with pytest.raises(DatasetError, match=f"must allow a score, got .*{sentence}"):
-        make_parts(cohort, Drawing(inner=2), table)
+        make_parts(cohort, FoldSettings(inner=2), table)
 
 
 def test_a_class_that_no_training_case_has_is_refused(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ def test_a_class_that_no_training_case_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         DatasetError, match="must have every class, got none of c in fold 0"
     ):
-        make_parts(cohort, Drawing(), table)
+        make_parts(cohort, FoldSettings(), table)
 
 
 def test_a_case_whose_slide_and_patient_are_on_two_sides_is_refused(
@@ -232,14 +234,14 @@ def test_a_case_whose_slide_and_patient_are_on_two_sides_is_refused(
     with pytest.raises(
         DatasetError, match=r"a case must be .* got 'c1' in \['test', 'train'\]"
     ):
-        make_parts(cohort, Drawing(), table)
+        make_parts(cohort, FoldSettings(), table)
 
 
 def test_a_name_with_one_id_that_is_known_matches(tmp_path: Path) -> None:
     cohort = cohort_of(np.arange(8) % 2)
     rows = [f"c{i},x{i},{'train' if i < 4 else 'test'}" for i in range(8)]
     table = write_split(tmp_path / "s.csv", rows, "case_id,slide_id,split")
-    (part,), lines = make_parts(cohort, Drawing(), table)
+    (part,), lines = make_parts(cohort, FoldSettings(), table)
     assert part.test == (4, 5, 6, 7)
     assert lines == ["1 fold of s.csv"]
 
@@ -248,7 +250,7 @@ def test_cases_of_no_side_neither_train_nor_test(tmp_path: Path) -> None:
     cohort = cohort_of(np.arange(12) % 2)
     rows = [f"c{i},{'test' if i < 4 else 'train'}" for i in range(10)]
     table = write_split(tmp_path / "s.csv", rows, "case_id,split")
-    (part,), lines = make_parts(cohort, Drawing(inner=3), table)
+    (part,), lines = make_parts(cohort, FoldSettings(inner=3), table)
     assert sorted((*part.train, *part.stop)) == [4, 5, 6, 7, 8, 9]
     assert lines[1:] == ["s.csv has no fold for 2 cases: c10, c11"]
 
@@ -265,7 +267,7 @@ def test_a_split_of_one_side_is_refused(
     with pytest.raises(
         DatasetError, match=f"in training and test set, got {counts} of 8"
     ):
-        make_parts(cohort, Drawing(), table)
+        make_parts(cohort, FoldSettings(), table)
 
 
 def test_folds_of_clam_come_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -334,7 +336,7 @@ def test_a_side_of_json_that_is_no_list_is_refused(tmp_path: Path) -> None:
 def test_patients_with_several_cases_are_kept_whole_in_every_part() -> None:
     patients = [f"p{i // 2}" for i in range(60)]
     cohort = cohort_of(np.arange(60) // 2 % 2, patients=patients)
-    parts, lines = make_parts(cohort, Drawing(folds=3))
+    parts, lines = make_parts(cohort, FoldSettings(folds=3))
     for part in parts:
         owners = [
             {patients[i] for i in side} for side in (part.train, part.stop, part.test)
@@ -347,14 +349,14 @@ def test_fewer_patients_than_folds_are_refused_and_as_many_are_not() -> None:
     labels = np.array([0, 1] * 4)
     patients = ["p", "p", "q", "q", "r", "r", "r", "r"]
     parts, _ = make_parts(
-        cohort_of(labels, patients=patients), Drawing(folds=3, inner=2)
+        cohort_of(labels, patients=patients), FoldSettings(folds=3, inner=2)
     )
     assert len(parts) == 3
     with pytest.raises(
         InvalidInputError,
         match="patients must be at least 4 for 4 folds, got 3; pass --folds 3",
     ):
-        make_parts(cohort_of(labels, patients=patients), Drawing(folds=4))
+        make_parts(cohort_of(labels, patients=patients), FoldSettings(folds=4))
 
 
 def test_fewer_cases_of_a_class_than_folds_are_refused_by_its_name() -> None:
@@ -364,7 +366,7 @@ def test_fewer_cases_of_a_class_than_folds_are_refused_by_its_name() -> None:
         InvalidInputError,
         match=r"must have >= 3 cases of each class, .*got 2 cases of class 'b'",
     ):
-        make_parts(cohort_of(labels, patients=patients), Drawing(folds=3))
+        make_parts(cohort_of(labels, patients=patients), FoldSettings(folds=3))
 
 
 def test_fewer_cases_of_the_rarest_value_of_a_label_are_refused() -> None:
@@ -376,7 +378,7 @@ def test_fewer_cases_of_the_rarest_value_of_a_label_are_refused() -> None:
     with pytest.raises(
         InvalidInputError, match="got 2 cases with the rarest value of a label"
     ):
-        make_parts(cohort, Drawing(folds=3))
+        make_parts(cohort, FoldSettings(folds=3))
 
 
 # inner cases and scores
@@ -387,7 +389,7 @@ def test_one_of_so_many_training_cases_stops_the_training(
     inner: int, num_inner: int
 ) -> None:
     cohort = cohort_of(np.arange(40) % 2)
-    parts, _ = make_parts(cohort, Drawing(folds=5, inner=inner))
+    parts, _ = make_parts(cohort, FoldSettings(folds=5, inner=inner))
     for part in parts:
         assert len(part.stop) == num_inner
         assert sum(i % 2 for i in part.stop) == num_inner // 2
@@ -398,7 +400,7 @@ def test_one_of_so_many_training_cases_stops_the_training(
 def test_a_rare_class_has_an_inner_case_of_each_fold_and_one_that_trains() -> None:
     """3 of 30 training cases are rare, so that a third of them is taken, not a fifth."""
     labels = np.r_[np.zeros(36, int), np.ones(4, int)]
-    parts, _ = make_parts(cohort_of(labels), Drawing(folds=4))
+    parts, _ = make_parts(cohort_of(labels), FoldSettings(folds=4))
     for part in parts:
         assert len(part.stop) == 10
         assert sum(labels[list(part.stop)]) == 1
@@ -407,7 +409,7 @@ def test_a_rare_class_has_an_inner_case_of_each_fold_and_one_that_trains() -> No
 
 def test_inner_cases_of_other_folds_are_drawn_with_other_seeds() -> None:
     cohort = cohort_of(np.arange(40) % 2)
-    (part, *_), _ = make_parts(cohort, Drawing(folds=5, seed=3))
+    (part, *_), _ = make_parts(cohort, FoldSettings(folds=5, seed=3))
     train = np.array(sorted((*part.train, *part.stop)))
     judge = StratifiedKFold(n_splits=5, shuffle=True, random_state=3 + 0 + 1)
     _, stop = next(judge.split(train, train % 2))
@@ -416,7 +418,7 @@ def test_inner_cases_of_other_folds_are_drawn_with_other_seeds() -> None:
 
 def test_two_sites_are_enough_to_leave_one_out() -> None:
     cohort = cohort_of(np.array([0, 0, 1, 1] * 4), sites=["x", "y"] * 8)
-    parts, lines = make_parts(cohort, Drawing(unit="each-site", inner=2))
+    parts, lines = make_parts(cohort, FoldSettings(unit="each-site", inner=2))
     assert [part.test[:2] for part in parts] == [(0, 2), (1, 3)]
     assert lines == [
         "leave-one-site-out: 2 sites, and a model of the other sites predicts each"
@@ -426,7 +428,7 @@ def test_two_sites_are_enough_to_leave_one_out() -> None:
 def test_one_site_cannot_be_left_out() -> None:
     cohort = cohort_of(np.arange(8) % 2, sites=["x"] * 8)
     with pytest.raises(DatasetError, match=r"must have at least two sites .* got x"):
-        make_parts(cohort, Drawing(unit="each-site"))
+        make_parts(cohort, FoldSettings(unit="each-site"))
 
 
 @pytest.mark.parametrize(
@@ -459,6 +461,6 @@ def test_an_id_in_other_capitals_is_asked_back_and_on_no_side(tmp_path: Path) ->
     cohort = cohort_of(np.arange(8) % 2)
     rows = [f"c{i},{'train' if i < 4 else 'test'}" for i in range(7)]
     table = write_split(tmp_path / "s.csv", [*rows, "C7,test"], "case_id,split")
-    (part,), lines = make_parts(cohort, Drawing(inner=2), table)
+    (part,), lines = make_parts(cohort, FoldSettings(inner=2), table)
     assert 7 not in {*part.train, *part.stop, *part.test}
     assert "s.csv has 1 name without a case: C7 (did you mean c7?)" in lines

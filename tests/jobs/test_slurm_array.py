@@ -208,7 +208,7 @@ def test_an_array_comes_back_as_it_was_written(tmp_path: Path) -> None:
     array = written(tmp_path, config, killed={"2": 1}, refused=(7,))
     assert load_array(array.folder, KINDS) == array
     assert array.states() == {1: "WRITTEN", 2: "WRITTEN"}
-    assert array.ended_jobs() == {}
+    assert array.ended_attempts() == {}
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_an_entry_that_ran_out_of_time_alone_is_not_tried_again(
     array = written(tmp_path)
     array.submit()
     slurm.states[0] = {1: PENDING, 2: TaskState(state="TIMEOUT")}
-    assert array.ended_jobs()[2].end == "fatal"
+    assert array.ended_attempts()[2].end == "fatal"
 
 
 def test_an_array_that_squeue_has_forgotten_is_looked_up_in_the_accounting(
@@ -382,7 +382,7 @@ def test_an_array_that_squeue_has_forgotten_is_looked_up_in_the_accounting(
     array.submit()
     slurm.states[0] = {}
     slurm.accounted = {1: CANCELLED, 2: TaskState(state="OUT_OF_MEMORY")}
-    ended = array.ended_jobs()
+    ended = array.ended_attempts()
     assert (ended[1].end, ended[2].end, ended[2].lacking) == (
         "fatal",
         "died",
@@ -409,8 +409,8 @@ def test_tasks_are_reported_as_they_end(
     array.submit()
     monkeypatch.setattr(slurm_array, "task_states", slow)
     (array.folder / "results" / "2.json").unlink()
-    assert set(array.ended_jobs()) == {1}
-    assert set(array.ended_jobs()) == {1, 2}
+    assert set(array.ended_attempts()) == {1}
+    assert set(array.ended_attempts()) == {1, 2}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -198,7 +198,7 @@ def test_a_task_that_exceeds_its_memory_is_collected_sent_again_with_more_and_do
     with pytest.raises(Submitted) as submitted:
         run([tmp_path / "a.tiff"], out=out, config=config)
     await_end(out)
-    ended = submitted.value.array.ended_jobs()[1]
+    ended = submitted.value.array.ended_attempts()[1]
     assert (ended.end, ended.lacking) == ("died", "memory")
     messages: list[str] = []
     (found,) = collect(out, TASKS, on_message=messages.append)

@@ -10,7 +10,7 @@ from tests.predict.planted import write_embeddings
 from thinsection.errors import ConfigError, DatasetError, InvalidInputError
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import read_cohort
-from thinsection.evaluation.parts import Drawing, make_parts
+from thinsection.evaluation.parts import FoldSettings, make_parts
 from thinsection.evaluation.tables import SLIDE_ALIASES
 from thinsection.evaluation.target import Target
 from thinsection.slide.cohort_table import _ALIASES
@@ -124,7 +124,7 @@ def test_folds_keep_classes_alike_and_test_each_case_once(tmp_path: Path) -> Non
     cohort = cohort_of(
         tmp_path, f"slide_id,label\n{rows}\n", [f"s{i:02}" for i in range(45)]
     )
-    parts, _ = make_parts(cohort, Drawing(folds=5, inner=4, seed=0))
+    parts, _ = make_parts(cohort, FoldSettings(folds=5, inner=4, seed=0))
     assert sorted(i for part in parts for i in part.test) == list(range(45))
     for part in parts:
         sides = (*part.train, *part.stop, *part.test)
@@ -137,7 +137,7 @@ def test_folds_keep_classes_alike_and_test_each_case_once(tmp_path: Path) -> Non
             3,
         ]
     with pytest.raises(InvalidInputError, match="class 'y'"):
-        make_parts(cohort, Drawing(folds=16, inner=4, seed=0))
+        make_parts(cohort, FoldSettings(folds=16, inner=4, seed=0))
 
 
 def test_split_files_of_other_tools_are_read(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_split_files_of_other_tools_are_read(tmp_path: Path) -> None:
     nano = tmp_path / "nano.json"
     sides = {"train": {"slide_ids": names[:4]}, "val": {"slide_ids": names[4:]}}
     nano.write_text(json.dumps(sides))
-    (part,), _ = make_parts(cohort, Drawing(folds=9, inner=2, seed=0), clam)
+    (part,), _ = make_parts(cohort, FoldSettings(folds=9, inner=2, seed=0), clam)
     assert (part.train, part.stop, part.test) == ((0, 1), (2, 3), (4, 5))
     for path in (bench, nano):
-        (part,), _ = make_parts(cohort, Drawing(folds=9, inner=2, seed=0), path)
+        (part,), _ = make_parts(cohort, FoldSettings(folds=9, inner=2, seed=0), path)
         assert part.test == (4, 5)
         assert sorted((*part.train, *part.stop)) == [0, 1, 2, 3]
 
@@ -167,7 +167,9 @@ def test_a_case_on_two_sides_is_refused(tmp_path: Path) -> None:
     cohort = cohort_of(tmp_path, table, ["a", "b", "c"])
     (tmp_path / "split.csv").write_text("slide_id,split\na,train\nb,test\nc,train\n")
     with pytest.raises(DatasetError, match="one side of a split, got 'p'"):
-        make_parts(cohort, Drawing(folds=2, inner=2, seed=0), tmp_path / "split.csv")
+        make_parts(
+            cohort, FoldSettings(folds=2, inner=2, seed=0), tmp_path / "split.csv"
+        )
 
 
 def test_whole_numbers_are_one_class_however_they_are_written(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import read_cohort
-from thinsection.evaluation.parts import Drawing, make_parts
+from thinsection.evaluation.parts import FoldSettings, make_parts
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_table
 from thinsection.predict import folds, tested
@@ -444,7 +444,7 @@ def trainer_for(
     root: Path, labels: LabelsConfig, fit: FitConfig
 ) -> tuple[Trainer, Bags]:
     cohort = read_cohort(root, labels)
-    part = make_parts(cohort, Drawing(folds=3, inner=3, seed=0))[0][0]
+    part = make_parts(cohort, FoldSettings(folds=3, inner=3, seed=0))[0][0]
     bags = Bags([[Path(f) for f in files] for files in cohort.files])
     return Trainer(bags, cohort, part, fold=0, fit=fit), bags
 

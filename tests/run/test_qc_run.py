@@ -431,13 +431,13 @@ def test_a_run_looks_once_at_a_slide_that_lacks_results(
     write_he_slide(path, (900, 700))
     run([path], out=out, until="tissue")
     looks: list[str] = []
-    plain = prepare.claim_slide
+    plain = prepare.load_work
 
     def counted(entry: SlideEntry, *args: Any, **options: Any) -> Any:
         looks.append(entry.slide_id)
         return plain(entry, *args, **options)
 
-    monkeypatch.setattr(prepare, "claim_slide", counted)
+    monkeypatch.setattr(prepare, "load_work", counted)
     config = replace_flat(RunConfig(), {"executor": "pool", "workers": 1})
     assert run([path], out=out, config=config, until="tiles").counts["done"] == 1
     assert looks == ["s"]

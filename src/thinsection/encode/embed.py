@@ -74,7 +74,7 @@ class BatchEncoder(Generic[S, Item]):
     Args:
         encoders: encoders on any devices, with different labels.
         clock: adds up the time of transfers and of encoding.
-        make_device: makes the operations of a CUDA device; tests pass a simulated device.
+        make_device: wraps a CUDA device, by default in `CudaDevice`; tests pass a simulated device.
 
     Memory: `_IN_FLIGHT` batches of tiles and results, and the activations of the largest encoder,
     as encoders run one after the other. The weights of all encoders come on top.
@@ -156,7 +156,10 @@ class BatchEncoder(Generic[S, Item]):
         yield from self._drain(0)
 
     def release(self, *, leave: int = 0) -> None:
-        """Release buffers that were copied, and wait until at most `leave` are in use."""
+        """Release the buffers whose copies to all devices have ended, oldest first.
+
+        Waits for copies only while more than `leave` buffers are in use.
+        """
         while self._copying:
             batch, sent = self._copying[0]
             may_stay = len(self._copying) <= leave
@@ -274,7 +277,8 @@ def embed_tiles(
         slide, tiles, batch_size=batch_size, filters=filters, config=config
     ):
         batches += worker.submit(batch)
-        # the stream waits for each buffer before it gives the next one
+        # `iter_tiles` reuses the buffer when it is asked for the next batch, so wait until the copy
+        # to the device has ended
         worker.release()
     batches += worker.flush()
     indices = [np.arange(0)]

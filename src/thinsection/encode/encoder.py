@@ -111,7 +111,10 @@ class TileEncoder(ABC):
 
     @property
     def label(self) -> str:
-        """A readable name for a folder of results: 'uni2_h', 'uni2_h_bf16', 'uni_w1a2b3c'."""
+        """Readable name, different for different encoders, also for a folder of results.
+
+        Examples: 'uni2_h', 'uni2_h_bf16', 'uni_w1a2b3c'.
+        """
         # hashing is slow, and the label contains the hash only for own weights
         weights_hash = self.weights_hash if self.origin.own_weights else None
         return self.origin.label(

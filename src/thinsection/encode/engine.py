@@ -1,7 +1,7 @@
 """Engines that run a network on a CPU: PyTorch, or OpenVINO with the same graph converted.
 
 A converted graph is stored in the user's cache by the weights' hash. For each kind of CPU, the
-cache also stores the distance of the graph's embeddings of seeded tiles from PyTorch's.
+cache also stores how far its embeddings of random tiles (with a fixed seed) are from PyTorch's.
 
 Shapes: pixels [B, 3, E, E] of E = `input_px`; embeddings [B, D] and tokens [B, T, C].
 """
@@ -42,7 +42,7 @@ Network = Callable[[Tensor], tuple[Tensor, Tensor]]
 Shape = tuple[int, int, int, int]
 
 MAX_ERROR = 1e-5  # fp32: largest difference as a share of the embeddings' range
-MAX_ANGLE = 5e-3  # bf16: largest 1 - cosine of an embedding
+MAX_COSINE_DISTANCE = 5e-3  # bf16: largest cosine distance (1 - cosine) of an embedding
 # precisions of OpenVINO on CPUs, with OpenVINO's names for them
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 # advice for madvise(2): pages of a shared mapping are read again on access
@@ -54,7 +54,9 @@ _STAMPS = "stamps.json"  # of the files whose bytes were compared with the manif
 
 
 def why_torch(engine: EngineChoice, device: torch.device, *, is_random: bool) -> str:
-    """Reason why torch is used without trying OpenVINO; '' to try it, which is only on a CPU.
+    """Reason why PyTorch is used without trying OpenVINO; '' if OpenVINO is to be tried.
+
+    The reason 'torch': PyTorch was asked for, or the device is not a CPU.
 
     Raises InvalidInputError: unknown engine, or openvino on a device other than a CPU.
     """
@@ -80,16 +82,19 @@ def why_torch(engine: EngineChoice, device: torch.device, *, is_random: bool) ->
 
 @dataclass(frozen=True, kw_only=True)
 class SelfCheck:
-    """Distance of a converted network's embeddings of seeded tiles from PyTorch's in fp32."""
+    """Difference of a converted network's embeddings of random tiles from PyTorch's in fp32.
+
+    The tiles have a fixed seed. The fields are the keys of the stored file.
+    """
 
     error: float  # largest difference, as a share of the range
-    angle: float  # largest 1 - cosine
+    angle: float  # largest cosine distance (1 - cosine)
 
     def passes(self, precision: str) -> bool:
-        """True if the distance is within the precision's tolerance."""
+        """True if the difference is within the precision's tolerance."""
         if precision == "fp32":
             return self.error <= MAX_ERROR
-        return self.angle <= MAX_ANGLE
+        return self.angle <= MAX_COSINE_DISTANCE
 
 
 class OpenVinoNetwork:
@@ -147,8 +152,8 @@ def converted_network(
 ) -> tuple[OpenVinoNetwork, SelfCheck]:
     """Network (in fp32 on the CPU) for OpenVINO: from the cache, or converted and stored there.
 
-    It is converted and compared with pixels of that shape, which are made if they are needed;
-    afterwards it is on the meta device.
+    `make_pixels` is called only if the network must be converted or compared. Afterwards `network`
+    is on the meta device: its weights are freed.
 
     Memory: for conversion, half of the weights in addition, and their size on disk; for
     compilation, twice the weights.
@@ -183,6 +188,7 @@ def stored_network(
     embeddings than PyTorch.
     """
     folder, check_path = _graph_files(cache_dir, weights_hash, shape, precision)
+    # without weights there is nothing to convert
     if not (_is_whole(folder) and check_path.exists()):
         raise InvalidInputError(
             "network must have weights, got none, and no graph that was checked on this CPU"

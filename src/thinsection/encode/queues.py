@@ -91,7 +91,7 @@ class Sent:
     """Tiles in transfer to the device."""
 
     tiles: Tensor
-    copied: Event
+    copied: Event  # the copy has ended
 
 
 @dataclass(eq=False)

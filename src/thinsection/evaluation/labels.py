@@ -59,7 +59,7 @@ class Cohort:
     # slide ids of each case, in the order of its `files`
     slides: tuple[tuple[str, ...], ...]
     files: tuple[tuple[str, ...], ...]  # files of embeddings of each case
-    # Numbers of each case, by kind of target. Classes: the class. Multilabel: 0, 1 or None (blank)
+    # Target values of each case. Classes: the index of the class. Multilabel: 0, 1 or None (blank)
     # for each label. Regression: the value. Survival: event and time.
     values: tuple[tuple[float | None, ...], ...]
     patients: tuple[str, ...]  # patient of each case; a patient may have several cases
@@ -71,7 +71,7 @@ class Cohort:
     subgroups: tuple[tuple[str, ...], ...] = ()
     unlabelled: int = 0  # number of rows of the table without a label
     without_embeddings: int = 0  # number of labelled rows without embeddings
-    # sentences on the rows that matched embeddings, on the others, and why
+    # sentences for the user: which rows matched embeddings, which did not, and why
     account: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     reading: tuple[ValueReading, ...] = ()  # how each value of the table is read
@@ -107,7 +107,7 @@ class Cohort:
 
 
 def items_if_several(items: tuple[str, ...]) -> tuple[str, ...]:
-    """Slides (or files) of a case if there are several; () for one, which the case identifies."""
+    """Slides (or files) of a case if there are several; () if the case id is enough to find it."""
     return items if len(items) > 1 else ()
 
 
@@ -183,13 +183,14 @@ def join_labels(
     label_values, new_rows = _without_new_classes(
         label_values, trained, table.path.name
     )
-    new_slides = [(table.name(i), name) for i, name in new_rows.items()]
+    rows_of_new_classes = [(table.name(i), name) for i, name in new_rows.items()]
     unlabelled = [i for i in range(len(table.rows)) if i not in label_values.labelled]
     blank_lines = []
     if unlabelled:
         blank = [table.rows[i] for i in unlabelled]
         names = [table.name(i) for i in unlabelled]
         blank_lines.append(missing_words(blank, config.target, names))
+    # ids that a row may have meant, for messages; a case_id is usually the patient's
     if table.key == "slide_id":
         ids = KnownIds(all_slides)
     else:
@@ -213,7 +214,7 @@ def join_labels(
         *blank_lines,
         *label_values.notes,
         *_count_line(
-            [f"{name} ({row})" for row, name in new_slides],
+            [f"{name} ({row})" for row, name in rows_of_new_classes],
             key_noun,
             "left out",
             " of a class that the model does not have",
@@ -292,28 +293,31 @@ def _without_new_classes(
 ) -> tuple[LabelValues, dict[int, str]]:
     """Labels whose class the tested model has; and the class of each other row.
 
-    Raises DatasetError: the model has the class of no row, or a class differs from one of the
-    model's classes only in capital letters.
+    A class that differs from one of the model's only in capital letters stays in the labels;
+    `encode_labels` refuses it.
+
+    Raises DatasetError: the model has the class of no row.
     """
     if trained is None or not trained.exclusive:
         return label_values, {}
-    plain = {name.casefold() for name in trained.names}
-    new: dict[int, str] = {}
+    model_classes = {name.casefold() for name in trained.names}
+    class_of_new_row: dict[int, str] = {}
     for row, (text,) in zip(label_values.rows, label_values.cells, strict=True):
-        if str(text) not in trained.names and str(text).casefold() not in plain:
-            new[row] = str(text)
-    if label_values.rows and len(new) == len(label_values.rows):
+        if str(text) not in trained.names and str(text).casefold() not in model_classes:
+            class_of_new_row[row] = str(text)
+    if label_values.rows and len(class_of_new_row) == len(label_values.rows):
+        new_classes = dict.fromkeys(class_of_new_row.values())
         raise DatasetError(
             f"label must be one of {', '.join(trained.names)}, got "
-            f"{listed_names([repr(name) for name in dict.fromkeys(new.values())])} in {where}"
+            f"{listed_names([repr(name) for name in new_classes])} in {where}"
         )
-    kept = [i for i, row in enumerate(label_values.rows) if row not in new]
+    kept = [i for i, row in enumerate(label_values.rows) if row not in class_of_new_row]
     kept_labels = replace(
         label_values,
         rows=tuple(label_values.rows[i] for i in kept),
         cells=tuple(label_values.cells[i] for i in kept),
     )
-    return kept_labels, new
+    return kept_labels, class_of_new_row
 
 
 def _cases_of_new_classes(

@@ -29,7 +29,7 @@ from thinsection.evaluation.embeddings import (
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import Cohort, join_labels, known_patients
 from thinsection.evaluation.metrics import IndexArray
-from thinsection.evaluation.parts import Part
+from thinsection.evaluation.parts import FoldCases
 from thinsection.types import Floats, Reals, counted
 
 # cosine from which two mean embeddings nearly coincide, after the mean of all is subtracted
@@ -224,7 +224,7 @@ def rounded(x: Reals) -> Reals:
 
 
 def check_copies(
-    cohort: Cohort, parts: Sequence[Part], contents: Contents, *, allowed: bool
+    cohort: Cohort, parts: Sequence[FoldCases], contents: Contents, *, allowed: bool
 ) -> list[str]:
     """Warnings on test slides that are copies of training slides.
 

@@ -35,22 +35,23 @@ SplitEntry = tuple[tuple[str, ...], str]  # the ids of a slide or case, and its 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """A fold, as indices of cases."""
+class FoldCases:
+    """Cases of one fold, as indices: training, inner validation and test cases."""
 
     train: tuple[int, ...]
-    # inner validation cases: they decide the epoch, the settings and the temperature
+    # Inner validation cases; they decide the epoch, the settings and the temperature. "stop" is the
+    # key in cohort.json.
     stop: tuple[int, ...]
     test: tuple[int, ...]
-    repeat: int = 0  # number of the drawing, if folds are drawn several times
+    repeat: int = 0  # number of the draw, if folds are drawn several times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
+class FoldSettings:
     """Settings of how folds are drawn."""
 
     folds: int = 5
-    # one of so many parts of the training cases is the inner validation set
+    # number of parts into which the training cases are divided; one is the inner validation set
     inner: int = 5
     seed: int = 0
     unit: FoldUnit = "patient"
@@ -59,39 +60,39 @@ class Drawing:
 
 def make_parts(
     cohort: Cohort,
-    drawing: Drawing,
+    settings: FoldSettings,
     splits: Path | None = None,
     *,
     allow_leakage: bool = False,
-) -> tuple[tuple[Part, ...], list[str]]:
+) -> tuple[tuple[FoldCases, ...], list[str]]:
     """The folds, and sentences on how they were made.
 
-    Folds of a file are not changed. If a fold has no inner validation cases, one in `inner` of its
-    training cases becomes one, stratified.
+    Folds of a file are not changed. If a fold has no inner validation set, a stratified share of
+    1 / `inner` of its training cases becomes it.
 
     Raises DatasetError, InvalidInputError, ConfigError: an id or a patient in two sets, an empty
     set, a class with fewer cases than folds, test cases that cannot be scored.
     """
     if splits is not None:
-        if drawing.unit != "patient" or drawing.repeats != 1:
+        if settings.unit != "patient" or settings.repeats != 1:
             raise ConfigError(
                 "splits must not be combined with --fold-unit or --repeats, got "
                 f"{str(splits)!r}; omit one of them"
             )
         parts, lines = _file_parts(cohort, splits, allow_leakage=allow_leakage)
-    elif drawing.unit == "each-site":
+    elif settings.unit == "each-site":
         parts, lines = _each_site(cohort)
     else:
         parts = []
-        for repeat in range(drawing.repeats):
-            parts += _drawn(cohort, drawing, repeat)
-        times = f", drawn {drawing.repeats} times" if drawing.repeats > 1 else ""
-        sites = ", sites whole" if drawing.unit == "site" else ""
+        for repeat in range(settings.repeats):
+            parts += _drawn(cohort, settings, repeat)
+        times = f", drawn {settings.repeats} times" if settings.repeats > 1 else ""
+        sites = ", sites whole" if settings.unit == "site" else ""
         several_cases = len(set(cohort.patients)) < len(cohort.patients)
         patients = ", patients whole" if several_cases else ""
         lines = [
-            f"{drawing.folds} stratified folds of cases{patients}{sites}{times}, seed "
-            f"{drawing.seed}"
+            f"{settings.folds} stratified folds of cases{patients}{sites}{times}, seed "
+            f"{settings.seed}"
         ]
     for fold, part in enumerate(parts):
         why = why_unscorable(cohort, np.array(part.test))
@@ -101,7 +102,7 @@ def make_parts(
                 "fewer folds, more cases, or another split"
             )
     parts = [
-        part if part.stop else _with_stop(cohort, part, drawing, fold)
+        part if part.stop else _with_stop(cohort, part, settings, fold)
         for fold, part in enumerate(parts)
     ]
     if cohort.target.exclusive:
@@ -117,30 +118,30 @@ def make_parts(
     return tuple(parts), lines
 
 
-def _drawn(cohort: Cohort, drawing: Drawing, repeat: int) -> list[Part]:
-    """Folds of one drawing. A patient stays in one fold, and so does a site if `unit` is 'site'.
+def _drawn(cohort: Cohort, settings: FoldSettings, repeat: int) -> list[FoldCases]:
+    """Folds of one draw. A patient stays in one fold, and so does a site if `unit` is 'site'.
 
     Site-preserved folds (Howard et al. 2021) are balanced by scikit-learn's StratifiedGroupKFold,
     which is greedy; the authors solve a quadratic programme.
     """
-    whole = _required_sites(cohort) if drawing.unit == "site" else cohort.patients
+    groups = _required_sites(cohort) if settings.unit == "site" else cohort.patients
     strata = cohort.strata
-    seed = drawing.seed + repeat
-    if len(set(whole)) == len(whole):
-        _check_counts(cohort, drawing.folds)
-        folds = stratified_folds(strata, folds=drawing.folds, seed=seed)
+    seed = settings.seed + repeat
+    if len(set(groups)) == len(groups):
+        _check_counts(cohort, settings.folds)
+        folds = stratified_folds(strata, folds=settings.folds, seed=seed)
     else:
-        count = len(set(whole))
-        if count < drawing.folds:
-            word = "sites" if drawing.unit == "site" else "patients"
+        count = len(set(groups))
+        if count < settings.folds:
+            word = "sites" if settings.unit == "site" else "patients"
             raise InvalidInputError(
-                f"{word} must be at least {drawing.folds} for {drawing.folds} folds, "
+                f"{word} must be at least {settings.folds} for {settings.folds} folds, "
                 f"got {count}; pass --folds {count}"
             )
-        _check_counts(cohort, drawing.folds)
-        folds = grouped_folds(strata, whole, folds=drawing.folds, seed=seed)
+        _check_counts(cohort, settings.folds)
+        folds = grouped_folds(strata, groups, folds=settings.folds, seed=seed)
     return [
-        Part(train=_rows(train), stop=(), test=_rows(test), repeat=repeat)
+        FoldCases(train=_rows(train), stop=(), test=_rows(test), repeat=repeat)
         for train, test in folds
     ]
 
@@ -162,7 +163,7 @@ def _check_counts(cohort: Cohort, folds: int) -> None:
 
 
 def _check_inner_counts(
-    cohort: Cohort, part: Part, drawing: Drawing, fold: int
+    cohort: Cohort, part: FoldCases, settings: FoldSettings, fold: int
 ) -> None:
     """Refuses training cases that are too few for a validation set with each class."""
     fewest, words = _rarest(cohort, part.train)
@@ -170,7 +171,7 @@ def _check_inner_counts(
         return
     in_all = _rarest(cohort, range(len(cohort.cases)))[0]
     remedy = "add cases, or use other splits"
-    if drawing.unit != "each-site" and in_all > drawing.folds:
+    if settings.unit != "each-site" and in_all > settings.folds:
         remedy = f"pass --folds {in_all}, so that fewer of them are tested at once, or add cases"
     elif in_all < LEAST_OF_CLASS:
         remedy = (
@@ -215,13 +216,13 @@ def _required_sites(cohort: Cohort) -> tuple[str, ...]:
     return cohort.sites
 
 
-def _each_site(cohort: Cohort) -> tuple[list[Part], list[str]]:
+def _each_site(cohort: Cohort) -> tuple[list[FoldCases], list[str]]:
     """One fold per site: a model of the other sites is tested on it.
 
     A site that cannot be scored is only in training sets.
     """
     sites = np.array(_required_sites(cohort))
-    parts: list[Part] = []
+    parts: list[FoldCases] = []
     unscored: list[str] = []
     num_unscored_cases = 0
     for site in np.unique(sites):
@@ -232,7 +233,8 @@ def _each_site(cohort: Cohort) -> tuple[list[Part], list[str]]:
             num_unscored_cases += len(test)
         else:
             train = np.flatnonzero(sites != site)
-            parts.append(Part(train=_rows(train), stop=(), test=_rows(test)))
+            parts.append(FoldCases(train=_rows(train), stop=(), test=_rows(test)))
+    # one site with a score is enough if there are other sites to train on
     if not parts or len(parts) + len(unscored) < 2:
         raise DatasetError(
             "leave-one-site-out must have at least two sites with a score, got "
@@ -249,16 +251,18 @@ def _each_site(cohort: Cohort) -> tuple[list[Part], list[str]]:
     return parts, lines
 
 
-def _with_stop(cohort: Cohort, part: Part, drawing: Drawing, fold: int) -> Part:
+def _with_stop(
+    cohort: Cohort, part: FoldCases, settings: FoldSettings, fold: int
+) -> FoldCases:
     """The fold with some of its training cases as inner validation cases; patients stay whole."""
     train = np.array(part.train)
     strata = cohort.target.strata(cohort.array[train])
     patients = [cohort.patients[i] for i in part.train]
-    seed = drawing.seed + fold + 1
+    seed = settings.seed + fold + 1
     fewest = int(np.unique(strata, return_counts=True)[1].min())
-    folds = max(LEAST_INNER, min(drawing.inner, fewest))
+    folds = max(LEAST_INNER, min(settings.inner, fewest))
     if len(set(patients)) == len(patients):
-        _check_inner_counts(cohort, part, drawing, fold)
+        _check_inner_counts(cohort, part, settings, fold)
         inner_folds = stratified_folds(strata, folds=folds, seed=seed)
     else:
         inner_folds = grouped_folds(strata, patients, folds=folds, seed=seed)
@@ -285,20 +289,22 @@ def why_unscorable(cohort: Cohort, rows: IndexArray) -> str:
     if target.kind == "regression":
         return "" if len(np.unique(values)) > 1 else "one value"
     events, times = values.T
-    pairs = events.any() and times[events == 1].min() < times.max()
-    return "" if pairs else "no event before the end of another case's follow-up"
+    has_comparable_pair = events.any() and times[events == 1].min() < times.max()
+    if has_comparable_pair:
+        return ""
+    return "no event before the end of another case's follow-up"
 
 
 def _file_parts(
     cohort: Cohort, path: Path, *, allow_leakage: bool
-) -> tuple[list[Part], list[str]]:
+) -> tuple[list[FoldCases], list[str]]:
     """The folds of a file, and sentences on names that match no case, and on cases left out."""
     # a split may name a case by its own id, its patient's or its slides'
     names = {*cohort.cases, *cohort.patients}
     for slides in cohort.slides:
         names.update(slides)
     known_ids = KnownIds(names, "case_id")
-    parts: list[Part] = []
+    parts: list[FoldCases] = []
     unmatched: dict[str, None] = {}
     used: set[int] = set()
     for fold, entries in enumerate(read_splits(path)):
@@ -343,7 +349,7 @@ def _side_by_id(
 
 def _part_of(
     cohort: Cohort, side_by_id: dict[str, str], where: str, *, allow_leakage: bool
-) -> Part:
+) -> FoldCases:
     """Fold with the cases of each set; without a test set, the validation set is the test set."""
     sides: dict[str, list[int]] = {side: [] for side in SIDES}
     side_by_patient: dict[str, str] = {}
@@ -373,7 +379,7 @@ def _part_of(
         raise DatasetError(
             f"a split must have cases in training and test set, got {counts} in {where}"
         )
-    return Part(
+    return FoldCases(
         train=tuple(sides[TRAIN]), stop=tuple(sides[VAL]), test=tuple(sides[TEST])
     )
 

@@ -1,7 +1,7 @@
 """The driver that runs entries of any kind on any executor and reports each exactly once.
 
-An attempt is a set of entries that a backend tries in the same way. Its entries are grouped into
-jobs. A job is the part of an attempt that one worker gets; both are values of type `Attempt`. A job
+An attempt is a set of entries that a backend tries in the same way. The backend splits it into
+jobs, each for one worker to take. A job is a value of type `Attempt` too, with fewer entries. It
 ends in one of four ways:
 
     reported   it has a result for each entry: the results are reported
@@ -98,6 +98,7 @@ def execute(
     unfinished: list[Entry] = []
     finished: list[Result] = []
     for entry in entries:
+        # look in the files whether the entry is done, unless the task does so itself
         result = None
         if look_for_finished and backend_type.skips_finished_entries:
             result = task.finished(entry)
@@ -185,7 +186,8 @@ def close_job(
         config: settings with the memory sizes and GPUs of all retries.
         growable_resources: resources of which the next attempt can get more.
         on_message: called with a line if entries are tried again alone.
-        is_superseded: True for an entry that a newer job has; that job decides on it.
+        is_superseded: True for an entry that a newer job has. It is neither retried nor lost here;
+            the caller drops its result.
 
     Returns:
         The job with the entries whose result is final, and their report; how many of these results

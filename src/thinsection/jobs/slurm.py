@@ -81,7 +81,7 @@ class SlurmBackend(Backend):
         self.sent = dict(enumerate(jobs, start=1))
 
     def poll(self, *, waiting: int) -> Sequence[Attempt]:
-        ended = self._array.ended_jobs(among=self.sent)
+        ended = self._array.ended_attempts(among=self.sent)
         if not ended:
             threading.Event().wait(self.poll_s)
         for index in ended:
@@ -263,7 +263,7 @@ class Collected:
             self.waiting += state not in ("DONE", "LOST", "WRITTEN")
 
         attempts: list[Attempt] = []
-        for job in array.ended_jobs().values():
+        for job in array.ended_attempts().values():
             is_final = job.end == "died" and not retry
             closed, _, next_attempts = close_job(
                 replace(job, end="fatal") if is_final else job,

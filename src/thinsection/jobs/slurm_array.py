@@ -256,6 +256,7 @@ class Array:
         (self.folder / "logs").mkdir(parents=True)
         write_text(self.script, text)
         attempt = self.attempt
+        # "rung" is the resource step, "before" the previous request: earlier files have these keys
         attempt_document = {
             "entries": [as_mapping(entry) for entry in self.attempt.entries],
             "task": as_mapping(attempt.task),
@@ -293,7 +294,7 @@ class Array:
                 reports.append(as_mapping(report))
                 write_json(self._result_path(index, "json"), reports)
                 on_report(report)
-        except Exception as error:  # stored for `collect`, which does not read logs
+        except Exception as error:  # stored for `slurm.py: collect`
             text = f"{error_words(error)}\n"
             write_text(self._result_path(index, "error"), text)
             raise
@@ -333,8 +334,10 @@ class Array:
         reasons = [task.waits_for for state, task in states if state == _WAITING]
         return Counter(filter(None, reasons))
 
-    def ended_jobs(self, *, among: Collection[int] | None = None) -> dict[int, Attempt]:
-        """Jobs that have ended, with their end, by array index.
+    def ended_attempts(
+        self, *, among: Collection[int] | None = None
+    ) -> dict[int, Attempt]:
+        """The attempt of each array index that has ended, with how it ended.
 
         Args:
             among: indices to look at; None means all.
@@ -346,13 +349,13 @@ class Array:
             accounted = accounted_states(self.job_id or 0)
         ended = {}
         for index, (state, task) in states.items():
-            job = replace(self.attempt, entries=self.chunks[index - 1])
+            attempt = replace(self.attempt, entries=self.chunks[index - 1])
             if state == "DONE":
                 report = merge_reports(self.reports(index))
-                ended[index] = job.ended("reported", report=report)
+                ended[index] = attempt.ended("reported", report=report)
             elif state == "LOST":
                 last = task if task.state else accounted.get(index, task)
-                ended[index] = self._unreported(job, index, last)
+                ended[index] = self._unreported(attempt, index, last)
         return ended
 
     def _look_up(
@@ -378,26 +381,27 @@ class Array:
             states[index] = (state, task)
         return states
 
-    def _unreported(self, job: Attempt, index: int, state: TaskState) -> Attempt:
-        """The job of an array index that ended without reports of all entries, with its end.
+    def _unreported(self, attempt: Attempt, index: int, state: TaskState) -> Attempt:
+        """The attempt of an array index that ended without reports of all entries, with its end.
 
-        Jobs that the user cancelled, jobs that ended by an error of their own, and single entries
-        that ran out of time are not retried. Jobs that Slurm no longer lists are retried if they
-        had begun.
+        It is not retried if the user cancelled it, if it ended by an error of its own, or if it is
+        a single entry that ran out of time. If Slurm no longer lists it, it is retried if it had
+        begun.
         """
         log = self.folder / "logs" / f"{self.job_id}_{index}.log"
         error_path = self._result_path(index, "error")
         died = state.died
         lacking = state.lacking
         if not state.state and log.exists() and not error_path.exists():
+            # it had begun and left no error, so it was killed, most likely for memory
             died = True
             lacking = "memory"
-        if state.state == "TIMEOUT" and len(job.entries) == 1:
+        if state.state == "TIMEOUT" and len(attempt.entries) == 1:
             died = False
         reason = f"array task {self.job_id}_{index} ended without a report ({state.describe()})"
         if error_path.exists():
             reason += f": {error_path.read_text(encoding='utf-8').strip()}"
-        return job.ended(
+        return attempt.ended(
             "died" if died else "fatal",
             report=merge_reports(self.reports(index)),
             reason=f"{reason}; see {log}",

@@ -30,7 +30,7 @@ from thinsection.errors import (
 from thinsection.evaluation.audit import audit
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_labelled, sketches
-from thinsection.evaluation.parts import Drawing, make_parts
+from thinsection.evaluation.parts import FoldSettings, make_parts
 from thinsection.files.atomic import read_json, write_json, write_table, write_text
 from thinsection.files.tables import path_and_sheet
 from thinsection.jobs.execute import execute
@@ -195,7 +195,7 @@ def plan(
     """
     if cross.repeats < 1:
         raise ConfigError(f"repeats must be >= 1, got {cross.repeats}")
-    drawing = Drawing(
+    settings = FoldSettings(
         folds=cross.folds,
         inner=cross.inner_folds,
         seed=seed,
@@ -203,7 +203,7 @@ def plan(
         repeats=cross.repeats,
     )
     allowed = cross.allow_leakage
-    parts, lines = make_parts(cohort, drawing, cross.splits, allow_leakage=allowed)
+    parts, lines = make_parts(cohort, settings, cross.splits, allow_leakage=allowed)
     copies = check_copies(cohort, parts, contents, allowed=allowed)
     study = Study(
         cohort=cohort,

@@ -21,7 +21,7 @@ from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ConfigError, naming_file
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import IndexArray
-from thinsection.evaluation.parts import Part
+from thinsection.evaluation.parts import FoldCases
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_json, write_json
 from thinsection.files.lock import LOCK_NAME, hold
@@ -48,10 +48,10 @@ ONE_THREAD_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Cases, labels and folds of a training, as all workers read them."""
+    """Training study: cases, labels and folds of a training, as all workers read them."""
 
     cohort: Cohort
-    parts: tuple[Part, ...]
+    parts: tuple[FoldCases, ...]
     digests: tuple[str, ...] = ()  # `content_digest` of each file of embeddings
     warnings: tuple[str, ...] = ()  # warnings about leaks that are likely, or allowed
 

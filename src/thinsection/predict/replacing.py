@@ -27,7 +27,8 @@ from thinsection.types import Document, counted
 from thinsection.weights.origin import slug
 
 REMEDY = 'pass another out="...", or overwrite=True to replace it'
-# settings that change no result: settings of time and memory, and paths whose content is compared
+# Settings that are not compared. Two set time and memory. The effect of the others, which is the
+# folds, is compared instead.
 NEUTRAL = {"checkpoint_s", "memory", "allow_leakage", "splits"}
 # sections of `TrainConfig` that are compared; "cross" is cross-validation
 SECTIONS = ("head", "fit", "cross")
@@ -43,7 +44,7 @@ def check_experiment(out: Path, study: Study, settings: Document) -> None:
 
     Args:
         out: folder of the experiment.
-        study: cases, labels and folds of the new training.
+        study: training study: cases, labels and folds of the new training.
         settings: `TrainConfig` of the new training, as a mapping.
     """
     if not (out / "model.safetensors").is_file():
@@ -77,7 +78,7 @@ def _changed_data(out: Path, study: Study) -> list[str]:
     old = earlier.cohort
     new = study.cohort
     changes = []
-    if _classes_only(old.target) != _classes_only(new.target):
+    if _without_class_order(old.target) != _without_class_order(new.target):
         before = f"{', '.join(old.target.columns)} ({old.target.kind})"
         after = f"{', '.join(new.target.columns)} ({new.target.kind})"
         words = f"target {before}, now {after}"
@@ -97,18 +98,19 @@ def _changed_data(out: Path, study: Study) -> list[str]:
             changes.append("other embeddings")
         if earlier.parts != study.parts:
             changes.append("other folds")
-        if _columns(earlier) != _columns(study):
+        if _sites_and_subgroups(earlier) != _sites_and_subgroups(study):
             changes.append("other sites or subgroups")
     if old.target.positive_name != new.target.positive_name:
         changes.append(
             f"positive class {old.target.positive_name}, now {new.target.positive_name}"
         )
+    # the comparison of targets ignores the order of two classes, so it is compared here
     elif not changes and old.target.names != new.target.names:
         changes.append("another order of the classes")
     return changes
 
 
-def _classes_only(target: Target) -> Target:
+def _without_class_order(target: Target) -> Target:
     """The target with sorted class names and no positive class.
 
     So a comparison of two binary targets ignores the order of their classes and the positive class.
@@ -126,7 +128,7 @@ def _labels(cohort: Cohort) -> list[str] | tuple[tuple[float | None, ...], ...]:
     return [cohort.target.names[int(value)] for (value,) in cohort.array]
 
 
-def _columns(study: Study) -> tuple[object, ...]:
+def _sites_and_subgroups(study: Study) -> tuple[object, ...]:
     """Sites and subgroups of the cases: tables of the page are made of them."""
     cohort = study.cohort
     return cohort.sites, cohort.subgroup_columns, cohort.subgroups

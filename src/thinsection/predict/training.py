@@ -27,7 +27,7 @@ from torch.optim.adamw import adamw
 from thinsection.config import as_mapping
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.labels import Cohort, items_if_several
-from thinsection.evaluation.parts import Part
+from thinsection.evaluation.parts import FoldCases
 from thinsection.evaluation.target import FAR, Target
 from thinsection.files.atomic import parse_json
 from thinsection.predict.bags import Bag, Bags
@@ -66,7 +66,7 @@ class Trainer:
     """
 
     def __init__(
-        self, bags: Bags, cohort: Cohort, part: Part, *, fold: int, fit: FitConfig
+        self, bags: Bags, cohort: Cohort, part: FoldCases, *, fold: int, fit: FitConfig
     ) -> None:
         for name in ("lr", "epochs", "patience", "starts"):
             if not getattr(fit, name) > 0:

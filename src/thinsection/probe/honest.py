@@ -42,7 +42,7 @@ from thinsection.probe.protocol import (
 )
 from thinsection.probe.result import Choice, ProbeResult, choices, classified
 
-# predicted labels (Nq,), class probabilities (Nq, K), details
+# predicted labels (Nq,) of Nq test rows, class probabilities (Nq, K), details
 Prediction = tuple[IndexArray, FloatVector, Details]
 TileSettings = TypeVar("TileSettings", LinearSettings, KnnSettings, FewshotSettings)
 Predict = Callable[[TileSet, TileSettings, int], Prediction]  # (data, settings, seed)
@@ -90,7 +90,7 @@ def restricted(
 ) -> Protocol:
     """The protocol with one setting in each sweep, so that there is nothing to select.
 
-    `repeats` is ignored, because there are no inner folds.
+    The result has no inner folds, so a probe runs once with it, whatever its `repeats`.
     """
     p = replace(protocol, inner_folds=0)
     values = [float(value) for value in choice]
@@ -144,10 +144,11 @@ def _honest_tiles(
     def score_trained_on(part: Split) -> float:
         smallest = int(np.bincount(part.labels, minlength=data.num_classes).min())
         usable_choice = choice
-        if len(choice) == 1:  # k of kNN: at most the number of training rows
+        # kNN is the only tile probe that chooses one value: k, at most the number of training rows
+        if len(choice) == 1:
             usable_choice = (min(int(choice[0]), len(part)),)
-        own = restricted(protocol, usable_choice, most_shots=smallest)
-        return probe(replace(data, train=part), protocol=own).score
+        part_protocol = restricted(protocol, usable_choice, most_shots=smallest)
+        return probe(replace(data, train=part), protocol=part_protocol).score
 
     def null_score(seed: int) -> float:
         order = permutation_of_labels(train.labels, train.groups, seed)
@@ -235,7 +236,7 @@ def permutation_of_labels(
 ) -> IndexArray:
     """Row indices whose labels permute `labels`: row i takes the label of row result[i].
 
-    Patients swap labels as a whole if each of them has one label.
+    Patients swap labels as a whole if each of them has one label; otherwise single rows swap them.
     """
     rng = np.random.default_rng(seed)
     codes = np.arange(len(labels)) if groups is None else groups.codes
@@ -271,6 +272,7 @@ def honest_cases(
     ]
     # the setting that most folds chose
     usual = restricted(protocol, Counter(chosen).most_common(1)[0][0])
+    # classes; for survival cases, whether the event was observed
     labels = cases.strata
 
     def null_score(seed: int) -> float:

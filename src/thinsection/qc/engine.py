@@ -46,7 +46,7 @@ _COMMENTS = ("openslide.comment", "tiff.ImageDescription")
 
 
 def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> Models:
-    """Loads the pixel model of each check by example.
+    """Loads the pixel model of each check that learns from example masks (`ExampleCheck`).
 
     A model for the user's own examples is trained once and kept in the cache.
     """
@@ -100,6 +100,7 @@ def run_qc(
     read_s = time.perf_counter() - started
     work_image = images[pipeline.work_mpp]
     height, width = work_image.shape[:2]
+    # `_th` (thumbnail) stands for the work image
     frame = MaskFrame(size_th=(width, height), size_l0=slide.size)
     areas = {}
     if pipeline.segmenter is not None and segmentation is not None:
@@ -113,7 +114,7 @@ def run_qc(
         images=images,
         work_image=work_image,
         areas=areas,
-        # called only if a check by example asks for its probabilities
+        # called only if an `ExampleCheck` asks for its probabilities
         get_models=partial(prepare_models, pipeline, cache_dir=cache_dir),
     )
     runner = _CheckRunner(view, pipeline, strict=strict)
@@ -161,7 +162,7 @@ def run_qc(
 
 
 def _check_segmentation(pipeline: Pipeline, segmentation: ClassMap | None) -> None:
-    """Raises ConfigError: the pipeline needs a segmentation and has none, or takes none."""
+    """Raises ConfigError: a segmentation is needed and missing, or given and not taken."""
     if pipeline.segmenter is None:
         if segmentation is not None:
             raise ConfigError(
@@ -270,7 +271,8 @@ class _CheckRunner:
             self.not_judged.append(check.name)
             return
         started = time.perf_counter()
-        # a pipeline may have other settings for the stain that an earlier check measured
+        # An earlier check may have found which stain the slide has. The pipeline may have other
+        # settings for that stain.
         check = self._pipeline.variant(check, self._stain)
         affected_areas = {}
         earlier_columns: set[str] = set()
@@ -280,6 +282,7 @@ class _CheckRunner:
                 affected_areas[name] = earlier.affected_area
         view = replace(
             self._view,
+            # form in which shares are written
             statistics=check.statistics or self._pipeline.statistics,
             affected_areas=affected_areas,
         )
@@ -300,7 +303,9 @@ class _CheckRunner:
         limit = self._tissue_px * _MAX_REMOVED_SHARE
         removes_all = num_before > 0 and num_left == 0
         removes_most = 0 < limit < num_before - num_left
+        is_overruled = False
         if removes_all or removes_most:
+            # not overruled: a check before tissue is found, or one that is sure of its whole area
             can_overrule = self._tissue_px > 0 and not self._strict
             is_overruled = can_overrule and num_sure_left > num_left
             warnings.append(
@@ -314,9 +319,7 @@ class _CheckRunner:
             )
             if is_overruled:
                 self._overruled.add(check.name)
-        self._narrow_masks(
-            mask_after, mask_sure, is_overruled=check.name in self._overruled
-        )
+        self._narrow_masks(mask_after, mask_sure, is_overruled=is_overruled)
         if check.removes_glass:
             self._tissue_px = num_left
         # the view holds the mask; dropping it from the outcome frees memory
@@ -343,6 +346,8 @@ class _CheckRunner:
         if is_overruled and self._pipeline.guard:
             self._view = replace(self._view, mask_use=mask_sure)
             return
+        # Guard off: the second mask begins at the first overruled check. From then on it loses what
+        # each check removes; of an overruled check only the sure area.
         if is_overruled and self._mask_for_tiles is None:
             self._mask_for_tiles = mask_before
         if self._mask_for_tiles is not None:
@@ -361,16 +366,16 @@ class _CheckRunner:
         for name, outcome in self.outcomes.items():
             if not outcome.enforce:
                 continue
-            removable_area = outcome.affected_area
+            area_for_tiles = outcome.affected_area
             if name in self._overruled:
-                removable_area = outcome.sure_area
-            enforced_area = outcome.affected_area
+                area_for_tiles = outcome.sure_area
+            area_for_checks = outcome.affected_area
             if self._pipeline.guard:
-                enforced_area = removable_area
-            if enforced_area is not None:
-                mask_use = mask_use & ~enforced_area
-            if mask_for_tiles is not None and removable_area is not None:
-                mask_for_tiles = mask_for_tiles & ~removable_area
+                area_for_checks = area_for_tiles
+            if area_for_checks is not None:
+                mask_use = mask_use & ~area_for_checks
+            if mask_for_tiles is not None and area_for_tiles is not None:
+                mask_for_tiles = mask_for_tiles & ~area_for_tiles
         return mask_use, mask_for_tiles
 
 

@@ -22,11 +22,11 @@ _TOLERANCE_LOW_PRECISION = 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class Conduct:
-    """How a rescue behaves towards the program that it runs in.
+    """What a rescue does with a model that does not match, and where its lines go.
 
     Attributes:
-        strict: raise RescueError in the program where a model does not match; else the model keeps
-            its own attention, and a line says so.
+        strict: True raises RescueError for a model that does not match. False leaves the model its
+            own attention, and a line says so.
         tell: takes the lines about models, one for each that was rescued or left alone.
     """
 

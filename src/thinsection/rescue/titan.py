@@ -1,8 +1,10 @@
 """Bounded-memory attention inside an already loaded Hugging Face TITAN (its remote code).
 
-While a block runs the model's instances have a `forward_features` that makes cells instead of the
-N x N bias, attention that computes the bias by blocks, and an entry that puts both on top again. So
-it does not matter who builds the bias, and how: the published code, slide2vec or Mussel.
+Inside the `with` block the model's modules have another `forward_features`, which makes grid
+positions instead of the N x N bias, and another attention, which computes the bias in parts. Its
+`encode_slide_from_patch_features` is wrapped as well: it first puts these two in place again, in
+case another package has replaced them. So it does not matter who builds the bias, and how: the
+published code, slide2vec or Mussel.
 """
 
 import gc
@@ -27,9 +29,9 @@ from thinsection.rescue.loading import (
 )
 from thinsection.types import MIB
 
-DEFAULT_BUDGET_BYTES = 256 * MIB  # block buffers of the attention
+DEFAULT_BUDGET_BYTES = 256 * MIB  # buffers of the attention
 _ENTRY = "encode_slide_from_patch_features"
-# attribute in which each peer's encoder keeps the hub's model, by its package
+# by package: attribute in which the package's wrapper of TITAN keeps the hub's model
 _HUB_ATTRIBUTE = {
     "slide2vec": "_model",
     "mussel": "obj",
@@ -61,7 +63,7 @@ _ATTENTION_ATTRIBUTES = (
 # the float32 states of 15 tokens differ by 1e-6; with a wrong bias by 1e-1
 _TOLERANCE_FP32 = 1e-4
 
-Foreign = Any  # an object of the hub's remote code, or of a peer's package
+Foreign = Any  # an object of the hub's remote code, or of a package that wraps it
 Method = Callable[..., object]
 ModelT = TypeVar("ModelT")
 
@@ -80,7 +82,7 @@ def titan(
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
     conduct: Conduct = RAISING,
 ) -> AbstractContextManager[ModelT | None]:
-    """The same model, its attention in O(N) memory until the block ends; for inference.
+    """The same model, its attention in O(N) memory until the `with` block ends; for inference.
 
     Only single slides (batch of one) take the new way; other calls go to the model's own code.
 
@@ -89,9 +91,9 @@ def titan(
             or the TitanSlideEncoder of slide2vec, Mussel, TRIDENT or LazySlide, which hold such a
             model. None = every TITAN that transformers loads within the block, whoever asks for it.
         budget_bytes: buffers of the attention.
-        conduct: what happens with a model that was loaded and does not match.
+        conduct: what is done with a loaded model that does not match, and where lines go.
 
-    Memory: states, q, k and v of one block as the model's own code holds them (O(N)), its dense
+    Memory: states, q, k and v of one transformer layer as in the model's own code (O(N)), its dense
     rows x columns x 768 grid of features, and budget_bytes; no N x N bias.
     Raises RescueError: the model's code is not of the form that this recognises, its weights are
     not finite, or its states differ from ours on a probe: nothing is changed then; or our attention
@@ -111,6 +113,8 @@ def _rescued(
                 yield None
         else:
             package = type(model).__module__.partition(".")[0]
+            # a wrapper of another package has the hub's model as an attribute; any other model is
+            # taken as the hub's model itself
             rescue.put(getattr(model, _HUB_ATTRIBUTE.get(package, ""), model))
             yield model
     finally:
@@ -119,21 +123,22 @@ def _rescued(
 
 
 class _Rescue:
-    """The models of one block, and how often our attention ran in them."""
+    """The models of one `with` block, and how often our attention ran in them."""
 
     def __init__(self, budget_bytes: int, conduct: Conduct) -> None:
         self._budget_bytes = budget_bytes
         self._conduct = conduct
         self._calls: list[int] = []
         self._loaded_names: list[str] = []
-        # a model holds its replacements, so that one that its program drops is freed
+        # Weak, because a model holds its replacements: both are freed when the program drops the
+        # model.
         self._placed: WeakSet[_Replacements] = WeakSet()
 
     def take_titan(self, model: Foreign) -> None:
         """Put our attention into a model that was loaded, if it is a TITAN."""
         self._loaded_names.append(type(model).__name__)
         is_titan = hasattr(model, _ENTRY) and hasattr(model, "vision_encoder")
-        if is_titan and not any(placed.hub is model for placed in self._placed):
+        if is_titan and not any(placed.hub_model is model for placed in self._placed):
             # replacements and model refer to each other: free those of dropped models now
             gc.collect()
             try:
@@ -141,10 +146,12 @@ class _Rescue:
             except RescueError as error:
                 self._conduct.refuse(error)
 
-    def put(self, hub: Foreign) -> None:
+    def put(self, hub_model: Foreign) -> None:
         """Put our attention into this model; nothing is changed where it raises RescueError."""
-        encoder = _recognised_encoder(hub)
-        replacements = _Replacements(hub, encoder, self._calls, self._budget_bytes)
+        encoder = _recognised_encoder(hub_model)
+        replacements = _Replacements(
+            hub_model, encoder, self._calls, self._budget_bytes
+        )
         num_calls = len(self._calls)
         own_states = _probe_states(encoder)
         replacements.put()
@@ -164,7 +171,7 @@ class _Rescue:
         self._placed.add(replacements)
         num_layers = len(encoder.blocks.modules_list)
         self._conduct.tell(
-            f"rescued {type(hub).__name__}: {num_layers} attention layers"
+            f"rescued {type(hub_model).__name__}: {num_layers} attention layers"
         )
 
     def take_back(self) -> None:
@@ -189,10 +196,10 @@ class _Rescue:
         )
 
 
-class _Cells(NamedTuple):
-    """Cells of the tokens; stands in place of the bias."""
+class _GridPositions(NamedTuple):
+    """Grid position of each token; passed in place of the bias."""
 
-    cells: Tensor
+    positions: Tensor
 
 
 @dataclass(slots=True)
@@ -213,7 +220,7 @@ class _Replacement:
             self.owner.__dict__[self.name] = self.method
 
     def take_back(self) -> None:
-        """Bring the previous method back; a method that a peer put above ours stays."""
+        """Bring the previous method back; a method that another package put above stays."""
         if self.owner.__dict__.get(self.name) is not self.method:
             return
         if self.previous is None:
@@ -226,18 +233,19 @@ class _Replacements:
     """All methods of ours on the instances of one model."""
 
     def __init__(
-        self, hub: Foreign, encoder: Foreign, calls: list[int], budget_bytes: int
+        self, hub_model: Foreign, encoder: Foreign, calls: list[int], budget_bytes: int
     ) -> None:
-        self.hub = hub
-        entry = getattr(hub, _ENTRY)
+        self.hub_model = hub_model
+        entry = getattr(hub_model, _ENTRY)
 
         def encode(*args: object, **kwargs: object) -> object:
-            # Mussel puts its methods anew each time it hands out its function
+            # Mussel patches the model again whenever it returns its encode function, and would hide
+            # our methods
             self.put()
             return entry(*args, **kwargs)
 
         self._all = [
-            _Replacement(hub, _ENTRY, encode),
+            _Replacement(hub_model, _ENTRY, encode),
             _Replacement(encoder, "forward_features", _forward_features_of(encoder)),
         ]
         for block in encoder.blocks.modules_list:
@@ -253,15 +261,15 @@ class _Replacements:
             replacement.take_back()
 
 
-def _recognised_encoder(hub: Foreign) -> Foreign:
+def _recognised_encoder(hub_model: Foreign) -> Foreign:
     """Vision encoder of a model whose code has the expected form; else RescueError."""
-    encoder: Foreign = getattr(hub, "vision_encoder", None)
+    encoder: Foreign = getattr(hub_model, "vision_encoder", None)
     missing = [name for name in _ENCODER_ATTRIBUTES if not hasattr(encoder, name)]
-    if not hasattr(hub, _ENTRY):
+    if not hasattr(hub_model, _ENTRY):
         missing.append(_ENTRY)
     if missing:
         raise RescueError(
-            f"model must be a loaded TITAN, got a {type(hub).__name__} "
+            f"model must be a loaded TITAN, got a {type(hub_model).__name__} "
             f"without {', '.join(missing)}"
         )
     if encoder.pos_encode_type != "alibi":
@@ -294,7 +302,7 @@ def _recognised_encoder(hub: Foreign) -> Foreign:
 
 @torch.no_grad()
 def _probe_states(encoder: Foreign) -> Tensor:
-    """States of 3 x 5 cells, one of them background, by the forward that stands there now."""
+    """States of a grid of 3 x 5 tiles, one of them background, by the forward in place now."""
     weight = next(encoder.patch_embed.parameters())
     has_tissue = torch.ones(1, 3, 5, dtype=torch.bool)
     has_tissue[0, 1, 2] = False
@@ -324,21 +332,21 @@ def _forward_features_of(encoder: Foreign) -> Method:
         if bg_mask is not None:
             has_tissue = bg_mask.view(w, h).to(x.device)
         is_kept = torch.cat([has_tissue.new_ones(1), has_tissue.flatten()]).bool()
-        cells = _Cells(has_tissue.nonzero())
-        return encoder.norm(encoder.blocks(tokens[:, is_kept], cells, bg_mask))
+        positions = _GridPositions(has_tissue.nonzero())
+        return encoder.norm(encoder.blocks(tokens[:, is_kept], positions, bg_mask))
 
     return forward_features
 
 
 def _forward_of(attention: Foreign, calls: list[int], budget_bytes: int) -> Method:
-    """Attention of cells by ours; of a bias by the model's own."""
+    """Forward of an attention layer: ours for `_GridPositions`, the model's own for a bias."""
     original = attention.forward
     slopes = alibi_slopes(attention.num_heads)
 
     def forward(
-        x: Tensor, attn_bias: _Cells | Tensor, bg_mask: Tensor | None = None
+        x: Tensor, attn_bias: _GridPositions | Tensor, bg_mask: Tensor | None = None
     ) -> object:
-        if not isinstance(attn_bias, _Cells):
+        if not isinstance(attn_bias, _GridPositions):
             return original(x, attn_bias, bg_mask)
         calls.append(1)
         batch, tokens, channels = x.shape
@@ -346,10 +354,10 @@ def _forward_of(attention: Foreign, calls: list[int], budget_bytes: int) -> Meth
         q, k, v = attention.qkv(x).view(shape).permute(2, 0, 3, 1, 4)
         q = attention.q_norm(q).to(v.dtype)
         k = attention.k_norm(k).to(v.dtype)
-        # blocks are multiplied into buffers, which autocast would give another dtype
+        # Products are written into buffers. Under autocast they would have another dtype.
         with torch.autocast(x.device.type, enabled=False):
             out = alibi2d_attention(
-                q, k, v, attn_bias.cells, slopes, budget_bytes=budget_bytes
+                q, k, v, attn_bias.positions, slopes, budget_bytes=budget_bytes
             )
         merged = out.transpose(1, 2).reshape(batch, tokens, channels)
         return attention.proj_drop(attention.proj(merged))

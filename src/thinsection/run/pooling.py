@@ -54,7 +54,8 @@ class FeaturesFile:
     slide_id: str
     path: Path  # HDF5 file
     out: Path  # slide embeddings are written to `OUT/slide_features_NAME/ID.h5`
-    # results folder whose ledger lists the file; None for files of other tools
+    # results folder in whose ledger the slide embedding is recorded; None for files of other tools,
+    # or if slide embeddings go to another folder
     results: Path | None = None
 
     def succeeded(
@@ -102,6 +103,7 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
         reasons: dict[str, str] = {}
         for file in entries:
             result = None
+            # catches the errors of one slide; `result` is then None
             with slide_boundary(file.slide_id, reasons.__setitem__):
                 if file.results is not None:
                     result = _pool_recorded(file, file.results, encoder)
@@ -152,13 +154,12 @@ def aggregate_folder(
             on_result(result)
 
     input_folder = folder.parent if folder.is_file() else folder
-    # folder of the record
-    home = files[0].results or out or input_folder
+    record_folder = files[0].results or out or input_folder
     task = PoolingTask(pooling=config.pooling, threads=config.executor.threads)
     try:
         with (
-            output_errors(home),
-            recording(home, "aggregate", as_mapping(config)) as record,
+            output_errors(record_folder),
+            recording(record_folder, "aggregate", as_mapping(config)) as record,
         ):
             execute(
                 files,
@@ -213,11 +214,13 @@ def find_features(
     """
     if (folder / SLIDES).is_dir():
         return _recorded_features(folder, out, wanted)
-    home = folder.parent if folder.is_file() else folder
-    beside = home.parent if home.name.startswith("features_") else home
+    files_folder = folder.parent if folder.is_file() else folder
+    default_out = files_folder
+    if files_folder.name.startswith("features_"):
+        default_out = files_folder.parent
     paths = [folder] if folder.is_file() else sorted(folder.rglob("*.h5"))
     files = [
-        FeaturesFile(slide_id=path.stem, path=path, out=out or beside)
+        FeaturesFile(slide_id=path.stem, path=path, out=out or default_out)
         for path in paths
         if not path.name.startswith(".")
         and not path.parent.name.startswith(("slide_features", "patient_features"))
@@ -310,6 +313,7 @@ def _pool_recorded(
         work = SlideWork(
             entry=entry,
             out=results,
+            # the slide file is not known, and not needed: the recorded key stands for it
             source=Source(key=""),
             ledger=ledger,
             stages=(stage,),
@@ -317,7 +321,7 @@ def _pool_recorded(
         )
         if work.is_done(stage):
             for name in work.ledger.stages[stage.address].files:
-                read_slide_embedding(work.path(name))
+                read_slide_embedding(work.path(name))  # raises if the file is damaged
             return file.succeeded("skipped", facts)
         work.missing = [stage]
         work.check_stale()

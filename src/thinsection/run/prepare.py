@@ -32,7 +32,7 @@ from thinsection.tiles.transforms import StainConfig, StainStatistics, fit_stain
 from thinsection.types import format_bytes
 
 
-def claim_slide(
+def load_work(
     entry: SlideEntry,
     stages: tuple[AnyStage, ...],
     *,
@@ -40,7 +40,7 @@ def claim_slide(
     spec: RunConfig,
     slide_encoders: Mapping[str, SlideEncoder] | None = None,
 ) -> SlideWork:
-    """Slide with its ledger, and the list of stages that are not done.
+    """Reads the ledger of a slide and finds the stages that are not done; takes no lock.
 
     Raises StoreError: the slide's file cannot be read; InvalidInputError: its annotation file is
     missing.
@@ -59,6 +59,7 @@ def claim_slide(
         slide_encoders=slide_encoders,
         times="" if fingerprint_mode == "samples" else identity.times,
     )
+    # `work.ledger` also has the facts of the cohort row; compare it with what is stored
     same_source = ledger.source == asdict(identity)
     same_cohort = ledger.slide == work.ledger.slide
     work.ledger = replace(work.ledger, source=asdict(identity))
@@ -80,7 +81,7 @@ def finished_work(
     if spec.qc.qc_fail or read_failure(out, entry.slide_id) is not None:
         return None
     with suppress(StoreError, InvalidInputError):
-        work = claim_slide(entry, stages, out=out, spec=spec)
+        work = load_work(entry, stages, out=out, spec=spec)
         if not (work.missing or work.has_new_facts):
             return work
     return None
@@ -104,7 +105,7 @@ class SlidePreparer:
     slides: SlidesConfig
     stain: StainConfig
     grids: tuple[TilesStage, ...]  # all tile grids of the run
-    # width of each encoder's embeddings by label
+    # embedding dimension of each encoder, by the encoder's label
     dims: Mapping[str, int]
     # memory for images that are decoded whole; they wait until earlier ones are released
     memory_for_whole_images: MemoryAllowance
@@ -124,10 +125,12 @@ class SlidePreparer:
             if any(stage.reads != "store" for stage in work.missing):
                 slide = _open(work, self.slides.reader, self.memory_for_whole_images)
                 _check_resolutions(slide, self.grids)
+                # tissue, quality control, segmentations
                 self._perform_ready(work)
             check_quality(work)
             if slide is not None:
                 parts = self._make_grids(work, slide)
+                # stages that read the slide and need a finished grid
                 self._perform_ready(work)
             return self._stream_items(work, slide, parts)
         except OutputError:  # not the fault of one slide, so it ends the run
@@ -141,7 +144,10 @@ class SlidePreparer:
                 slide.close()
 
     def _perform_ready(self, work: SlideWork) -> None:
-        """Runs the missing stages that read the slide, except grids, whose errors end no slide."""
+        """Runs the missing stages that read the slide, without the grids.
+
+        `_make_grids` makes the grids, since the error of one grid must not end the slide.
+        """
         for stage in work.ready("slide"):
             if stage not in self.grids:
                 work.perform(stage)
@@ -150,7 +156,7 @@ class SlidePreparer:
         """Tiles to read of each grid; notes the first error of a grid."""
         parts = []
         for grid in self.grids:
-            if not any(grid.holds(stage) for stage in work.missing):
+            if not any(grid.has_in_folder(stage) for stage in work.missing):
                 continue
             try:
                 tiles = self._make_grid(work, slide, grid)
@@ -168,21 +174,22 @@ class SlidePreparer:
         work.stage_title = grid.title
         if grid in work.missing and grid.reads == "slide":
             work.perform(grid)
-        # a grid with pixel filters stays missing: the stream completes it from its candidates
+        # A grid with pixel filters reads 'tiles'. It stays missing until the stream has filtered
+        # all its candidates.
         if grid in work.missing:
             table = grid.candidates(work, slide)
         else:
             table = work.value(grid)
             # take results of the same tiles that are stored under another grid's name
             for stage in list(work.missing):
-                if stage.reads == "tiles" and grid.holds(stage):
+                if stage.reads == "tiles" and grid.has_in_folder(stage):
                     output = stage.reuse(work, table)
                     if output is not None:
                         work.record(stage, output)
         stages = [
             stage
             for stage in work.missing
-            if stage.reads == "tiles" and grid.holds(stage)
+            if stage.reads == "tiles" and grid.has_in_folder(stage)
         ]
         attributes = grid.attributes(work, slide, table)
         stored_rows = _find_stored_rows(work, stages, table)
@@ -238,7 +245,7 @@ class SlidePreparer:
             item.is_last = number == len(items) - 1
             item.closes_slide = item.is_last
         if slide is not None and parts and slide.source is None:
-            # a local file that was never hashed completely
+            # `slide.source` is None for a local file; hash it completely if that was never done
             compares_times = self.slides.fingerprint == "times"
             if compares_times and not work.ledger.source["whole"]:
                 work.file_hash_job = WholeFileHash(work.entry.slide_path)
@@ -261,7 +268,9 @@ def _find_stored_rows(
 
     Memory: 200 bytes per tile of the table and of each file.
     """
-    files = {stage.address: stage.row_files(work, table) for stage in stages}
+    files = {
+        stage.address: stage.stored_embedding_files(work, table) for stage in stages
+    }
     if not all(files.values()):
         return {}
     stored_rows = {}

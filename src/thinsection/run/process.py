@@ -16,7 +16,7 @@ from thinsection.files.lock import (
     sweep_slide,
 )
 from thinsection.results.records import RECORDS
-from thinsection.run.prepare import SlidePreparer, check_quality, claim_slide
+from thinsection.run.prepare import SlidePreparer, check_quality, load_work
 from thinsection.run.sink import ResultSink, SinkItem
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
@@ -71,7 +71,7 @@ class SlideProcessor:
     """
 
     out: Path  # results folder
-    spec: RunConfig
+    spec: RunConfig  # resolved and checked settings
     models: Models
     # all stages of the run; each comes after the stages that it needs
     stages: tuple[AnyStage, ...]
@@ -99,7 +99,7 @@ class SlideProcessor:
 
         A slide that cannot be processed gives a failed result, not an exception.
         """
-        # the view follows the dict, so the locks that are held at the moment are refreshed
+        # `values()` is a live view, so `heartbeat` refreshes exactly the locks that are held now
         with heartbeat(self._locks.values()):
             held_elsewhere = self._process_free_slides(entries)
             while held_elsewhere:
@@ -256,7 +256,7 @@ class SlideProcessor:
             self._leftover_files = _find_leftover_files(self.out)
         with output_errors(lock.path):
             sweep_slide(entry.slide_id, lock.path.parent, self._leftover_files)
-        return claim_slide(
+        return load_work(
             entry,
             self.stages,
             out=self.out,
@@ -298,7 +298,7 @@ class SlideProcessor:
             # remove the failure record of an earlier run
             with output_errors(self.out):
                 failure_path(self.out, entry.slide_id).unlink(missing_ok=True)
-            facts = {**work.facts(), **work.fetched()}
+            facts = {**work.facts(), **work.download_counts()}
             result = SlideResult.of(entry, status, facts)
         self._close_slide(entry, result)
 
@@ -354,7 +354,8 @@ def encoder_requests(
     tiles: GridTiles, encoders: Sequence["TileEncoder"]
 ) -> list["EncoderRequest"]:
     """Returns the request to each encoder; '' if no stage needs it for this slide."""
-    wanted = {stage.encoding for stage in tiles.stages if stage.encoding is not None}
+    outputs = [stage.encoder_output for stage in tiles.stages]
+    wanted = {output for output in outputs if output is not None}
     requests: list[EncoderRequest] = []
     for encoder in encoders:
         results = {result for label, result in wanted if label == encoder.label}

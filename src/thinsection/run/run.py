@@ -60,7 +60,8 @@ if TYPE_CHECKING:
 
 MIN_FREE_BYTES = 256 * MIB
 _SHOWN_GROUPS = 5  # groups of slides with equal content that are listed in full
-# value of --until -> command that stands for it, for the record
+# command to put into the record, by the value of --until; any other value is recorded as
+# 'run --until VALUE'
 _COMMANDS = {"qc": "qc", "segments": "segment", "slide-embeddings": "run"}
 OnMessage = Callable[[str], None]
 
@@ -72,7 +73,7 @@ class Listeners:
     on_event: OnEvent  # called from any thread
     on_message: OnMessage
     # called with the slides of the run, once they have their ids
-    on_claimed: Callable[[Sequence[SlideEntry]], None] = lambda entries: None
+    on_entries: Callable[[Sequence[SlideEntry]], None] = lambda entries: None
     # returns the slide's result, or a failed one if its files could not be uploaded
     final_result: Callable[[SlideResult], SlideResult] = lambda result: result
 
@@ -136,6 +137,7 @@ def run(
         settings = {**settings, "executor": executor}
         executor = None
     _check_tissue_form(settings.get("tissue"))
+    # an encoder object of the caller, not one that the settings name
     own_encoder = None
     if isinstance(encoder, str):
         settings = {**settings, "encoders": (encoder,)}
@@ -208,10 +210,11 @@ def _run_at_url(
         uploading = replace(
             listeners,
             on_event=uploads.watch(listeners.on_event),
-            on_claimed=uploads.expect,
+            on_entries=uploads.expect,
             final_result=uploads.final_result,
         )
         try:
+            # `uploads_to` refuses every executor but 'inline', so none is passed on
             summary = _run_in_folder(
                 entries,
                 uploads.folder,
@@ -241,7 +244,7 @@ def _run_in_folder(
 ) -> RunSummary:
     """Runs with checked settings in an existing folder; `stages` are from `stages_of(spec)`."""
     entries = assign_stored_ids(out, entries, listeners.on_message)
-    listeners.on_claimed(entries)
+    listeners.on_entries(entries)
     if own_encoder is not None and spec.encoding.encoders:
         check_own_encoder(out, own_encoder)
     task = make_task(out, spec, own_encoder)
@@ -270,7 +273,8 @@ def _run_in_folder(
                     listeners.on_message(f"loading {names}")
                 facts = task.facts(task.models())
             if unfinished:
-                # the work may take days and needs the memory of the ledgers
+                # free the ledgers: their memory is needed for the work, and `finish_run` reads them
+                # again
                 ledgers = {}
             begun = True
             reports.append(finished)
@@ -299,6 +303,8 @@ def _run_in_folder(
     except Submitted:  # the work continues in the batch system
         raise
     except BaseException as error:
+        # after an error of settings or weights before the first slide there are no results to write
+        # tables of
         if begun or not isinstance(error, ThinsectionError):
             end_early(task, entries, merge_reports(reports), error)
         raise

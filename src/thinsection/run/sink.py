@@ -59,12 +59,13 @@ class ResultSink:
             self._channel.finish()
         else:
             self._channel.close()
+        # Wait for the sink's thread. If Ctrl-C interrupts the wait, drop the queued items, let the
+        # thread finish the current one, and wait again. After an interrupt, Thread.join would
+        # report a running thread as ended.
         try:
             self._done.wait()
         finally:
-            # if the wait is interrupted, the current slide is finished and no other is begun
             self._channel.close()
-            # after an interrupt, Thread.join would report a running thread as ended
             self._done.wait()
             self._abandon()
         if exc_type is None and self._failure is not None:

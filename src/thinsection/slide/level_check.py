@@ -5,10 +5,11 @@ level is small, and some fixed places. The same place of both levels is reduced 
 pixels before it is compared, because scanners and converters reduce and sharpen levels differently,
 and JPEG changes them again.
 
-Verdicts are cached, and so is the result of the comparison with OpenSlide, because each comparison
-takes about 30 ms. A cached verdict counts for the same file (path, size, times and inode, its
-stamps) and the same versions of the packages that decode it. The cache is in the user's cache
-folder, in at most `_SHARDS` files with `_MAX_PER_SHARD` verdicts each: some 4 MB in all.
+Verdicts are cached, because each comparison takes about 30 ms. This module also caches whether
+OpenSlide and the TIFF reader gave equal pixels of a file. A cached verdict counts for the same
+stamps of the file (its path, size, times and inode) and the same versions of the packages that
+decode it. The cache is in the user's cache folder, in at most `_SHARDS` files with `_MAX_PER_SHARD`
+verdicts each: some 4 MB in all.
 """
 
 import json
@@ -52,13 +53,13 @@ _MIN_PROBE_PX = 12
 _BLOCK_PX = 4  # edge of the blocks of which the means are compared
 # A level fails if its mean difference from the finer level is more than `_MAX_DIFFERENCE` (of 255)
 # and its relative difference is more than `_MAX_RELATIVE_DIFFERENCE`. Correct levels of real slides
-# had at most 3.5 and .02; pictures of other places had at least 15 and .24 (not about 1, because
-# bright glass and dark tissue look alike everywhere).
+# had at most 3.5 and .02; pictures of other places had at least 15 and .24. (Unrelated pictures
+# have a relative difference of about 1, but bright glass and dark tissue look alike everywhere.)
 _MAX_DIFFERENCE = 5.0
 _MAX_RELATIVE_DIFFERENCE = 0.12
-# the stated scale is kept unless the relative difference at the scale by size is less than this
-# share of the difference at the stated scale
-_CLEAR = 0.8
+# The scale by size is taken only if its relative difference is less than this share of the relative
+# difference at the stated scale.
+_CLEARLY_BETTER = 0.8
 LevelVerdict = Literal["level", "level by size", "other"]
 # a level, at the stated scale (or at the scale of its size if no scale is stated)
 LEVEL: LevelVerdict = "level"
@@ -160,7 +161,7 @@ def judge_levels(
         stated = differences[0]
         by_size = differences[-1]
         # if both scales fit equally well, as on bare glass, the stated scale is taken
-        stated_fits = stated.relative <= max(by_size.relative / _CLEAR, 0.01)
+        stated_fits = stated.relative <= max(by_size.relative / _CLEARLY_BETTER, 0.01)
         if (stated if stated_fits else by_size).is_other:
             verdicts[candidate.key] = OTHER
         elif stated_fits:
@@ -187,12 +188,13 @@ def compare_levels(
         places: see `probe_places`.
         downsamples: possible scales of the level, in level-0 px per px of the level.
     """
-    largest = max(downsamples) / finer.downsample
-    edge = min(_PROBE_PX, int(_MAX_FINER_PX / largest), *level.size)
+    largest_factor = max(downsamples) / finer.downsample
+    edge = min(_PROBE_PX, int(_MAX_FINER_PX / largest_factor), *level.size)
+    # whole blocks, but at least 12 px if the level has as many
     edge = max(min(_MIN_PROBE_PX, *level.size), edge // _BLOCK_PX * _BLOCK_PX)
     # the last corner at which a place lies within both levels at every scale
-    last_x = min(level.size[0], int(finer.size[0] / largest)) - edge
-    last_y = min(level.size[1], int(finer.size[1] / largest)) - edge
+    last_x = min(level.size[0], int(finer.size[0] / largest_factor)) - edge
+    last_y = min(level.size[1], int(finer.size[1] / largest_factor)) - edge
     pairs: list[list[tuple[Values, Values]]] = [[] for _ in downsamples]
     for x_share, y_share in places:
         x = max(0, min(round(x_share * level.size[0] - edge / 2), last_x))
@@ -311,8 +313,9 @@ def is_cached_agreement(stamps: Stamps | None, slide_mpp: Mpp | None) -> bool:
 def cache_agreement(stamps: Stamps | None, slide_mpp: Mpp | None) -> None:
     """Caches that a comparison with OpenSlide found no difference.
 
-    Nothing is cached if the file has changed since its stamps were read or is too young, or if the
-    cache cannot be written: the slide is then compared again.
+    Nothing is cached if the cache cannot be written, if the file has changed since its stamps were
+    read, or if it was changed a moment ago, so that its times could miss another change. The slide
+    is then compared again.
     """
     if stamps is not None:
         _write_cached(stamps, slide_mpp, _file_state(stamps))

@@ -137,7 +137,7 @@ class FeaturesStage(Stage[TilesFile]):
             return Output(files=(name,), facts=record.facts)
         return None
 
-    def row_files(self, work: SlideWork, table: TileTable) -> list[Path]:
+    def stored_embedding_files(self, work: SlideWork, table: TileTable) -> list[Path]:
         """Files with embeddings from the same pixels and settings; their tiles may differ."""
         content = self.row_content(work, table)
         paths = [
@@ -151,7 +151,7 @@ class FeaturesStage(Stage[TilesFile]):
         return paths
 
     @property
-    def encoding(self) -> EncoderOutput:
+    def encoder_output(self) -> EncoderOutput:
         return self.encoder, "embeddings"
 
     def open(self, tiles: GridTiles) -> "EmbeddingsWriter":
@@ -198,7 +198,7 @@ class TokensStage(Stage[None]):
         return (self.features.tiles,)
 
     @property
-    def encoding(self) -> EncoderOutput:
+    def encoder_output(self) -> EncoderOutput:
         return self.features.encoder, "tokens"
 
     def open(self, tiles: GridTiles) -> "EmbeddingsWriter":
@@ -234,7 +234,7 @@ class EmbeddingsWriter(TileWriter):
     def append(self, batch: EmbeddedBatch[GridTiles]) -> None:
         """Adds the embeddings (b, D) or tokens (b, T, C) of the encoder's next tiles."""
         self._notes += [note for note in batch.notes if note not in self._notes]
-        label, result = self._stage.encoding
+        label, result = self._stage.encoder_output
         parts = batch.tokens if result == "tokens" else batch.tile_embeddings
         values = parts[label]
         writer = self._open_writer(values.shape[1:])

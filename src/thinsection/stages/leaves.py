@@ -90,7 +90,8 @@ def compatibility_warnings(
 ) -> tuple[str, ...]:
     """Warnings if the file at `path` does not record the encoder, size or resolution of its tiles.
 
-    Without them it is not certain that the slide encoder accepts these tiles; see `check_fit`.
+    Without these values it is not certain that the slide encoder accepts the tiles; see
+    `check_fit`.
 
     Raises InvalidInputError: the slide encoder expects another tile encoder, size or resolution.
     """
@@ -217,7 +218,10 @@ def parse_graph_spec(text: str) -> GraphRule:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphStage(Stage[None]):
-    """`GRID/graph_SPEC/ID.h5`: `edge_index` (2, E) int64 over the rows of the grid, `distances`."""
+    """`GRID/graph_SPEC/ID.h5`: `edge_index` (2, E) int64 and `distances`.
+
+    `edge_index` has row indices of the tile table.
+    """
 
     title: ClassVar[str] = "graph"
     reads: ClassVar[Reads] = "store"
@@ -261,7 +265,7 @@ class FormatStage(Stage[None]):
 
     features: FeaturesStage
     format: str  # name in `FORMATS`
-    # if set, the columns that this stage measured are written beside those of the tile table
+    # stage whose measured columns are written beside those of the tile table; None for none
     measures: MeasuresStage | None = None
 
     @cached_property

@@ -62,7 +62,7 @@ T_co = TypeVar("T_co", covariant=True)
 Reads = Literal["slide", "tiles", "store"]
 
 
-# label of a tile encoder, and which of its outputs a stage needs; one forward pass gives both
+# (label of a tile encoder, output that a stage needs); one forward pass gives both kinds of output
 EncoderOutput = tuple[str, Literal["embeddings", "tokens"]]
 
 
@@ -81,8 +81,8 @@ class Stage(ABC, Generic[T_co]):
     """One step of the work on a slide; `load` reads its result back as a `T_co`.
 
     Subclasses are frozen dataclasses. Their fields are the settings of the step. Class attributes
-    hold for all stages of a subclass. A stage that reads 'slide' may need the tile grid, but no
-    stage that reads 'tiles'.
+    hold for all stages of a subclass. A stage that reads 'slide' may need other stages that read
+    'slide', such as a tile grid without pixel filters, but no stage that reads 'tiles'.
     """
 
     # name of the step in messages: tissue, qc, tile, embed, ...
@@ -121,7 +121,10 @@ class Stage(ABC, Generic[T_co]):
 
     @property
     def label(self) -> str:
-        """Short name of the result; the folder of a tile grid made on it has it: 'qc-auto'."""
+        """Short name of the result, or ''.
+
+        It is a part of the folder name of each tile grid made from the result: 'qc-auto'.
+        """
         return ""
 
     def make(self, work: "SlideWork") -> Output[T_co]:
@@ -135,18 +138,18 @@ class Stage(ABC, Generic[T_co]):
         )
 
     @property
-    def encoding(self) -> EncoderOutput | None:
-        """Encoder output that the stream must provide for this stage; None if it needs none."""
+    def encoder_output(self) -> EncoderOutput | None:
+        """Encoder output that this stage needs for each tile; None if it needs none."""
         return None
 
     def reuse(self, work: "SlideWork", table: TileTable) -> Output[T_co] | None:
         """Takes the same result of these tiles from another address; None if there is none."""
         return None
 
-    def row_files(self, work: "SlideWork", table: TileTable) -> list[Path]:
+    def stored_embedding_files(self, work: "SlideWork", table: TileTable) -> list[Path]:
         """Files that may hold stored embeddings of some of these tiles.
 
-        The stream skips the tiles that it finds there.
+        Tiles whose embeddings are found there are not read again.
         """
         return []
 
@@ -167,7 +170,7 @@ class Stage(ABC, Generic[T_co]):
         """Writes the stage's own tables for all slides of a folder, when a run ends.
 
         Returns:
-            Slides that this stage finds unusable, and why.
+            By slide id: why the stage, which sees all slides together, finds the slide unusable.
         """
         return {}
 
@@ -188,24 +191,25 @@ class Stage(ABC, Generic[T_co]):
         """The same hash, from the keys of the stages in `needs`."""
         input_keys = input_keys or [source.key]
         settings = dict(self.settings)
-        # The argument names are hashed too: another name would make all stored results outdated.
+        # "drawn" is the hash of the annotation. The argument names are hashed too: another name
+        # would make all stored results outdated.
         if self.annotation_setting:
             annotation_hash = source.annotation_hashes.get(self.annotation_setting)
             return stage_key(of=input_keys, settings=settings, drawn=annotation_hash)
         return stage_key(of=input_keys, settings=settings)
 
     def folder(self, slide_id: str) -> str:
-        """Folder of one slide's files, for a stage with several files a slide.
+        """Folder of one slide's files, if the stage writes several; relative to the results folder.
 
-        Relative to the results folder.
+        Address 'slides/tissue' gives 'slides/ID/tissue'.
         """
         name = self.address.removeprefix(f"{SLIDES}/")
         return f"{SLIDES}/{slide_id}/{name}"
 
     def file(self, slide_id: str, suffix: str = ".h5") -> str:
-        """File of one slide, for a stage with one file a slide, in a folder with all slides.
+        """File of one slide, if the stage writes one; relative to the results folder.
 
-        Relative to the results folder.
+        Address '256px_0.5mpp/tiles' gives '256px_0.5mpp/tiles/ID.h5'.
         """
         return f"{self.address}/{slide_id}{suffix}"
 
@@ -251,9 +255,9 @@ class GridTiles(SlideTiles):
     """
 
     work: "SlideWork"
-    # attributes of all files of its tiles
+    # HDF5 attributes of every file that is made from its tiles
     attributes: PlainValues = field(default_factory=dict)
-    # width of each encoder's embeddings by label
+    # embedding dimension of each encoder, by the encoder's label
     dims: Mapping[str, int] = field(default_factory=dict)
     # stages whose results are made from its tiles, and their writers
     stages: tuple["AnyStage", ...] = ()
@@ -352,7 +356,8 @@ class SlideWork:
         cohort_values = {
             name: self.ledger.slide.get(name) for name in stage.cohort_columns
         }
-        # The argument names are hashed too: another name would make all stored results outdated.
+        # "said" are the values of the cohort columns. The argument names are hashed too: another
+        # name would make all stored results outdated.
         return stage_key(of=key, said=cohort_values)
 
     def _key(self, stage: AnyStage) -> str:
@@ -452,7 +457,7 @@ class SlideWork:
         for stage in self.missing:
             if not self._is_outdated(stage):
                 continue
-            if stage.cohort_columns or self._was_edited(stage):
+            if stage.cohort_columns or self._depends_on_edited_annotation(stage):
                 continue
             raise StaleResultError(
                 f"{stage.address} of {self.entry.slide_id!r} must come from the same slide "
@@ -473,7 +478,7 @@ class SlideWork:
             stage.address,
             *self.ledger.addresses_made_from(stage.address),
         )
-        was_edited = self._was_edited(stage)
+        was_edited = self._depends_on_edited_annotation(stage)
         for address in addresses:
             record = self.ledger.stages[address]
             # the ledger names this hash "rows"; only results with embeddings have it
@@ -539,8 +544,8 @@ class SlideWork:
         """Facts of the slide and of the run's stages, with all warnings joined into one text."""
         return ledger_facts(self.ledger, [stage.address for stage in self.stages])
 
-    def fetched(self) -> dict[str, int]:
-        """Bytes and requests for a slide read from a URL; empty for a local file.
+    def download_counts(self) -> dict[str, int]:
+        """Bytes and requests spent on a slide read from a URL; empty for a local file.
 
         The fingerprint counts twice, since it is taken before and after the slide is read. The
         requests that check whether an earlier run is complete are not counted.
@@ -560,17 +565,18 @@ class SlideWork:
         for path in self.embeddings_before_edit:
             path.unlink(missing_ok=True)
 
-    def _was_edited(self, stage: AnyStage) -> bool:
-        """True if the result depends on an annotation that was edited, and the slide is the same.
+    def _depends_on_edited_annotation(self, stage: AnyStage) -> bool:
+        """True if an annotation of this stage was edited since its stored result was made.
 
-        The annotation may be one of a stage that this stage needs, directly or not.
+        A stage without an annotation, or without a stored result, gets the answer of the stages
+        that it needs, directly or not. The pixels of the slide must be the same.
         """
         record = self.ledger.stages.get(stage.address)
         if stage.annotation_setting and record is not None:
-            # the fact "pixels" is the key of the slide that the annotation was drawn on
+            # the record of a stage with an annotation has the slide's key as the fact "pixels"
             same_pixels = record.facts.get("pixels") == self.source.key
             return same_pixels and self._is_outdated(stage)
-        return any(self._was_edited(need) for need in stage.needs)
+        return any(self._depends_on_edited_annotation(need) for need in stage.needs)
 
     def _is_outdated(self, stage: AnyStage) -> bool:
         """True if the ledger has a result of the stage from other inputs or settings."""

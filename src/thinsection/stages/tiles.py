@@ -88,7 +88,7 @@ class TilesStage(Stage[TileTable]):
     def address(self) -> str:
         return f"{self.grid}/tiles"
 
-    def holds(self, stage: AnyStage) -> bool:
+    def has_in_folder(self, stage: AnyStage) -> bool:
         """True for the stages whose results are in the folder of this grid, and for itself."""
         return stage.address.startswith(f"{self.grid}/")
 

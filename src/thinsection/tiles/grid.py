@@ -81,10 +81,11 @@ def region_means(columns: Mapping[str, Column], values: Column) -> Column:
     return (sums / np.maximum(counts, 1))[numbers]
 
 
-# Columns and rows of a block. Tiles are ordered block by block, so that segments of the
-# file which several tiles share are still in the reader's cache for the next tile.
+# Columns and rows of a block. Tiles are ordered block by block, so that compressed parts of the
+# file (TIFF tiles or strips) that several tiles share are still in the reader's cache.
 BLOCK_TILES = 8
-# A relative difference beyond this is another resolution.
+# Largest `mpp_tolerance` that may be set. Levels that differ by a larger share do not have the same
+# resolution.
 _MAX_TOLERANCE = 0.3
 # Lower bound at min_tissue_fraction=0: a tile must have some tissue, beyond floating-point error.
 _ANY_TISSUE = 1e-9
@@ -220,6 +221,7 @@ class TilesConfig:
         """Plans how tiles of a slide are read; raises as `plan_read` does."""
         levels = slide.levels
         if self.resample == "fast":
+            # JPEG levels that are decoded at 1/2, 1/4 or 1/8
             levels = (*levels, *slide.reduced)
         hints = list(slide.notes)
         if slide.objective_power:
@@ -308,7 +310,7 @@ def _tissue_fractions(
     """Share of tissue in each box; NaN without tissue."""
     if tissue is None:
         return np.full(len(coords_l0), np.nan, dtype=np.float32)
-    mask, frame = mask_and_frame(tissue)
+    mask, frame = mask_and_frame(tissue)  # also checks the type and size of the mask
     if isinstance(tissue, TissueMask):
         return tissue.fractions(coords_l0, size_l0)
     return box_fractions(mask, frame, coords_l0, size_l0)

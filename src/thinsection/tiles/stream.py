@@ -8,8 +8,8 @@
 
 The next slide is prepared while this one is decoded, and the decoders go on into it
 without a pause. Batches come in table order and never mix slides, so that the content of
-a batch does not depend on timing; tiles close the gaps that filters leave, and only a
-slide's last batch may be smaller.
+a batch does not depend on timing. Later tiles move up into the places of tiles that a
+filter refused, so only the last batch of a `SlideTiles` may be smaller.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ TileMeasure = Callable[[Indices, TileArray], None]
 class SlideTiles:
     """An opened slide and the tiles of one grid to read from it.
 
-    Every event of the stream has it as `source`. A caller that needs more with its events makes a
-    subclass.
+    Every event of the stream has it as `source`; it is not a file. A caller that needs more with
+    its events makes a subclass.
     """
 
     slide: Slide | None  # None if no tile of it is to be read
@@ -82,7 +82,7 @@ S = TypeVar("S", bound=SlideTiles)
 
 @dataclass(frozen=True, kw_only=True)
 class SlideStarted(Generic[S]):
-    """The first event of a slide that could be opened."""
+    """The first event of a `SlideTiles`; a slide has one for each of its grids."""
 
     source: S
 
@@ -127,7 +127,7 @@ class EmbeddedBatch(Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class SlideFinished(Generic[S]):
-    """Every batch of the slide was yielded."""
+    """Every batch of one `SlideTiles` was yielded."""
 
     source: S
 
@@ -233,7 +233,11 @@ class BatchPacker(Generic[S]):
 
 
 def _move_rows(source: TileArray, rows: Indices, target: TileArray, start: int) -> None:
-    """Copies rows to `target[start:]`; within one array rows only move to the front."""
+    """Copies rows to `target[start:]`.
+
+    Within one array each row must move to the front or stay; otherwise a row would be overwritten
+    before it is copied.
+    """
     for target_row, row in enumerate(rows.tolist(), start):
         if source is not target or row != target_row:
             target[target_row] = source[row]
@@ -264,9 +268,9 @@ class TileStream(Generic[Entry, S]):
         allocate: makes a batch buffer (pinned memory for CUDA); None: pageable memory.
         clock: adds up where time goes.
 
-    Memory: slots * batch + scratch of the budget, the prepared slides and their tables.
-    A consumer may keep at most `slots - 2` unreleased batches while it asks for the next
-    (`slots - 1` without filters). With more it would wait for ever.
+    Memory: `budget.slots` buffers of one batch each, the scratch of the budget, the prepared slides
+    and their tables. A consumer may keep at most `budget.slots - 2` unreleased batches while it
+    asks for the next (`budget.slots - 1` without filters). With more it would wait for ever.
     """
 
     def __init__(
@@ -318,6 +322,7 @@ class TileStream(Generic[Entry, S]):
         return self
 
     def __exit__(self, *_: object) -> None:
+        # `close`, unlike `finish`, returns the items that nobody took
         waiting = self._prepared.close()
         self._free.close()
         self._ordered.close()
@@ -332,6 +337,7 @@ class TileStream(Generic[Entry, S]):
             if isinstance(item, SlideFailed | SlideStarted):
                 yield item
             elif isinstance(item, DecodedBatch):
+                # the consumer, which encodes, waits for a decoded batch
                 with self.clock.timed("encode_wait"):
                     while not item.done.wait(_CHECK_S):
                         self._raise_failure()
@@ -392,7 +398,8 @@ class TileStream(Generic[Entry, S]):
             return
         self._ordered.put(SlideStarted(source=part))
         if part.slide is not None and part.table is not None:
-            # the reader's cache keeps segments of the file until their last use by these tiles
+            # the reader's cache keeps compressed parts of the file (TIFF tiles or strips) until
+            # their last use by these tiles
             part.slide.expect(part.table.coords_l0, part.table.plan)
             for start in range(0, part.num_tiles, self._batch_size):
                 yield from self._plan_batch(part, part.table, start)
@@ -403,6 +410,7 @@ class TileStream(Generic[Entry, S]):
     ) -> Iterator[tuple[DecodedBatch[S], slice]]:
         indices = np.arange(start, min(start + self._batch_size, len(table)))
         tasks = split_tasks(len(indices), self._workers)
+        # the decode thread waits for a free buffer
         with self.clock.timed("decode_wait"):
             buffer = self._free.get()
         tile_px = table.plan.tile_px
