@@ -111,7 +111,7 @@ class TileEncoder(ABC):
 
     @property
     def label(self) -> str:
-        """Readable name, different for different encoders, also for a folder of results.
+        """Readable name, unique among the encoders of a run, also for a folder of results.
 
         Examples: 'uni2_h', 'uni2_h_bf16', 'uni_w1a2b3c'.
         """
