@@ -94,7 +94,8 @@ def test_sites_that_cannot_make_folds_are_refused_before_training() -> None:
     with pytest.raises(DatasetError, match="must allow a score, got only class"):
         make_parts(two, FoldSettings(unit="site", folds=2))
     with pytest.raises(
-        DatasetError, match="leave-one-site-out must have at least two sites"
+        DatasetError,
+        match="leave-one-site-out must have two sites, and a score at one of them",
     ):
         make_parts(two, FoldSettings(unit="each-site"))
     moved = cohort_of(labels, patients=["p"] * 12, sites=["x", "y"] * 6)
@@ -427,7 +428,9 @@ def test_two_sites_are_enough_to_leave_one_out() -> None:
 
 def test_one_site_cannot_be_left_out() -> None:
     cohort = cohort_of(np.arange(8) % 2, sites=["x"] * 8)
-    with pytest.raises(DatasetError, match=r"must have at least two sites .* got x"):
+    with pytest.raises(
+        DatasetError, match=r"must have two sites, and a score at one of them .* got x"
+    ):
         make_parts(cohort, FoldSettings(unit="each-site"))
 
 

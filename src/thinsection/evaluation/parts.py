@@ -193,7 +193,9 @@ def _rarest(cohort: Cohort, rows: Sequence[int]) -> tuple[int, str]:
     if target.kind in ("cox", "discrete"):
         words = "with an event" if rarest else "without an event"
     elif target.kind == "multilabel":
-        words = "with the rarest value of a label" if rarest else "without it"
+        words = "with the rarest value of a label"
+        if not rarest:
+            words = "without the rarest value of any label"
     elif target.kind == "regression":
         words = f"in quarter {rarest + 1} of the values"
     return int(counts.min()), words
@@ -237,11 +239,12 @@ def _each_site(cohort: Cohort) -> tuple[list[FoldCases], list[str]]:
     # one site with a score is enough if there are other sites to train on
     if not parts or len(parts) + len(unscored) < 2:
         raise DatasetError(
-            "leave-one-site-out must have at least two sites with a score, got "
+            "leave-one-site-out must have two sites, and a score at one of them, got "
             f"{listed_names(unscored) or sites[0]}"
         )
     lines = [
-        f"leave-one-site-out: {len(parts)} sites, and a model of the other sites predicts each"
+        f"leave-one-site-out: {counted(len(parts), 'site')}, and a model of the other sites "
+        "predicts each"
     ]
     if unscored:
         lines.append(
