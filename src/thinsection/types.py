@@ -120,7 +120,10 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def rounded(value: float, rows: int, sign: str = "") -> str:
-    """A score of so many rows with the decimals that it can carry, with a sign if that is '+'."""
+    """Text of a score with as many decimals as so many rows can carry.
+
+    `sign` '+' puts a sign before positive scores.
+    """
     decimals = 2 if rows < 200 else 3 if rows < 10_000 else 4
     return f"{value:{sign}.{decimals}f}"
 

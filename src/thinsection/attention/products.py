@@ -28,10 +28,10 @@ _TRIAL_TURNS = 7  # each way, alternating
 
 @contextmanager
 def fast_products() -> Iterator[None]:
-    """Within the block (or decorated function) the CPU's fp32 products go the faster way.
+    """Lets fp32 matrix products on the CPU use the faster library in a block or function.
 
-    Errors stay float32's. Blocks may be nested, and open in several threads: the last one to end
-    restores what was set before the first.
+    Rounding errors stay those of float32. Blocks may be nested, and open in several threads: the
+    last block to end restores the setting from before the first.
     """
     if not onednn_is_faster():
         yield

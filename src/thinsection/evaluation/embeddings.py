@@ -417,7 +417,7 @@ def _result_files(data: Path, results: Results, features: str | None) -> Feature
 
 
 def unsigned_note(embeddings: FeatureFiles) -> list[str]:
-    """Note that the files have no checksums; [] if the first readable file has one."""
+    """Note that the files have no checksums of thinsection; [] if the first readable one has."""
     for path in embeddings.files.values():
         with suppress(StoreError):
             is_h5 = path.suffix.lower() in H5_SUFFIXES

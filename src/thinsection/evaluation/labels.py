@@ -72,6 +72,7 @@ class Cohort:
     unlabelled: int = 0  # number of rows of the table without a label
     without_embeddings: int = 0  # number of labelled rows without embeddings
     # sentences for the user: which rows matched embeddings, which did not, and why
+    # notes for the user on cases that were left out, and on what was assumed
     account: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     reading: tuple[ValueReading, ...] = ()  # how each value of the table is read

@@ -41,7 +41,8 @@ SKETCH_BITS = 256
 SKETCH_NEAR = 6
 # largest number of training slides whose sketches are compared with each other
 MAX_SKETCHES = 1000
-_MIN_NORMAL = np.float16(2**-10)  # larger numbers have 11 bits in float16
+# embeddings whose largest value is smaller lose too many bits in float16
+_MIN_NORMAL = np.float16(2**-10)
 _BLOCK = 1024  # number of rows that are compared with all others at a time
 
 
@@ -63,8 +64,8 @@ class Contents:
     digests: tuple[str, ...]  # see `content_digest`
     means: Floats  # (n, D)
     num_tiles: npt.NDArray[np.int64]  # (n,)
-    directions: Floats  # (n, D), mean of the directions of each slide's tiles
-    # directions of some tiles of each slide, (T, D) each
+    directions: Floats  # (n, D), mean of each slide's L2-normalised tile embeddings
+    # L2-normalised embeddings of some tiles of each slide, (T, D) each
     sampled_tiles: tuple[Reals, ...]
 
     def take(self, rows: Sequence[int]) -> "Contents":
@@ -270,7 +271,10 @@ def check_copies(
 def near_cases(
     vectors: Embeddings, ids: Sequence[str], folds: Sequence[CaseFold]
 ) -> str:
-    """A sentence on pairs of a training and a test case with nearly the same vector; or ''."""
+    """Text to append to a sentence: pairs of a training and a test case with nearly equal vectors.
+
+    It begins with '; '. It is '' if there are no such pairs.
+    """
     near = _crossing_pairs(near_pairs(vectors), np.arange(len(ids)), folds)
     if not near:
         return ""
@@ -330,8 +334,10 @@ def sketches(means: Reals, center: Reals) -> tuple[str, ...]:
     Source: Charikar, "Similarity estimation techniques from rounding algorithms", 2002.
     """
     # RandomState: its stream is frozen for ever, and a model file outlives a release of NumPy
-    directions = np.random.RandomState(0).standard_normal((SKETCH_BITS, len(center)))
-    signs = (np.asarray(means, np.float64) - center) @ directions.T > 0
+    random_directions = np.random.RandomState(0).standard_normal(
+        (SKETCH_BITS, len(center))
+    )
+    signs = (np.asarray(means, np.float64) - center) @ random_directions.T > 0
     return tuple(row.tobytes().hex() for row in np.packbits(signs, axis=1))
 
 
@@ -401,14 +407,16 @@ def check_leakage(
 
 def identical_rows(train: Rows, val: Rows) -> IndexArray:
     """Rows of `val` whose embeddings also occur in `train`, after rounding to float16."""
-    halves = [rounded(part.embeddings) for part in (train, val)]
-    if halves[0].dtype != halves[1].dtype:
-        halves = [np.asarray(part.embeddings) for part in (train, val)]
-    sums = [half.sum(axis=1, dtype=np.float64) for half in halves]
+    rounded_rows = [rounded(part.embeddings) for part in (train, val)]
+    if rounded_rows[0].dtype != rounded_rows[1].dtype:
+        rounded_rows = [np.asarray(part.embeddings) for part in (train, val)]
+    sums = [rows.sum(axis=1, dtype=np.float64) for rows in rounded_rows]
     candidates_in_train = np.flatnonzero(np.isin(sums[0], sums[1]))
     candidates_in_val = np.flatnonzero(np.isin(sums[1], sums[0]))
-    train_bytes = {halves[0][row].tobytes() for row in candidates_in_train}
+    train_bytes = {rounded_rows[0][row].tobytes() for row in candidates_in_train}
     copies = [
-        row for row in candidates_in_val if halves[1][row].tobytes() in train_bytes
+        row
+        for row in candidates_in_val
+        if rounded_rows[1][row].tobytes() in train_bytes
     ]
     return np.array(copies, dtype=np.int64)

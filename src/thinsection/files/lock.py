@@ -5,9 +5,9 @@ every `_HEARTBEAT_S`. Another process may take over a stale lock. A lock is stal
 
     the owner is gone    This can be seen only from the same start of the same host, and from the
                          same PID namespace (a container has its own).
-    no heartbeat         For an owner that cannot be seen: the lock was not touched for
-                         `STALE_AFTER_S`, by the clock of the file system, or as measured by the
-                         process that waits.
+    no heartbeat         For any other owner: the file's time stamp is `STALE_AFTER_S` older than
+                         that of a file made now in the same folder, or a waiting process has seen
+                         the same time stamp for that long.
 """
 
 import contextlib
@@ -39,9 +39,9 @@ _HEARTBEAT_S = 10.0
 _POLL_S = 0.5
 # seconds of waiting before a message says who holds the lock
 _TELL_AFTER_S = 5.0
-# first part of the names of scratch folders
 # id of the host's current start; some systems have none
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# first part of the names of scratch folders
 _PREFIX = "thinsection"
 
 
@@ -181,8 +181,8 @@ class FileLock:
         """Removes this owner's stale lock; of several processes exactly one succeeds.
 
         Only the process that creates the marker file for the owner's token may remove the lock. It
-        reads the lock again first, because by now it may be the file of the next owner, which has
-        not written its name yet.
+        checks the lock again first: another process may have replaced it since, perhaps with a file
+        that is still empty.
         """
         token = stale.token if stale else ""
         marker = self.path.with_name(f"{self.path.name}.steal-{token}")
@@ -313,7 +313,12 @@ def find_unfinished_files(folders: Iterable[Path]) -> dict[str, list[Path]]:
 
 
 def unfinished_files_of(slide_id: str, others: dict[str, list[Path]]) -> list[Path]:
-    """Takes the files of a slide from those of `find_unfinished_files`."""
+    """Returns a slide's files, and removes them from `others`.
+
+    Args:
+        slide_id: the slide.
+        others: result of `find_unfinished_files`: files of this and other slides, by stem.
+    """
     files: list[Path] = []
     for stem in list(others):
         # the stem is 'ID' for ID.h5, and 'ID.zarr' for ID.zarr.zip
@@ -328,8 +333,8 @@ def sweep_slide(slide_id: str, folder: Path, others: dict[str, list[Path]]) -> N
     Args:
         slide_id: the slide.
         folder: its folder; the lock guards everything in it.
-        others: `find_unfinished_files` of the folders that have a file of each slide; those of
-            this slide are taken from it.
+        others: result of `find_unfinished_files` for the folders with one file per slide; this
+            slide's files are removed from the dict.
     """
     subfolders = [
         Path(entry.path)
@@ -340,9 +345,9 @@ def sweep_slide(slide_id: str, folder: Path, others: dict[str, list[Path]]) -> N
         chain.from_iterable(find_unfinished_files([folder, *subfolders]).values())
     )
     files += unfinished_files_of(slide_id, others)
-    oldest_s = time.time() - STALE_AFTER_S
+    stale_before_s = time.time() - STALE_AFTER_S
     for path in folder.glob(f"{LOCK_NAME}.*"):
-        if path.lstat().st_mtime < oldest_s:
+        if path.lstat().st_mtime < stale_before_s:
             files.append(path)
     for path in files:
         path.unlink(missing_ok=True)
@@ -386,7 +391,7 @@ def scratch_bytes(kind: str) -> int:
         if match is None or not path.is_dir():
             continue
         owner = FileLock(path / LOCK_NAME).owner()
-        # its process may remove the folder at the same time
+        # the owner may remove the folder at the same time
         with contextlib.suppress(FileNotFoundError):
             age_s = time.time() - path.stat().st_mtime
             if owner is None:

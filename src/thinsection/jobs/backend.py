@@ -1,7 +1,7 @@
 """Backend: an executor that runs jobs and reports how each of them ended.
 
-One job is three values: a `Task` (the work), an `Attempt` (entries that are tried, and how that
-ended) and a `Report` (their results). Each scheduler has one file with a subclass of `Backend`.
+A job uses three values: a `Task` (the work), an `Attempt` (the entries that are tried, and how the
+try ended) and a `Report` (the results). Each scheduler has one file with a subclass of `Backend`.
 
 Another package adds an executor by such a subclass and an entry point of the group
 `thinsection.executors` for it. `--executor NAME` then works for every command. The test suite
@@ -48,7 +48,7 @@ class Submitted(Exception):
 
     def __init__(self, array: Any) -> None:
         super().__init__(str(array.folder))
-        # a `slurm_array.Array`, which stands above this file
+        # a `slurm_array.Array`; Any, because slurm_array imports this file
         self.array = array
 
 
@@ -60,8 +60,9 @@ def ignore_event(event: object) -> None:
 class Attempt:
     """Entries that are tried in the same way, and the end of this try once it has ended.
 
-    The driver makes one attempt of all entries. A job is the part of it that a backend sends to
-    one worker; it is an attempt too, with a task that is adapted to the worker.
+    The driver makes one attempt of all entries. The backend cuts it into jobs, one for each message
+    to a worker. A job is also an `Attempt`, with fewer entries and a task that is adapted to the
+    worker.
 
     Attributes:
         entries: the entries.
@@ -136,7 +137,10 @@ class Attempt:
         report: AnyReport = NO_REPORT,
         lacking: Resource | None = "memory",
     ) -> "Attempt":
-        """End by the death of the worker; `detail` follows these words: ' (signal 9)'."""
+        """End by the death of the worker.
+
+        `detail` is appended to 'its worker died', for example ' (signal 9)'.
+        """
         reason = f"its worker died{detail}"
         return self.ended("died", report=report, reason=reason, lacking=lacking)
 
@@ -277,7 +281,7 @@ class Backend(ABC):
         """Jobs that ended, each once and with its end; waits some seconds at most for one.
 
         Args:
-            waiting: number of jobs not yet sent; some backends can then release idle workers.
+            waiting: number of jobs not yet sent; if it is 0, some backends release idle workers.
 
         Raises:
             ClusterError: the whole cluster was lost.
@@ -290,7 +294,7 @@ class InlineBackend(Backend):
     The key of a job is its number.
     """
 
-    # the task itself knows better than the files which entries are done
+    # the task itself checks which entries are done, so the driver need not
     skips_finished_entries: ClassVar[bool] = False
     growable_resources: tuple[Resource, ...] = ()
 

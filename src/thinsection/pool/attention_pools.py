@@ -1,9 +1,10 @@
 """Published slide encoders that pool by gated attention: FEATHER, CHIEF, MADELEINE and TANGLE.
 
-Each scores every tile by itself and sums the tiles up by the softmax of their scores. Places of
-tiles do not matter. Names of parameters are those of the authors' files.
+Each network scores every tile by itself and sums the tiles up by the softmax of their scores. The
+positions of tiles do not matter. Parameters have the names of the authors' files.
 
-Shapes: n tiles of a block, D channels of a tile embedding, A attentions, E channels of their sums.
+Shapes: n tiles of a block, D channels of a tile embedding, A attention heads, E channels of a
+head's weighted sum, D' channels of the slide embedding.
 
 Source: Shao et al., "Do multiple instance learning models transfer?", 2025 (FEATHER); Wang et al.,
 "A pathology foundation model for cancer diagnosis and prognosis prediction", 2024 (CHIEF); Jaume
@@ -29,9 +30,7 @@ from thinsection.pool.encoder import Expects, LoadOptions, TileLayout
 from thinsection.pool.published import PublishedSlideEncoder
 from thinsection.types import CoordsL0
 
-BLOCK_ROWS = (
-    4096  # tiles a block: MADELEINE's widest state, 4096 x 2048 float32, is 32 MiB
-)
+BLOCK_ROWS = 4096  # tiles a block: MADELEINE's widest activation, 4096 x 2048 float32, has 32 MiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ class Scores(nn.Module):
 
 
 class PoolNet(nn.Module):
-    """A network that scores a block of tiles, and makes the embedding of the weighted sums."""
+    """A network that scores a block of tiles, and turns the weighted sums into an embedding."""
 
     def __init__(self, sizes: PoolSizes) -> None:
         super().__init__()
@@ -70,7 +69,10 @@ class PoolNet(nn.Module):
         """Scores (n, A) of tiles (n, D), and the values (n, E) or (n, A, E) that they weight."""
 
     def embedding(self, sums: Tensor) -> Tensor:
-        """Slide embedding (D',) of the weighted sums (A, E): as they are."""
+        """Slide embedding (D',) of the weighted sums (A, E).
+
+        By default it is the sums, flattened.
+        """
         return sums.flatten()
 
 
@@ -106,7 +108,7 @@ class ChiefNet(PoolNet):
 
 
 class ManyHeads(nn.Module):
-    """Three layers, whose channels are dealt out to heads in turn; a score of each head."""
+    """Three layers, whose output channels are interleaved over the heads; each head has a score."""
 
     def __init__(self, sizes: PoolSizes) -> None:
         super().__init__()
@@ -175,14 +177,17 @@ class SingleTangleNet(PoolNet):
 
 
 def _layers(widths: list[int]) -> nn.Sequential:
-    """Linear layers of these widths, each with a layer norm and GELU; numbers as the authors'."""
+    """Linear layers of these widths, each with a layer norm and GELU.
+
+    Their indices are those of the authors' state dict.
+    """
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
         layers += [
             nn.Linear(inputs, outputs),
             nn.LayerNorm(outputs),
             nn.GELU(),
-            nn.Dropout(),  # numbers the layers; inference drops nothing
+            nn.Dropout(),  # counts in the indices; inference drops nothing
         ]
     return nn.Sequential(*layers)
 
@@ -190,15 +195,15 @@ def _layers(widths: list[int]) -> nn.Sequential:
 class AttentionPoolSlideEncoder(PublishedSlideEncoder[PoolSizes]):
     """A slide encoder whose network is a `PoolNet`.
 
-    Memory: the states of BLOCK_ROWS tiles, 10 to 200 MiB, whatever the number of tiles.
+    Memory: the activations of BLOCK_ROWS tiles, 10 to 200 MiB, whatever the number of tiles.
     """
 
     net: PoolNet
 
     def __init__(self, net: PoolNet, *, options: LoadOptions) -> None:
         super().__init__(net, options=options)
-        no_tiles = torch.zeros(1, net.sizes.tile_dim, device=self._device)
-        self.dim = len(self._embedding(no_tiles))
+        zero_tile = torch.zeros(1, net.sizes.tile_dim, device=self._device)
+        self.dim = len(self._embedding(zero_tile))
 
     def embed(self, tiles: Tensor, coords_l0: CoordsL0, layout: TileLayout) -> Tensor:
         return self._embedding(tiles)
@@ -213,7 +218,7 @@ class AttentionPoolSlideEncoder(PublishedSlideEncoder[PoolSizes]):
 
 
 class FeatherSlideEncoder(AttentionPoolSlideEncoder):
-    """FEATHER-24K on tiles of CONCH v1.5: the state (512,) before its classifier."""
+    """FEATHER-24K on tiles of CONCH v1.5: the embedding (512,) before its classifier."""
 
     name = "feather"
     expects = Expects(
@@ -250,7 +255,10 @@ class FeatherUni2SlideEncoder(FeatherSlideEncoder):
 
 
 class ChiefSlideEncoder(AttentionPoolSlideEncoder):
-    """CHIEF's `WSI_feature` (768,), without the organ: on tiles of its CTransPath."""
+    """CHIEF's `WSI_feature` (768,) on tiles of its CTransPath.
+
+    CHIEF's term for the organ, which comes from a text embedding, is not added.
+    """
 
     name = "chief"
     expects = Expects(
@@ -290,7 +298,7 @@ class MadeleineSlideEncoder(AttentionPoolSlideEncoder):
 
 
 class TangleSlideEncoder(AttentionPoolSlideEncoder):
-    """TANGLE's `get_features`, on tiles of UNI; the file says which of its versions it is."""
+    """TANGLE's `get_features`, on tiles of UNI; the weights file decides the version."""
 
     name = "tangle"
     expects = Expects(
@@ -313,7 +321,11 @@ class TangleSlideEncoder(AttentionPoolSlideEncoder):
 
     @classmethod
     def sizes_of(cls, state_dict: Mapping[str, Tensor]) -> PoolSizes | None:
-        """Sizes by the shapes of a file: heads, projected channels, and those of the scores."""
+        """Sizes from the shapes in a weights file.
+
+        They are the number of heads, the channels of a projected tile, and the hidden channels of
+        the scores.
+        """
         shapes = {}
         for name, value in state_dict.items():
             shapes[re.sub(r"^(module\.)?wsi_embedder\.", "", name)] = value.shape
@@ -324,6 +336,7 @@ class TangleSlideEncoder(AttentionPoolSlideEncoder):
         num_heads = 1
         scores = shapes.get("attn.attention_a.0.weight")
         if scores is None:
+            # a file without scores is refused later, so any default will do
             scores = shapes.get("attn.0.attention_a.0.weight", torch.Size([dim, dim]))
             num_heads = sum(name.endswith("attention_c.weight") for name in shapes)
         return PoolSizes(

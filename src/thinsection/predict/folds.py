@@ -1,11 +1,14 @@
 """Folds as jobs of an executor, and the file that each of them writes.
 
 OUT/cohort.json            cases, files, labels, folds, for every worker
-OUT/folds/<job>.safetensors    weights `head.*`; `logits` (n, K) of the test cases, `stop` (m, K)
-                           of the inner cases, `slides` (l, K) of slides in cases with
-                           several; metadata `told`: key, losses, epochs before each start,
-                           best epoch, target
-    <job>.checkpoint       checkpoint of an unfinished fold
+OUT/folds/<job>.safetensors    weights `head.*`; logits: `logits` (n, K) of the test cases, `stop`
+                           (m, K) of the inner validation cases, `slides` (l, K) of slides in
+                           cases with several; metadata `told` (one JSON text, `HEADER_KEY`):
+                           key, losses, epochs before each start, best epoch, target
+    <job>/checkpoint.safetensors    checkpoint of an unfinished fold
+    <job>/.lock                     its lock
+
+A start is a training from other initial weights, see `training.py: Trainer.run`.
 """
 
 from collections.abc import Sequence
@@ -38,11 +41,11 @@ from thinsection.types import Floats, counted, parse_bytes, rounded
 
 COHORT_NAME = "cohort.json"
 FORMAT = 4  # format of a fold's file
-# memory beside the kept bags, in multiples of the largest bag: two that are read, and the memory
-# of one in a head with 512 channels
+# memory beside the cached bags, in multiples of the largest bag: 2 for bags that are being read, 7
+# for the activations of one in a head with 512 channels
 BAGS_AT_WORK = 9
-# bytes of embeddings of a case, up to which one thread trains: others would only wait for its
-# many short operations, and waiting takes CPU time
+# If no case has more bytes of embeddings, one thread trains: its operations are so short that more
+# threads would mostly wait, which takes CPU time.
 ONE_THREAD_BYTES = 1 << 20
 
 
@@ -70,7 +73,7 @@ class Study:
 
     @property
     def case_of_slide(self) -> IndexArray:
-        """Case of each slide, (slides,), in the format of `Contents`."""
+        """Index of the case of each slide, (slides,), in the order of `leaks.py: Contents`."""
         counts = [len(slides) for slides in self.cohort.slides]
         return np.repeat(np.arange(len(counts)), counts)
 
@@ -114,8 +117,8 @@ class FoldResult(NamedTuple):
     # target with centre, spread and edges from the fold's training cases
     target: Target
     logits: Floats  # (n, K) logits of the test cases
-    stop: Floats  # (m, K) logits of the inner cases
-    slides: Floats  # (l, K)
+    stop: Floats  # (m, K) logits of the inner validation cases
+    slides: Floats  # (l, K) logits of slides in cases with several
 
     @property
     def epochs(self) -> list[int]:
@@ -135,7 +138,7 @@ class FoldResult(NamedTuple):
 
     @property
     def has_learnt(self) -> bool:
-        """False where the inner loss rises from the first epoch of the best start on."""
+        """False if the first epoch of the best start has the lowest inner validation loss."""
         return self.best_epoch > 1
 
     @property
@@ -148,7 +151,7 @@ class FoldResult(NamedTuple):
 
     @property
     def stop_loss(self) -> float:
-        """Inner loss of the head, by which settings are chosen."""
+        """Inner validation loss of the head, by which settings are chosen."""
         return self.losses[self.best - 1][1]
 
 

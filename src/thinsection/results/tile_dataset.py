@@ -44,8 +44,8 @@ class Progress:
 
     Attributes:
         epoch: the epoch.
-        first_shard: shard of the worker whose batch comes next.
-        positions: place in its order that each shard has reached.
+        first_shard: index, among this rank's shards, of the one whose batch comes next.
+        positions: for each shard of this rank, the number of tiles of its order that were passed.
     """
 
     epoch: int
@@ -80,14 +80,14 @@ class TileDataset(IterableDataset[Item]):
     and its tiles of that buffer are left out.
 
     Args:
-        results: results folder of `run`, at least until tiles.
+        results: results folder of a `run` that has made at least the tile tables.
         grid: tile grid, if there are several.
         slides: ids of the slides to use; None means all.
         labels: value for each slide id; slides that it lacks are not used.
         columns: columns of the tile table that items contain.
         transform: gets uint8 (tile_px, tile_px, 3) and returns the image of the item.
         shuffle: False keeps the order of slides and tables.
-        seed: of the order.
+        seed: decides the order.
         memory: size of decoded tiles in one worker: two buffers.
         open_slides: slides that are mixed, and stay open.
         even: give all shards the same number of tiles: leave out up to one tile a shard, and repeat
@@ -97,9 +97,9 @@ class TileDataset(IterableDataset[Item]):
             makes it a warning of Python.
 
     Memory: for each worker: `memory` for two buffers of `buffer_tiles` = memory / (6 tile_px²)
-    tiles; 5/32 of it for batches on their way; one region of the level that is read for each
-    decoding thread; 64 MiB and 16 bytes a tile for each open slide. About 1 kB per slide of the
-    folder. The number of tiles does not matter.
+    tiles; in addition 5/32 of `memory` for batches that are decoded and not yet in a buffer; one
+    region of the level that is read for each decoding thread; 64 MiB and 16 bytes a tile for each
+    open slide. About 1 kB per slide of the folder. The number of tiles does not matter.
 
     Raises:
         StoreError: no results folder.
@@ -160,8 +160,9 @@ class TileDataset(IterableDataset[Item]):
         # Epoch, and number of workers; shared, because workers that persist have copies of this
         # object.
         self._shared = torch.tensor([0, 0]).share_memory_()  # type: ignore[no-untyped-call]
-        # Start of the next iteration, and what was read or used since.
+        # Position that `load_state_dict` has set, at which the next iteration starts.
         self._resumed: Progress | None = None
+        # Position that this iteration has reached: tiles that were read, or used (`advance`).
         self._progress: Progress | None = None
 
     @property
@@ -298,7 +299,7 @@ class TileDataset(IterableDataset[Item]):
         start = progress.positions[shard]
         number = start // self.buffer_tiles
         for buffer in reader.buffers(order.buffers(number)):
-            places = order.permutation(number, len(buffer))
+            buffer_indices = order.permutation(number, len(buffer))
             readable = np.flatnonzero(buffer.is_read)
             if self._even and not len(readable):
                 raise SlideReadError(
@@ -307,18 +308,21 @@ class TileDataset(IterableDataset[Item]):
                 )
             first = number * self.buffer_tiles
             for position in range(max(start, first), first + len(buffer)):
-                place = int(places[position - first])
+                buffer_index = int(buffer_indices[position - first])
                 progress.positions[shard] = position + 1
-                if not buffer.is_read[place]:
+                if not buffer.is_read[buffer_index]:
                     if not self._even:
                         continue
-                    place = int(readable[position % len(readable)])
-                item = self._item(buffer, place)
+                    buffer_index = int(readable[position % len(readable)])
+                item = self._item(buffer, buffer_index)
                 yield item | {"shard": shard, "position": position}
             number += 1
 
     def _item(self, buffer: Buffer, place: int) -> Item:
-        """Item of a tile; its pixels are copied, because a view would keep the buffer."""
+        """Item of the tile at an index of the buffer.
+
+        Its pixels are copied, because a view would keep the buffer.
+        """
         slide_id = self._slides[buffer.slides[place]].entry.slide_id
         tile = buffer.tiles[place].copy()
         if self._transform is None:

@@ -1,6 +1,7 @@
 """Pure geometry of reading: units, resolutions, choice of a level, and the read plan of a slide.
 
-Frames: `_l0` px of level 0, `_lv` px of a pyramid level, `_tl` px of a finished tile.
+Coordinate systems, by suffix of a name: `_l0` px of level 0, `_lv` px of a pyramid level, `_tl` px
+of a finished tile.
 """
 
 import math
@@ -192,7 +193,8 @@ def plan_read(
             "column to the cohort, or use --tile-mpp native"
         )
     else:
-        tolerance = max(mpp_tolerance, ROUNDING) + _EXACT  # 0.525 is 5 % more than 0.5
+        # with `_EXACT`, 0.525 is within 5 % of 0.5 in spite of rounding errors
+        tolerance = max(mpp_tolerance, ROUNDING) + _EXACT
         x_ratio, y_ratio = _ratios(levels, slide_mpp, tile_mpp, tolerance, slide)
     level = best_level(levels, min(x_ratio, y_ratio))
     stride_tl = tile_px - overlap
@@ -227,12 +229,12 @@ def _ratios(
     if _mpp_error(nearest, slide_mpp, tile_mpp) <= tolerance:
         ratio = _whole_if_near(nearest.downsample)
         return (ratio, ratio)
-    coarsest_mpp = max(slide_mpp)
-    if coarsest_mpp > tile_mpp * (1 + tolerance):
+    coarser_axis_mpp = max(slide_mpp)
+    if coarser_axis_mpp > tile_mpp * (1 + tolerance):
         raise UpsamplingError(
-            f"tile_mpp must be >= {coarsest_mpp:.4g}, got {tile_mpp:g} in {slide!r}; upsampling "
-            f"is not supported: pass --tile-mpp {coarsest_mpp:.4g} or native, or a higher "
-            "--mpp-tolerance"
+            f"tile_mpp must be >= {coarser_axis_mpp:.4g}, got {tile_mpp:g} in {slide!r}; "
+            f"upsampling is not supported: pass --tile-mpp {coarser_axis_mpp:.4g} or native, or "
+            "a higher --mpp-tolerance"
         )
     x_mpp, y_mpp = slide_mpp
     return (
@@ -278,7 +280,8 @@ for _um, _names in {
     UM_PER_INCH: 'in inch inche "',
 }.items():
     _UM_PER_UNIT |= dict.fromkeys(_names.split(), _um)
-_OF_RESOLUTION_UNIT = {2: UM_PER_INCH, 3: 1e4}  # inch, cm
+# µm per unit, by the number of TIFF's ResolutionUnit: inch, cm
+_OF_RESOLUTION_UNIT = {2: UM_PER_INCH, 3: 1e4}
 _HUGE = ("Mm", "Pm")  # megametre and petametre of OME, not to be read as mm and pm
 
 

@@ -29,7 +29,7 @@ LEDGER_NAME = "slide.json"
 FAILURE_NAME = "failure.json"  # in the folder of a slide that failed
 ELSEWHERE_NAME = ".elsewhere.json"  # in the folder of a slide whose files are at a URL
 FORMAT = 2
-# columns of a cohort that every ledger copies
+# cohort columns that are copied into every ledger
 OF_COHORTS = ("patient_id", "label", "split")
 
 Kinds = Mapping[str, type]
@@ -44,7 +44,7 @@ _SLIDE_KINDS: Kinds = {
     "patient_id": str,
     "label": str,
     "split": str,
-    "more": dict[str, str],
+    "more": dict[str, str],  # the cohort's other columns
     "width": int,
     "height": int,
     "mpp_x": float,
@@ -67,7 +67,7 @@ _FACT_KINDS: Kinds = {
 }
 
 
-# Fields of `Identity`.
+# Fields of `store/identity.py: Identity`, which a ledger stores as `source`.
 _SOURCE_FIELDS = frozenset(("source", "samples", "times", "whole"))
 
 
@@ -116,7 +116,7 @@ class SlideLedger:
     slide_id: str
     # plain values: path, reader, size, mpp, ...
     slide: Document = field(default_factory=dict)
-    # `Identity` of the slide's file
+    # `store/identity.py: Identity` of the slide's file
     source: dict[str, str] = field(default_factory=dict)
     # address -> record, sorted by address
     stages: dict[str, StageRecord] = field(default_factory=dict)
@@ -298,7 +298,10 @@ def load_ledgers(
 
 
 def stage_key(**parts: object) -> str:
-    """Hashes plain values (nested dicts, lists, str, numbers, None); 8.0 is 8."""
+    """Hashes plain values (nested dicts, lists, str, numbers, None).
+
+    8.0 and 8 give the same hash.
+    """
     text = json.dumps(_plain(parts), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 

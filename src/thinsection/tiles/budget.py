@@ -3,8 +3,8 @@
 Peak = slots * batch + scratch, with
 
     batch   = batch_size * tile_px² * 3          bytes of decoded tiles
-    scratch = up to 2.5 MiB of tiles of the level that is read, or one tile that is larger, for as
-              many workers as the memory holds
+    scratch = for each worker, source pixels of the tiles that one call resamples: at most 2.5 MiB,
+              or one tile if a tile alone is larger. Workers take turns if memory is short.
 
 A slot is a buffer for one batch, which is being decoded, waits, or is being transferred. The
 stream allocates these bytes, and `thinsection plan` shows them. Readers bound their own caches of
@@ -98,7 +98,10 @@ class Channel(Generic[T]):
 
 
 class MemoryAllowance:
-    """Bytes that threads take and return; a request for more than `total` waits for all of them."""
+    """Bytes that threads take and return.
+
+    A request for more than `total` is granted once all bytes are free.
+    """
 
     def __init__(self, num_bytes: int) -> None:
         self.total: float = num_bytes
@@ -155,11 +158,12 @@ CHANNELS = 3
 MIN_SLOTS = 3
 # more slots would only move decoded tiles out of the CPU's caches
 MAX_SLOTS = 5
-# Bytes of decoded pixels that one tile may be made of.
+# Largest number of source bytes (decoded pixels) of one tile.
 MAX_SCRATCH = 32 * MIB
-# Handing work to a thread costs some µs: worth it for about a ms of decoding.
+# Smallest number of tiles in a task. To hand work to a thread costs some µs, which is little
+# against about a ms of decoding.
 MIN_TASK_TILES = 8
-# A large batch is shared by threads rather than being one thread's alone for long.
+# Largest number of tiles in a task, so that several threads share a large batch.
 MAX_TASK_TILES = 32
 
 
@@ -219,7 +223,8 @@ class StreamConfig:
         Args:
             batch_size: tiles of a batch.
             tile_px: edge of a finished tile.
-            tile_bytes: most bytes that a worker resamples in one call (`resample_scratch_bytes`).
+            tile_bytes: most source bytes that a worker resamples in one call, of one or more tiles
+                (`resample_scratch_bytes`).
 
         Raises:
             BudgetError: `MIN_SLOTS` batches and one tile do not fit into the memory; the message
@@ -248,13 +253,16 @@ class StreamConfig:
         )
 
     def largest_batch(self, *, tile_px: int, tile_bytes: int) -> int:
-        """Largest batch that fits `MIN_SLOTS` times beside one tile; at least 1 tile."""
+        """Largest batch size with which `MIN_SLOTS` buffers fit into the memory; at least 1.
+
+        The memory also holds `tile_bytes`, the source of one call, see `budget`.
+        """
         room = parse_bytes(self.memory) - tile_bytes
         return max(1, room // (MIN_SLOTS * tile_px * tile_px * CHANNELS))
 
 
 def resample_scratch_bytes(plan: ReadPlan) -> int:
-    """Scratch bytes for the tiles that one call resamples, on their level; 0 if none does."""
+    """Bytes of the source pixels that one call resamples; 0 if the plan does not resample."""
     if not plan.resamples:
         return 0
     width, height = plan.size_lv
@@ -262,7 +270,10 @@ def resample_scratch_bytes(plan: ReadPlan) -> int:
 
 
 def split_tasks(num_tiles: int, workers: int) -> list[slice]:
-    """Splits a batch's tiles, in order, into a part per worker, if not too small."""
+    """Splits a batch's tiles, in order, into one part per worker.
+
+    A part has `MIN_TASK_TILES` to `MAX_TASK_TILES` tiles; the last may be smaller.
+    """
     share = -(-num_tiles // workers)
     step = max(MIN_TASK_TILES, min(MAX_TASK_TILES, share))
     return [

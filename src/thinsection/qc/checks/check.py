@@ -132,7 +132,7 @@ class QcView:
         return after / float(new_mask.size)
 
     def left(self, new: Array, column: str, *, enforce: bool = False) -> Outcome:
-        """Outcome of a check after which the mask is `new`; the removed share is one column."""
+        """Outcome of a check that leaves the mask `new`; the removed share is one column."""
         return Outcome(
             mask_use=new,
             affected_area=self.mask_use & ~new,

@@ -19,14 +19,14 @@ Stain = Literal["H&E", "IHC", "unsure", "grey", "dark", ""]
 
 # Edge of the pixels that the detector looks at, µm; borders are accurate to half of it.
 _PX_UM = 16.0
-# A picture with coarser pixels is treated as if they had this edge: gaps, rims and specks smaller
-# than a pixel could not be told from tissue.
+# Largest pixel edge by which lengths in µm are converted to px: with coarser pixels they would be
+# less than a pixel.
 _COARSEST_PX_UM = 24.0
 # From 0 to 255: pixels that are darker in all channels show nothing and are not tissue.
 _BLACK = 30
 
-# Smallest thresholds, as optical density relative to glass: even the most even glass varies by
-# less.
+# Lower limits of the thresholds, as optical density relative to glass. They apply where the glass
+# itself varies very little.
 _COLOUR = 0.025
 _DENSITY = 0.035
 _TEXTURE = 0.0025
@@ -61,18 +61,23 @@ _LEAST_GREEN = 0.42
 # If the channels' fractions of the density differ by less, there is no colour.
 _GREY_BALANCE = 0.06
 
-# The slide's edge: dark, flat, at the border, and with little colour for its density.
+# The slide's edge: dark, flat, at the border, and with little colour for its density. Least
+# density; largest colour of pale pixels, and largest colour as a fraction of the density of dark
+# pixels (the larger limit applies); width of the margin that is removed with the edge.
 _SHADE = 0.1
 _SHADE_COLOUR = 0.04
 _SHADE_TINT = 0.15
 _SHADE_REACH_UM = 80.0
-# Widths of gaps that are closed in solid tissue, and in the net of fat cells.
+# Radius of the disk that closes gaps in solid tissue, and in the net of fat cells: gaps of up to
+# twice this width.
 _GAP_UM = 32.0
 _CELL_UM = 176.0
-# Thinner regions are not tissue.
+# Radius of the disk of the opening: regions thinner than twice this are not tissue.
 _THIN_UM = 40.0
+# Smaller holes in a net of fat cells are filled.
 _NET_HOLE_UM2 = 60_000.0
-# A net has many lines of at least this number of pixels in a window.
+# A net: lines of at least `_MIN_LINE_PX` px. Their strong pixels cover more than `_NET_SHARE` of a
+# window of `_NET_WINDOW_PX` px.
 _MIN_LINE_PX = 6
 _NET_WINDOW_PX = 21
 _NET_SHARE = 0.03
@@ -87,6 +92,7 @@ _RIM_SHARE = 0.4
 class Tissue(QcCheck, kind="tissue", removes_glass=True):
     """Keeps tissue of any stain, also pale, fatty and dark tissue, and recognises the stain."""
 
+    # named by what the check removes
     name: str = "glass"
     # smaller pieces are dropped
     min_piece: str = area("20000 um2")
@@ -165,6 +171,7 @@ def detect_tissue(
 
     light = _measure_light(ns, _reduce(ns, rgb, factor), black_level)
     evidence = _find_evidence(ns, light, px)
+    # radius 48 µm: closes wider gaps than those in `_find_evidence`
     mask = _close(ns, evidence.body, px(_GAP_UM + _RIM_UM) / 1.5)
     mask &= ~_beyond_rim(ns, light, evidence.body, mask, px)
     near_solid = morphology.dilated_by_disk(ns, evidence.solid, px(32.0))
@@ -188,8 +195,8 @@ class _Light:
     """Light absorption of a slide, float32 (H, W) each; density is base 10."""
 
     density: Array  # (H, W, 3), relative to glass
-    total: Array  # mean over the channels
-    near: Array  # `total`, averaged over 3 x 3 px
+    total: Array  # mean density of the three channels
+    near: Array  # smooth density: `total`, averaged over 3 x 3 px
     densest: Array  # density of the densest channel, averaged over 3 x 3 px
     colour: Array  # densest minus thinnest channel, averaged over 3 x 3 px
     line: Array  # density above the surroundings, in lines thinner than 5 px
@@ -338,6 +345,7 @@ def _find_net(ns: ArrayNamespace, light: _Light, lines: Array, px: Px) -> Array:
     for axis in (0, 1):
         run = ndimage.minimum_filter1d(thick, _STRAIGHT_PX, axis=axis)
         lines = lines & ~ndimage.maximum_filter1d(run, _STRAIGHT_PX, axis=axis)
+    # elongation 0: only lines of fewer pixels are dropped
     net = morphology.keep_elongated(ns, lines, 0.0, _MIN_LINE_PX)
     strong = (net & (light.line > 1.6 * _LINE)).astype(ns.xp.float32)
     net &= ndimage.uniform_filter(strong, _NET_WINDOW_PX) > _NET_SHARE
@@ -355,11 +363,12 @@ def _beyond_rim(
     xp = ns.xp
     box = ns.ndimage.uniform_filter
     _, densest = extremes(ns, light.density.transpose(2, 0, 1))
-    own = xp.maximum(light.total, densest * 0.5)
+    # half of the densest channel counts where a stain absorbs in one channel only
+    own_density = xp.maximum(light.total, densest * 0.5)
     inside = body.astype(xp.float32)
-    usual = box(own * inside, 9) / xp.maximum(box(inside, 9), 0.02)
+    tissue_density = box(own_density * inside, 9) / xp.maximum(box(inside, 9), 0.02)
     border = morphology.dilated_by_disk(ns, ~mask, px(_RIM_UM))
-    return border & (own < xp.maximum(_RIM_SHARE * usual, _LINE))
+    return border & (own_density < xp.maximum(_RIM_SHARE * tissue_density, _LINE))
 
 
 def _measure_stain(ns: ArrayNamespace, light: _Light, mask: Array) -> Stain:
