@@ -1,8 +1,8 @@
 """Sources of bytes: a local file, a URL by range requests, a folder of a store.
 
-The web client connects to no address of this machine that nobody named. A name in a table may
-resolve to this machine or to the metadata service of a cloud, and a web server may redirect there.
-So addresses are looked at as the client connects, after DNS.
+The web client connects to an address of this machine only if the user named it. A host name in a
+table may resolve to this machine or to the metadata service of a cloud, and a web server may
+redirect there. So addresses are checked when the client connects, after DNS.
 """
 
 import os
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 
 # share of a file that is streamed before a source that may keep a copy fetches it whole
 _STREAMED_SHARE = 0.03
-_COPY_BYTES = 8 * MIB  # that a copy fetches at once
+_COPY_BYTES = 8 * MIB  # bytes that a copy fetches at once
 
 
 class _Descriptor(int):
-    """An open file that closes when the last thread that reads from it has let it go."""
+    """An open file that is closed when no thread reads from it any more."""
 
     def __del__(self) -> None:
         os.close(self)
 
 
 class FileSource:
-    """A local file through `pread`: no shared position, so no lock. Thread-safe."""
+    """A local file, read by `pread`, which needs no shared position and so no lock. Thread-safe."""
 
     def __init__(self, path: str) -> None:
         self.name = path
@@ -60,8 +60,9 @@ class FileSource:
         self._descriptor: _Descriptor | None = _Descriptor(os.open(path, os.O_RDONLY))
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """Reads exactly `length` bytes; SlideReadError where the source ends before."""
-        descriptor = self._descriptor  # kept alive here while `close` runs elsewhere
+        """Reads exactly `length` bytes; SlideReadError if the source ends before."""
+        # this reference keeps the file open if another thread calls `close`
+        descriptor = self._descriptor
         if descriptor is None:
             raise closed_error(self.name)
         data = os.pread(descriptor, length, offset)
@@ -79,12 +80,15 @@ class FileSource:
         _check_whole(num_read, length, self._file, offset)
 
     def close(self) -> None:
-        """Lets go of the file; a second call does nothing."""
+        """Closes the file when no thread reads from it; a second call does nothing."""
         self._descriptor = None
 
 
 class FsspecSource:
-    """A file of `size` bytes by range requests through fsspec, counted. Thread-safe."""
+    """A file of `size` bytes, read by range requests through fsspec. Thread-safe.
+
+    Requests and fetched bytes are counted.
+    """
 
     def __init__(self, url: str) -> None:
         self._fs, self._path, self.name = filesystem(url)
@@ -122,11 +126,11 @@ class FsspecSource:
     def keep_copy(self, make_copy: Callable[[], Path | None]) -> None:
         """Reads from a local copy once more than 3 % of the file would be streamed.
 
-        So a file of which everything is read, parts of it twice, is fetched once.
+        So a file that is read completely, and partly twice, is fetched only once.
 
         Args:
-            make_copy: makes the copy with `copy_to`; None if there is no room for one, and the
-                file is streamed as before. It is called once.
+            make_copy: makes the copy with `copy_to`, and returns its path. It returns None if there
+                is no room; then the file is streamed as before. It is called once.
         """
         self._make_copy = make_copy
 
@@ -139,7 +143,7 @@ class FsspecSource:
     def _check_ranges(self) -> None:
         """Asks a web server for one byte; SlideOpenError if it would send the whole file.
 
-        Otherwise each range would be the whole file, in memory.
+        From such a server, each range request would bring the whole file into memory.
         """
         try:
             with self._fs.open(self._path, size=self.size, cache_type="none") as file:
@@ -181,7 +185,7 @@ class FsspecSource:
             start += array.nbytes
 
     def close(self) -> None:
-        """Lets go of the local copy; nothing is held open between requests."""
+        """Closes the local copy; no connection stays open between requests."""
         self._make_copy = None
         if self._copy is not None:
             self._copy.close()
@@ -191,7 +195,7 @@ ByteSource = FileSource | FsspecSource  # random access to the bytes of a slide
 
 
 def metadata_file(source: FsspecSource) -> BinaryIO:
-    """Opens a seekable file over a source, for metadata. Memory: 4 MiB, 64 blocks of 64 KiB."""
+    """Opens a source as a seekable file, for metadata. Memory: 4 MiB, 64 blocks of 64 KiB."""
     from fsspec.spec import AbstractBufferedFile
 
     class RangeFile(AbstractBufferedFile):  # type: ignore[misc]
@@ -244,7 +248,7 @@ def _check_whole(num_read: int, length: int, name: str, offset: int) -> None:
 
 
 def closed_error(slide_path: str) -> SlideReadError:
-    """Returns the error of a read after `close`."""
+    """Returns the error for a read after `close`."""
     name = Path(slide_path).name
     return SlideReadError(
         f"slide must be open, got a closed one in {name!r}; open it again"
@@ -254,19 +258,21 @@ def closed_error(slide_path: str) -> SlideReadError:
 class RemoteFolder:
     """Files by relative name under the URL of a folder, which need not exist.
 
-    Object stores have no lock that holds: one process at a time may put files here. Raises
-    MissingDependencyError (no package for the protocol), SlideOpenError (not a known one).
+    Object stores have no reliable locks, so only one process at a time may put files here.
+
+    Raises MissingDependencyError: no package for the protocol; SlideOpenError: unknown protocol.
     """
 
     def __init__(self, url: str) -> None:
         self._fs, path, public = filesystem(url.rstrip("/"))
         self.url = public.rstrip("/")
         self._root = path.rstrip("/")
-        # a put of a store is seen whole or not at all; elsewhere a temporary name is moved
+        # True for object stores, in which a new file is visible only when it is complete; elsewhere
+        # a file is put under a temporary name and then renamed
         self._whole = url.partition(URL_MARK)[0] in STORE_SCHEMES
 
     def check(self) -> None:
-        """Proves that files can be put and deleted; StoreError with the store's own words."""
+        """Raises StoreError, with the message of the store: a file cannot be put and deleted."""
         path = f"{self._root}/{TMP_MARK}writable"
         try:
             self._make_parent(path)
@@ -274,7 +280,7 @@ class RemoteFolder:
             self._fs.rm_file(path)
         except (
             Exception
-        ) as error:  # each store has its own errors, credentials' among them
+        ) as error:  # each store has its own errors, also for credentials
             raise StoreError(
                 f"out must be writable, got {without_secrets(repr(error))} for {self.url!r}"
             ) from error
@@ -297,12 +303,12 @@ class RemoteFolder:
         return data
 
     def get(self, name: str, local: Path) -> None:
-        """Copies a file here, whole."""
+        """Downloads a file; `local` appears only when it is complete."""
         with atomic_path(local) as tmp:
             self._fs.get_file(f"{self._root}/{name}", str(tmp))
 
     def put(self, local: Path, name: str) -> None:
-        """Copies a file there; under its name it is whole or as it was before."""
+        """Uploads a file; readers see either the complete new file or the old one."""
         target = f"{self._root}/{name}"
         self._make_parent(target)
         if self._whole:
@@ -314,7 +320,7 @@ class RemoteFolder:
         self._fs.mv(unfinished, target)
 
     def delete(self, name: str) -> None:
-        """Removes a file that is there."""
+        """Removes an existing file."""
         self._fs.rm_file(f"{self._root}/{name}")
 
     def _make_parent(self, path: str) -> None:
@@ -330,7 +336,7 @@ class LocalAddressError(OSError):
 
 
 def client_options(url: str) -> dict[str, Any]:
-    """Returns how fsspec's file system of a URL makes its web client; nothing for other stores."""
+    """Returns options by which fsspec makes the web client of a URL; {} for other stores."""
     if not url.lower().startswith(WEB) or may_be_local(url):
         return {}
     return {"get_client": _guarded_client}

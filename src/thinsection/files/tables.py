@@ -1,9 +1,9 @@
 """Strict reader of users' tables: CSV, TSV, semicolons, .xlsx and Parquet as text.
 
 Encoding, separator, comments and further header rows are read from the content, never from the
-suffix. Anything that could shift or hide a value is refused, with its line: a doubled column, a row
-with more cells than the header, a quote that does not close. A file that is not a table is refused
-with its kind. Every choice is a note of the table.
+suffix. Anything that could shift or hide a value is refused, and the message names the line: a
+doubled column, a row with more cells than the header, a quote that is not closed. If a file is not
+a table, the message names its kind. Every choice of the reader becomes a note of the table.
 """
 
 import csv
@@ -30,7 +30,7 @@ from thinsection.files.kinds import (
 from thinsection.files.workbook import Record, cell_text, read_sheets
 from thinsection.types import counted
 
-SHEET_SIGN = "#"  # in 'labels.xlsx#Sheet2'
+SHEET_SIGN = "#"  # stands before the name of a sheet: 'labels.xlsx#Sheet2'
 SUFFIXES = (".csv", ".tsv", ".txt", ".xlsx", ".xlsm", ".parquet")
 _DELIMITERS = (",", "\t", ";", "|")
 _DELIMITER_WORDS = {"\t": "tab", ";": "semicolon", "|": "vertical bar"}
@@ -46,7 +46,7 @@ _BYTE_ORDER_MARKS = (
 _OUTER_SIGNS = string.whitespace + "\u00a0\u2007\u202f\u2009\u3000\ufeff\u200b"
 _EXCEL_SEPARATOR = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
 _COMMENT = "#"
-_CDE = "CDE_ID"  # begins the cells of the third header row of TCGA's biotabs
+_CDE = "CDE_ID"  # start of the cells in the third header row of TCGA's biotabs
 
 
 def path_and_sheet(path: Path) -> tuple[Path, str]:
@@ -88,7 +88,7 @@ class Table:
         """The table with the required columns, also by their names in further header rows.
 
         Raises:
-            error: a column is missing; it says which columns the table has.
+            error: a column is missing; the message lists the columns of the table.
         """
         renamed = {}
         for name in required:
@@ -174,8 +174,7 @@ class _NoTableError(Exception):
 class _BadRowError(Exception):
     """A row or a header that cannot be read without a guess.
 
-    Its arguments: the rule and what is there instead; the line of the file, or row of the sheet;
-    what to do.
+    Its arguments are the rule and the value; the line of the file, or row of the sheet; the remedy.
     """
 
 
@@ -204,7 +203,7 @@ def _read_text(path: Path) -> Table:
 
 
 def _decoded(content: bytes) -> tuple[str, list[str]]:
-    """Returns a text and a note on its encoding, where that is not UTF-8."""
+    """Returns a text, and a note on its encoding if that is not UTF-8."""
     encoding = ""
     for mark, name in _BYTE_ORDER_MARKS:
         if content.startswith(mark):
@@ -243,7 +242,7 @@ def _decoded(content: bytes) -> tuple[str, list[str]]:
 
 
 def _utf16_without_mark(head: bytes) -> str:
-    """Returns the UTF-16 in which every second byte of western text is 0; '' for a stray 0."""
+    """Returns the kind of UTF-16 if every second byte is 0, as in western text; '' if not."""
     zeros_at_even = head[::2].count(0)
     zeros_at_odd = head[1::2].count(0)
     if zeros_at_odd > 3 * zeros_at_even and zeros_at_odd > len(head) // 6:
@@ -256,7 +255,7 @@ def _utf16_without_mark(head: bytes) -> str:
 
 
 def _find_delimiter(text: str) -> str:
-    """Returns the separator that gives most lines the same number of cells, at least two."""
+    """Returns the separator by which most lines have the same number of cells, at least two."""
     sample = text[:_SAMPLE_CHARACTERS]
     if len(text) > len(sample):
         sample = sample[: sample.rfind("\n") + 1] or sample
@@ -327,9 +326,9 @@ def _read_parquet(path: Path) -> Table:
 
 
 def _read_workbook(path: Path, chosen: str, required: Sequence[str]) -> Table:
-    """Reads a sheet: the one that is named, else the first with the required columns.
+    """Reads a sheet: the named sheet, or else the first sheet with the required columns.
 
-    Where no columns are required, or no sheet has them, the largest.
+    If no columns are required, or no sheet has them, the largest sheet is read.
     """
     sheets = read_sheets(path)
     if not sheets:
@@ -383,9 +382,10 @@ def _table_of(
     *,
     may_be_short: bool = False,
 ) -> Table:
-    """Returns the table of records: what stands above the data is found and named.
+    """Returns the table of some records; notes name the lines above the data that are no rows.
 
-    Empty cells at the end of a row are missing where `may_be_short`: editors cut off tabs.
+    `may_be_short` allows rows with fewer cells than the header: some editors remove tabs at the end
+    of a line.
     """
     all_notes = list(notes)
     above, body = _split_above(records, all_notes)
@@ -421,7 +421,7 @@ def _table_of(
         )
     nameless = []
     for place, name in enumerate(names):
-        # the first may be pandas' index
+        # the first column may be the index of pandas, which has no name
         has_cells = any(cells[place] for _, cells in data if place < len(cells))
         if place and not name and has_cells:
             nameless.append(place + 1)
@@ -446,10 +446,10 @@ def _table_of(
 def _split_above(
     records: Sequence[Record], notes: list[str]
 ) -> tuple[list[list[str]], Sequence[Record]]:
-    """Returns rows of comments, as further names of columns, and the records from the header on.
+    """Returns the comment rows (further names of columns), and the records from the header on.
 
-    Comments begin with '#', as cBioPortal's four rows above the header do. A title is one cell
-    above a table of several columns.
+    Comments begin with '#', like the four rows above the header in files of cBioPortal. A title is
+    a single cell above a table of several columns.
     """
     start = 0
     while start < len(records) and records[start][1][0].startswith(_COMMENT):
@@ -457,7 +457,7 @@ def _split_above(
     comments = [cells for _, cells in records[:start]]
     names = [[cells[0].lstrip(_COMMENT).strip(), *cells[1:]] for cells in comments]
     if start == 1 and len(records) > 1 and 1 < len(names[0]) == len(records[1][1]):
-        # the only line with '#', as wide as the next, is the header
+        # a single line with '#' that is as wide as the next line is the header
         return [], [(records[0][0], names[0]), *records[1:]]
     if start == len(records):
         raise _NoTableError("it has only lines that begin with '#'")
@@ -500,7 +500,7 @@ def _check_doubled(names: Sequence[str], line: int) -> None:
 def _further_headers(
     names: Sequence[str], data: Sequence[Record], notes: list[str]
 ) -> tuple[list[list[str]], Sequence[Record]]:
-    """Returns header rows below the first, as TCGA's biotabs have them, and the rows of data."""
+    """Returns the header rows below the first, as in TCGA's biotabs, and the rows of data."""
     num_rows = 0
     for number, (_, cells) in enumerate(data[:2], start=1):
         filled = [cell for cell in cells if cell]
@@ -524,7 +524,7 @@ def _further_headers(
 def _other_names(
     names: Sequence[str], further: Iterable[Sequence[str]]
 ) -> dict[str, str]:
-    """Returns column by name in further header rows, without names of several columns."""
+    """Returns the column of each name in further header rows, without names of several columns."""
     columns: dict[str, set[str]] = {}
     for row in further:
         for name, other in zip(names, row, strict=False):

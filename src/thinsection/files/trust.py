@@ -4,12 +4,14 @@ A data file names only what a registry declares. It runs no code, gives no permi
 to code, and sends no request to this machine. SECURITY.md says the rule for users, and
 tests/test_trust.py holds a hostile example against each reader of data files.
 
-- A network's architecture is a class of torch modules of a package in `ARCHITECTURES`, or of a
-  package that declares segmenters by an entry point, or of a file that the user trusts by
-  `--trust-code`. The name is checked before anything is imported, the class before it is called.
-- A model file gives the settings in `MODEL_SETTINGS`, and of them names and numbers alone.
-- A table's URL has a scheme in `TABLE_SCHEMES`, and no address of this machine or of its link.
-  files/sources.py refuses a name that DNS resolves to one, and a redirect to one.
+- The architecture of a network is a class of torch modules. The class belongs to a package in
+  `ARCHITECTURES`, to a package that declares segmenters by an entry point, or to a file that the
+  user trusts by `--trust-code`. The name is checked before anything is imported, and the class
+  before it is called.
+- A model file may give only the settings in `MODEL_SETTINGS`, as names and numbers.
+- A URL in a table has a scheme in `TABLE_SCHEMES`. Its host is no address of this machine, and no
+  link-local address. files/sources.py refuses a host name that DNS resolves to such an address, and
+  a redirect to one.
 """
 
 import hashlib
@@ -32,7 +34,7 @@ from thinsection.types import Json
 if TYPE_CHECKING:
     from torch import nn
 
-# modules, and those below them, whose classes a data file may name
+# a data file may name classes of these modules and of modules below them
 ARCHITECTURES = (
     "torch.nn",
     "torchvision.models",
@@ -41,7 +43,7 @@ ARCHITECTURES = (
     "monai.networks.nets",
 )
 TABLE_SCHEMES = (*("file", "http", "https"), *STORE_SCHEMES)
-# by section: what a model file says of how its embeddings are made
+# names of the settings, by section, in which a model file may state how its embeddings are made
 MODEL_SETTINGS: Mapping[str, Collection[str]] = {
     "slides": (
         "reader",
@@ -78,7 +80,7 @@ MODEL_SETTINGS: Mapping[str, Collection[str]] = {
     ),
     "aggregate": ("slide_encoders", "aggregate_memory", "patients"),
 }
-# a name with its prefix: 'hf:owner/repo', 'timm:vit'
+# a name with a prefix: 'hf:owner/repo', 'timm:vit'
 _NAMED = re.compile(r"(hf|timm|own):[\w.-]+(/[\w.-]+)?(@[\w.-]+)?")
 _FILE = re.compile(
     r"[/\\~\0]|\.(toml|py|json|onnx|pt|pth|ckpt|bin|safetensors|npz|npy)$"
@@ -92,7 +94,7 @@ _METADATA_ADDRESSES = frozenset(
         ("fd00:ec2::254", "100.100.100.200", "168.63.129.16", "192.0.0.192"),
     )
 )
-# names of hosts that the user allowed, for the processes of the command too
+# environment variable with the hosts that the user allowed, so that child processes know them too
 LOCAL_HOSTS = "THINSECTION_LOCAL_HOSTS"
 
 
@@ -106,8 +108,8 @@ def check_architecture(
 
     Args:
         name: 'module:class'.
-        packages: packages that declare entries of their own.
-        code: file that the user trusts, if its name is the module's.
+        packages: other packages that declare segmenters by entry points.
+        code: trusted file with the name of the module, if there is one.
 
     Raises:
         ConfigError: the module is not listed.
@@ -186,11 +188,11 @@ def _run_file(path: Path) -> object:
 def check_model_settings(
     settings: Mapping[str, Json], defaults: Json, model: str
 ) -> None:
-    """Refuses settings of a model file that are more than names and numbers of how to embed.
+    """Refuses settings of a model file that are not names and numbers for making embeddings.
 
     Args:
         settings: the settings by section, as the file has them.
-        defaults: the same of nobody; a setting that has its default is none.
+        defaults: default values, by section; a setting with its default value is accepted.
         model: name of the model, for the message.
 
     Raises:
@@ -198,7 +200,7 @@ def check_model_settings(
     """
     for section, values in settings.items():
         if not isinstance(values, Mapping):
-            continue  # refused by its type when it is read
+            continue  # another check refuses its type when it is read
         for name, value in values.items():
             default = defaults.get(section, {}).get(name)
             is_default = value == default
@@ -221,7 +223,7 @@ def _texts(value: Json) -> list[str]:
 
 
 def _is_path(text: str) -> bool:
-    """Tells whether a text names a file or a URL, and not a thing of a registry or of the hub."""
+    """Tells whether a text names a file or a URL, and not an entry of a registry or of the hub."""
     if _NAMED.fullmatch(text):
         return ".." in text
     return _FILE.search(text) is not None
@@ -231,15 +233,16 @@ def _is_path(text: str) -> bool:
 
 
 def check_table_url(url: str, where: str, *, allow_local: bool = False) -> None:
-    """Refuses a URL of a table that is of no store or web server, or of this machine.
+    """Refuses a URL in a table that names no store or web server, or that names this machine.
 
-    The address is judged as it is written; a name is resolved when its URL is opened, and may then
-    be of this machine only where that is allowed here.
+    The host is checked as it is written. A host name is resolved only when the URL is opened; then
+    an address of this machine is refused unless it is allowed here.
 
     Args:
         url: the URL.
         where: line and file, for the message.
-        allow_local: True where the user asked for addresses of this machine and its link.
+        allow_local: True allows addresses of this machine and link-local addresses, for a user who
+            asked for them.
 
     Raises:
         CohortError: names the line.
@@ -262,7 +265,7 @@ def check_table_url(url: str, where: str, *, allow_local: bool = False) -> None:
 
 
 def is_local_host(url: str) -> bool:
-    """Tells whether the host of a URL is, as written, this machine, its link, or no address."""
+    """Tells whether the host of a URL, as written, is this machine or link-local, or is missing."""
     try:
         host = (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:
@@ -281,7 +284,7 @@ def is_local_host(url: str) -> bool:
 
 
 def is_local_address(text: str) -> bool:
-    """Tells whether an address is of this machine, of its link, or of a cloud's metadata."""
+    """Tells whether an address is this machine's, link-local, or of a cloud's metadata service."""
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     if mapped is not None:
@@ -296,7 +299,7 @@ def is_local_address(text: str) -> bool:
 
 
 def allow_local_host(url: str) -> None:
-    """Lets the host of a URL be this machine, in this command and its processes."""
+    """Allows that the host of a URL is this machine, in this command and its processes."""
     with suppress(ValueError):
         host = urlsplit(url).hostname or ""
         hosts = {*os.environ.get(LOCAL_HOSTS, "").split(), host}
@@ -304,7 +307,7 @@ def allow_local_host(url: str) -> None:
 
 
 def may_be_local(url: str) -> bool:
-    """Tells whether the user let the host of a URL be this machine, or wrote its own address."""
+    """Tells whether the user allowed the host of a URL, or the URL itself names this machine."""
     if is_local_host(url):
         return True
     return urlsplit(url).hostname in os.environ.get(LOCAL_HOSTS, "").split()

@@ -1,10 +1,11 @@
 """URLs without their secrets: what is stored, printed and logged, and compared by a later run.
 
 A URL may carry a password (`https://bob:word@host/a.svs`), a signature (S3, CloudFront, GCS,
-Azure) or a token. Its public form is the URL without them; it names the slide, so that a rotated
-signature names the same slide. This process keeps the whole URL, and `filesystem` asks for it when
-it connects. Other processes of the command find it in a file that the user alone can read, whose
-place is in the environment; it goes when the command ends.
+Azure) or a token. Its public form is the URL without them. The public form names the slide, so a
+URL with a new signature names the same slide. This process keeps the whole URL, and `filesystem`
+asks for it when it connects. Other processes of the command find the whole URL in a file that only
+the user can read. An environment variable has the path of this file, and the file is deleted when
+the command ends.
 """
 
 import atexit
@@ -31,10 +32,10 @@ VARIABLE = "THINSECTION_URL_SECRETS"
 STORE_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl")
 _HIDDEN = "***"
 _SHORTEST_SECRET = 4  # shorter values are not looked for in texts
-# schemes whose part before '@' is no user: a container of Azure, a repository
+# schemes in which the part before '@' is not a user, but a container of Azure or a repository
 _NAMED_BEFORE_AT = ("abfs", "abfss", "wasb", "wasbs", "az", "adl", "github")
 _PREFIXES = ("xamz", "xgoog", "xms", "xoss", "xcos")
-# without '-' and '_', in small letters
+# names of query parameters with secrets, in small letters and without '-' and '_'
 _SECRET_NAMES = frozenset(
     (
         # S3 (version 2), CloudFront, GCS (version 2)
@@ -48,7 +49,7 @@ _SECRET_NAMES = frozenset(
         "authorization", "credential", "credentials", "sessionid",
     )
 )  # fmt: skip
-# Azure's shared access signature: short names, which mean it only beside `sig`
+# short names of Azure's shared access signature, which are secrets only if there is also a `sig`
 _AZURE_NAMES = frozenset(
     (
         "sv", "ss", "srt", "sr", "sp", "st", "se", "sip", "spr", "si", "sdd", "ses", "skoid",
@@ -60,7 +61,7 @@ _AZURE_NAMES = frozenset(
 _FILE_NAME = re.compile(r".*\.[A-Za-z][A-Za-z0-9]{1,7}")
 _URLS_IN_TEXT = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>\\`]+")
 _lock = threading.Lock()
-_whole_urls: dict[str, str] = {}  # by public form
+_whole_urls: dict[str, str] = {}  # public form -> whole URL
 
 
 def public_url(url: str) -> str:
@@ -204,7 +205,7 @@ def _add_to_file(public: str, whole: str) -> None:
 
             folder = user_cache_dir()
             folder.mkdir(parents=True, exist_ok=True)
-            # readable by its user alone
+            # only the user can read it
             descriptor, place = tempfile.mkstemp(prefix="urls-", dir=folder)
             os.close(descriptor)
             os.environ[VARIABLE] = place

@@ -1,4 +1,4 @@
-"""COBRA's slide encoder: Mamba-2 layers weigh the tiles, in any encoder's embeddings they sum up.
+"""COBRA's slide encoder: Mamba-2 layers compute weights, by which tile embeddings are summed up.
 
 The layers read the tiles in their order, once, and carry a state of fixed size from block to block.
 
@@ -6,8 +6,8 @@ Shapes: n tiles of a block, D channels of a tile embedding, C channels of a stat
 channels of a layer's state, S values for each of these channels.
 
 Source: Lenz et al., "Unsupervised foundation model-agnostic slide-level representation learning",
-2025 (COBRA); Dao, Gu, "Transformers are SSMs", 2024 (Mamba-2). Names of parameters are those of
-the authors' file.
+2025 (COBRA); Dao, Gu, "Transformers are SSMs", 2024 (Mamba-2). Parameters have the names of the
+authors' file.
 """
 
 import itertools
@@ -28,15 +28,13 @@ from thinsection.pool.encoder import Expects, LoadOptions, TileLayout
 from thinsection.pool.published import PublishedSlideEncoder
 from thinsection.types import CoordsL0
 
-BLOCK_ROWS = (
-    256  # tiles a block: weights of pairs of a block, 24 x 256 x 256, are 6 MiB
-)
-EXPANSION = 2  # channels inside a layer, for each of its own
-CONV_TILES = 4  # tiles that a layer's convolution sees: this one and those before it
-TRAINED_NAMES = (
-    "momentum_enc."  # stands before the names that a training checkpoint is asked for
-)
-# tile encoders that its authors trained on, by the channels that tell them apart
+# tiles a block: the weights of all pairs of tiles, 24 x 256 x 256, have 6 MiB
+BLOCK_ROWS = 256
+EXPANSION = 2  # channels inside a layer, for each of its input channels
+CONV_TILES = 4  # tiles in a layer's convolution: the tile itself and three before it
+# prefix of the averaged weights in a training checkpoint
+TRAINED_NAMES = "momentum_enc."
+# tile encoders that the authors trained on, by the number of channels of their embeddings
 ENCODERS = {
     1280: ("virchow2", "virchow2_cls"),
     512: ("conch", "conch_v1"),
@@ -44,7 +42,8 @@ ENCODERS = {
     1024: ("uni", "uni_v1"),
     1536: ("h_optimus_0",),
 }
-# channels of class token and mean -> those of the class token, which come first: of Virchow2
+# channels of Virchow2's class token and mean together -> channels of the class token, which come
+# first
 CLASS_TOKEN_DIMS = {2560: 1280}
 
 
@@ -52,27 +51,23 @@ CLASS_TOKEN_DIMS = {2560: 1280}
 class CobraSizes:
     """Sizes; the defaults are those of COBRA II."""
 
-    tile_dims: tuple[int, ...] = (
-        512,
-        1024,
-        1280,
-        1536,
-    )  # of the encoders it was trained on
+    # channels of the tile encoders that COBRA was trained on
+    tile_dims: tuple[int, ...] = (512, 1024, 1280, 1536)
     dim: int = 768
     num_layers: int = 1
-    state: int = 128  # S
-    state_heads: int = 24
-    num_heads: int = 4  # of the scores
-    hidden: int = 256  # channels between a head's state and its score
+    state: int = 128  # S, values for each channel of a layer's state
+    state_heads: int = 24  # H, heads of a layer's state
+    num_heads: int = 4  # heads of the scores
+    hidden: int = 256  # channels between a head's channels and its score
 
 
 class LayerState:
-    """What a layer carries from one block of tiles to the next."""
+    """State that a layer passes from one block of tiles to the next."""
 
     def __init__(self, layer: "Mamba2Layer") -> None:
         device = layer.D.device
         conv_dim = layer.conv1d.weight.shape[0]
-        # inputs of the convolution of the last tiles
+        # inputs of the convolution for the last tiles of the previous block
         self.inputs = torch.zeros(CONV_TILES - 1, conv_dim, device=device)
         heads, channels, values = layer.state_shape
         self.memory = torch.zeros(heads, channels, values, device=device)
@@ -96,7 +91,7 @@ class Mamba2Layer(nn.Module):
         self.out_proj = nn.Linear(inner, sizes.dim, bias=False)
 
     def forward_block(self, x: Tensor, state: LayerState) -> Tensor:
-        """Output (n, C) of a block of states (n, C); `state` moves on to the next block."""
+        """Output (n, C) for a block of inputs (n, C); updates `state` to the end of the block."""
         heads, channels, values = self.state_shape
         inner = heads * channels
         gates, mixed, steps = self.in_proj(x).split(
@@ -120,9 +115,11 @@ class Mamba2Layer(nn.Module):
         reads: Tensor,
         state: LayerState,
     ) -> Tensor:
-        """Reads (n, H, P) of the memory after each tile, which the tiles write to in turn."""
-        decay = (steps * -self.A_log.exp()).cumsum(0)  # (n, H), of the logarithm
-        from_to = decay[:, None] - decay[None]  # (n, n, H): tile, earlier tile
+        """Values (n, H, P) that are read from the memory after each tile has written to it."""
+        # (n, H), logarithm of the memory's decay since the start of the block
+        decay = (steps * -self.A_log.exp()).cumsum(0)
+        # (n, n, H), logarithm of the decay at a tile since an earlier tile
+        from_to = decay[:, None] - decay[None]
         is_later = (
             torch.ones(len(tiles), len(tiles), device=tiles.device).triu(1).bool()
         )
@@ -139,14 +136,14 @@ class Mamba2Layer(nn.Module):
 
 
 class _Embed(nn.Module):
-    """Layer norm and two layers, for the embeddings of one length."""
+    """Layer norm and two layers, for embeddings with one number of channels."""
 
     def __init__(self, tile_dim: int, dim: int) -> None:
         super().__init__()
         self.head = nn.Sequential(
             nn.LayerNorm(tile_dim),
             nn.Linear(tile_dim, dim),
-            nn.Dropout(),  # numbers the layers; inference drops nothing
+            nn.Dropout(),  # counts in the indices; inference drops nothing
             nn.SiLU(),
             nn.Linear(dim, dim),
         )
@@ -190,26 +187,26 @@ class CobraNet(nn.Module):
             for (norm, mamba), state in zip(layers, states, strict=True):
                 x = x + cast(Mamba2Layer, mamba).forward_block(norm(x), state)
             x = self.norm(self.mamba_enc["classifier"](x))
-            # a tile's score is the mean of the heads', who take channels in turn
-            of_head = x.view(len(x), -1, len(self.attn))
-            scores = [attn(of_head[..., head]) for head, attn in enumerate(self.attn)]
+            # a tile's score is the mean over the heads, whose channels are interleaved
+            by_head = x.view(len(x), -1, len(self.attn))
+            scores = [attn(by_head[..., head]) for head, attn in enumerate(self.attn)]
             sums.add(torch.cat(scores, 1).mean(1, keepdim=True), block)
         return sums.result()[0]
 
 
 class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
-    """COBRA II, or COBRA by its file: the weighted mean (D,) of the tile embeddings themselves.
+    """COBRA II, or COBRA if its file is given: the weighted mean (D,) of the tile embeddings.
 
-    Of Virchow2 its authors take the class token alone. It is the first half of an embedding of
-    'virchow2' (2560 channels: class token, then mean of the others), whose second half is not used.
-    The embedding depends on the order of the tiles.
+    With Virchow2 the authors use only the class token, which is the first half of an embedding of
+    'virchow2' (2560 channels: class token, then mean of the other tokens). The second half is not
+    used. The slide embedding depends on the order of the tiles.
 
     Memory: 50 MiB, whatever the number of tiles.
     """
 
     name = "cobra"
-    # its authors extract at 224 µm a tile and draw at 112; 256 is the default of STAMP, with which
-    # they make their tiles
+    # the authors extract tiles of 224 µm and draw heatmaps with tiles of 112 µm; 256 µm is the
+    # default of STAMP, with which they make their tiles
     expects = Expects(
         tile_encoders=tuple(itertools.chain(*ENCODERS.values())),
         tile_px=224,
@@ -242,7 +239,7 @@ class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
         config: CobraSizes | None = None,
         options: LoadOptions = LoadOptions(),  # noqa: B008 - a frozen value
     ) -> Self:
-        """See `PublishedSlideEncoder`; of a training checkpoint the averaged encoder is taken."""
+        """See `PublishedSlideEncoder`; from a training checkpoint the averaged weights are used."""
         averaged = {}
         for name, value in state_dict.items():
             _, is_averaged, own_name = name.rpartition(TRAINED_NAMES)
@@ -254,7 +251,7 @@ class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
 
     @classmethod
     def sizes_of(cls, state_dict: Mapping[str, Tensor]) -> CobraSizes | None:
-        """Sizes by the names and shapes of a file."""
+        """Sizes from the names and shapes in a weights file."""
         first = "mamba_enc.layers.0.1."
         needed = ("norm.weight", f"{first}A_log", f"{first}conv1d.bias")
         score = "attn.0.attention_a.0.weight"
@@ -278,7 +275,7 @@ class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
     def random_weights(
         cls, config: CobraSizes | None = None, *, seed: int
     ) -> dict[str, Tensor]:
-        """As of all encoders, with heads that remember from one to some hundred tiles."""
+        """Random weights as for all encoders, but heads remember from one to some hundred tiles."""
         weights = super().random_weights(config, seed=seed)
         for name, value in weights.items():
             if name.endswith("dt_bias"):
@@ -286,9 +283,9 @@ class CobraSlideEncoder(PublishedSlideEncoder[CobraSizes]):
         return weights
 
     def embed(self, tiles: Tensor, coords_l0: CoordsL0, layout: TileLayout) -> Tensor:
-        """Slide embedding (D,); of 2560 channels the first 1280, Virchow2's class token.
+        """Slide embedding (D,); 2560 channels are cut to the first 1280, Virchow2's class token.
 
-        Raises InvalidInputError: D is of none of the encoders that it was trained on.
+        Raises InvalidInputError: no encoder that COBRA was trained on has D channels.
         """
         known = self.net.sizes.tile_dims
         class_token_dim = CLASS_TOKEN_DIMS.get(tiles.shape[1])

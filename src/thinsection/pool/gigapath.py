@@ -36,9 +36,10 @@ from thinsection.pool.published import (
 )
 from thinsection.types import CoordsL0, Size
 
-GRID_CELLS = 1000  # along each axis of the published position table; a cell is a tile
+# cells along each axis of the published position table; a cell is a tile
+GRID_CELLS = 1000
 LAST = "last"  # the state after the last layer
-FINAL = "final"  # that state after the encoder's own layer norm: their `encoder_out`
+FINAL = "final"  # that state after the encoder's layer norm: the authors' `encoder_out`
 PUBLISHED_BRANCHES = (
     Branch(length=1_024, dilation=1),
     Branch(length=5_792, dilation=2),
@@ -58,7 +59,7 @@ class SlideOutput:
 
     @classmethod
     def parse(cls, text: str, *, num_layers: int) -> "SlideOutput":
-        """Output that a name's second part asks for; '' is the authors' default, 'mean'.
+        """Output that the second part of a name means; '' is the authors' default, 'mean'.
 
         Raises ConfigError: there is no such output.
         """
@@ -228,7 +229,10 @@ class GigaPathNet(nn.Module):
 def heads_at_a_time(
     num_tokens: int, config: LongNetConfig, *, budget_bytes: int
 ) -> int:
-    """Most heads at a time that the budget allows; a BudgetError where not even one fits."""
+    """Largest number of heads at a time that the budget allows.
+
+    Raises BudgetError: not even one head fits.
+    """
     state = 4 * num_tokens * config.dim
     hidden = 16 * TOKEN_BLOCK * config.mlp_dim
     fixed = ATTENTION_BYTES + hidden
@@ -266,7 +270,7 @@ def position_cells(coords_l0: CoordsL0, size_l0: Size) -> CoordsL0:
 
 
 def position_embedding(cells: CoordsL0, dim: int) -> Tensor:
-    """Rows (n, dim) float32 of the fixed 2-D sin-cos table: of y, then x, [sin, cos] each."""
+    """Rows (n, dim) float32 of the fixed 2-D sin-cos table: sin y, cos y, sin x, cos x."""
     frequencies = 10000.0 ** (-np.arange(dim // 4) / (dim / 4))
     angles_x = cells[:, 0, None] * frequencies
     angles_y = cells[:, 1, None] * frequencies
@@ -278,15 +282,15 @@ def position_embedding(cells: CoordsL0, dim: int) -> Tensor:
 
 
 class GigaPathSlideEncoder(PublishedSlideEncoder[LongNetConfig]):
-    """Prov-GigaPath's slide embedding, by default as its authors' notebook takes it.
+    """Prov-GigaPath's slide embedding, by default as in the authors' notebook.
 
-    'gigapath' is the mean over tiles of the last state, normed (their `global_pool`);
-    'gigapath:cls' the class token, which pretraining never trained; 'gigapath:mean-11' takes
-    layer 11, as TRIDENT does; 'gigapath:mean-5-11' concatenates layers; 'gigapath:mean-final'
-    takes what their forward returns without `all_layer_embed`. Overlapping tiles may share a
-    position.
+    'gigapath' is the mean over tiles of the last state, with a layer norm (the authors'
+    `global_pool`). 'gigapath:cls' is the class token, which pretraining never trained.
+    'gigapath:mean-11' uses layer 11, as TRIDENT does. 'gigapath:mean-5-11' concatenates layers.
+    'gigapath:mean-final' is the result of the authors' forward without `all_layer_embed`.
+    Overlapping tiles may share a position.
 
-    Memory: 7 to 25 KiB per tile, as the budget allows; BudgetError for too many tiles.
+    Memory: 7 to 25 KiB per tile, depending on the budget; BudgetError if there are too many tiles.
     """
 
     name = "gigapath"
@@ -296,7 +300,7 @@ class GigaPathSlideEncoder(PublishedSlideEncoder[LongNetConfig]):
         tile_px=256,
         tile_mpp=0.5,
     )
-    version = 2  # positions count in tiles, no longer in 256 px of level 0
+    version = 2  # 2: positions count in tiles; 1: in 256 px of level 0
     has_outputs = True
     repository = "prov-gigapath/prov-gigapath"
     revision = "64f9e26c15019f2d4f6d9113c6822f88bb16b01b"
@@ -327,7 +331,7 @@ class GigaPathSlideEncoder(PublishedSlideEncoder[LongNetConfig]):
     ) -> npt.NDArray[np.float32]:
         """Embeddings (13, 768) of the embedding layer and of each layer after it.
 
-        They are means over tiles, or class tokens, as the encoder's output is.
+        They are means over tiles or class tokens, like the output of the encoder.
         """
         tiles, coords, edge = checked_slide(
             tile_embeddings, coords_l0, tile_px_l0, tile_dim=self.tile_dim
@@ -338,7 +342,7 @@ class GigaPathSlideEncoder(PublishedSlideEncoder[LongNetConfig]):
     def _vectors(
         self, tiles: Tensor, coords_l0: CoordsL0, size_l0: Size
     ) -> list[Tensor]:
-        """Pooled states, 14 of (768,): the embedding layer's, each layer's, and the final one."""
+        """14 pooled states (768,): of the embedding layer, of each layer, and the final state."""
         cells = position_cells(coords_l0, size_l0)
         pooled = []
         for states in self.net.states_(tiles, cells, budget_bytes=self._budget_bytes):
@@ -348,7 +352,7 @@ class GigaPathSlideEncoder(PublishedSlideEncoder[LongNetConfig]):
         return [*pooled, self._pooled(states)]
 
     def _pooled(self, states: Tensor) -> Tensor:
-        """One vector (C,) of the states (L, C), normed after pooling."""
+        """Pools states (L, C) to one vector (C,), which gets a layer norm."""
         if self.output.tokens == "cls":
             vector = states[0]
         else:

@@ -1,10 +1,12 @@
-"""PRISM's slide encoder, a Perceiver: 513 latents that look at all tiles eight times.
+"""PRISM's slide encoder, a Perceiver: 513 latents that attend to all tiles eight times.
+
+One attention of the latents to the tiles, with the blocks after it, is called a look.
 
 Shapes: N tiles of D channels, M latents of C channels, H heads of the attention to tiles.
 
 Source: Shaikovski et al., "PRISM: a multi-modal generative foundation model for slide-level
 histopathology", 2024; Jaegle et al., "Perceiver: general perception with iterative attention",
-2021. Names of parameters are those of the authors' file.
+2021. Parameters have the names of the authors' file.
 """
 
 import re
@@ -29,8 +31,9 @@ from thinsection.pool.published import (
 )
 from thinsection.types import CoordsL0
 
-TABLE = "perceiver_config"  # of the authors' config
-BLOCK_ROWS = 2048  # tiles a block: scores of 513 latents, 2048 x 513 float64, are 8 MiB
+TABLE = "perceiver_config"  # table of the authors' config with the sizes
+# tiles a block: scores of 513 latents, 2048 x 513 float64, have 8 MiB
+BLOCK_ROWS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +43,10 @@ class PerceiverSizes:
     tile_dim: int = 2560
     dim: int = 1280
     num_latents: int = 513  # the first becomes the slide embedding
-    depth: int = 8  # looks at the tiles
-    # from this look on, the attention to tiles has the weights of that look
+    depth: int = 8  # number of looks at the tiles
+    # index of a look; all later looks have its weights of the attention to tiles
     shared_from: int = 1
-    num_blocks: int = (
-        6  # self-attention after each look, with the same weights after each
-    )
+    num_blocks: int = 6  # self-attention blocks after each look; all looks share them
     tile_heads: int = 1
     latent_heads: int = 8
 
@@ -66,7 +67,7 @@ class TileAttention(nn.Module):
         self.to_out = nn.Linear(sizes.dim, sizes.dim, bias=False)
 
     def forward(self, latents: Tensor, tiles: Tensor) -> Tensor:
-        """What the latents (M, C) read from the tiles (N, D)."""
+        """Attention output (M, C) of latents (M, C) to tiles (N, D)."""
         num_latents = len(latents)
         q = self.to_q(self.x_norm(latents)).view(num_latents, self.num_heads, -1)
         w_k, w_v = self.to_kv.weight.view(2, self.num_heads, -1, tiles.shape[1])
@@ -101,7 +102,7 @@ class GatedMlp(nn.Module):
     def __init__(self, sizes: PerceiverSizes) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(sizes.dim)
-        # numbered as the authors', whose second module has no weights
+        # indices of the authors' modules; their module 1 has no weights
         self.net = nn.ModuleDict(
             {
                 "0": nn.Linear(sizes.dim, 2 * sizes.dim),
@@ -123,7 +124,7 @@ class PerceiverNet(nn.Module):
         self.cls_norm = nn.LayerNorm(sizes.dim)
         self.perceiver = nn.Module()
         self.perceiver.latents = nn.Parameter(torch.zeros(sizes.num_latents, sizes.dim))
-        # a later look has the weights of the last of these
+        # looks after the last of these share its weights
         self.perceiver.layers = nn.ModuleList(
             _look(sizes, has_blocks=look == 0) for look in range(sizes.shared_from + 1)
         )
@@ -145,7 +146,7 @@ class PerceiverNet(nn.Module):
 
 
 def _look(sizes: PerceiverSizes, *, has_blocks: bool) -> nn.ModuleDict:
-    """Weights of one look at the tiles; those of the first have the blocks after all looks."""
+    """Weights of one look; the first look also has the self-attention blocks of all looks."""
     tile_attention = {"xattn": TileAttention(sizes), "ff": GatedMlp(sizes)}
     look: dict[str, nn.Module] = {"xattn": nn.ModuleDict(tile_attention)}
     if has_blocks:
@@ -188,7 +189,7 @@ class PrismSlideEncoder(PublishedSlideEncoder[PerceiverSizes]):
     ) -> PerceiverSizes | None:
         """Sizes of `perceiver_config` in the config beside the weights, if there is one.
 
-        The shapes do not show heads, looks and from which look on weights are shared.
+        The shapes do not show the numbers of heads and looks, and which looks share weights.
         """
         config_path = path.with_name(cls.config_file)
         if not config_path.is_file():
@@ -200,7 +201,7 @@ class PrismSlideEncoder(PublishedSlideEncoder[PerceiverSizes]):
         if table is None:
             return None
         sizes = _sizes_of_table(table, str(config_path))
-        # looks that the names count: a file without repeated weights names fewer than there are
+        # number of looks in the names of the weights; a file without repeated weights has fewer
         pattern = re.compile(r"image_resampler\.perceiver\.layers\.(\d+)\.")
         matches = filter(None, map(pattern.match, state_dict))
         looks = max((int(match[1]) for match in matches), default=-1) + 1
@@ -213,7 +214,7 @@ class PrismSlideEncoder(PublishedSlideEncoder[PerceiverSizes]):
 
     @classmethod
     def first_name(cls, name: str, config: PerceiverSizes | None) -> str:
-        """Looks share weights: those of the blocks all do, those of the look the later ones."""
+        """First name of a weight: all looks share their blocks, and later looks their attention."""
         parts = name.split(".")
         if re.match(r"perceiver\.layers\.\d+\.\w", name):
             shared_from = (config or PerceiverSizes()).shared_from
@@ -226,9 +227,9 @@ class PrismSlideEncoder(PublishedSlideEncoder[PerceiverSizes]):
 
 
 def _sizes_of_table(table: object, place: str) -> PerceiverSizes:
-    """Sizes of the authors' table; what it leaves out has the value that they published.
+    """Sizes from the authors' table; missing sizes are the published ones.
 
-    Raises WeightsError: a value is no size, or asks for another network than this one.
+    Raises WeightsError: a value is no size, or describes a network that is not built here.
     """
     if not isinstance(table, dict):
         raise WeightsError(f"{TABLE} must be a table, got {table!r} in {place!r}")
@@ -247,7 +248,7 @@ def _sizes_of_table(table: object, place: str) -> PerceiverSizes:
     sizes = PerceiverSizes(
         tile_dim=size("context_dim", published.tile_dim),
         dim=size("latent_dim", published.dim),
-        # they add the one that becomes the slide embedding
+        # the authors' number does not count the latent that becomes the slide embedding
         num_latents=size("latent_seq", published.num_latents - 1) + 1,
         depth=size("perceiver_depth", published.depth),
         shared_from=size("share_xattn_start_layer", published.shared_from),

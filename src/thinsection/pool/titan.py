@@ -1,6 +1,7 @@
 """TITAN as a slide encoder: published weights in, slide embeddings out, in bounded memory.
 
-States are written over in place, in blocks of tokens and groups of heads: a few times their size.
+States are overwritten in place, in blocks of tokens and groups of heads. The memory is a few times
+the size of the states.
 
 Shapes: T tokens (cls first), H heads of D = 64 channels, C = H D channels of a state; N tiles, M
 tokens of tiles, which are summed up by grid cell, without a dense grid.
@@ -39,7 +40,7 @@ NUM_HEADS = 12
 HEAD_DIM = DIM // NUM_HEADS
 POOL_HEADS = 8
 POOL_QUERIES = 128
-BLOCK_ROWS = 1024  # tokens a block of the pass that looks for all-zero cells
+BLOCK_ROWS = 1024  # tokens in a block of the search for all-zero cells
 
 Tokens = Callable[[slice], Tensor]  # slice of tile tokens -> summed embeddings [m, C]
 
@@ -47,14 +48,18 @@ Tokens = Callable[[slice], Tensor]  # slice of tile tokens -> summed embeddings 
 def plan_tokens(
     num_tokens: int, *, budget_bytes: int, element_bytes: int = 4
 ) -> HeadPlan:
-    """Most heads at a time that the budget allows; a BudgetError where not even one fits.
+    """Largest number of heads at a time that the budget allows.
 
-    States take 4 C bytes a token, q, k and v of all heads 3 C elements of `element_bytes`; with all
-    heads at once the attention writes over q, else its output takes another C elements.
+    For each token, the states take 4 C bytes, and q, k and v of all heads take 3 C elements of
+    `element_bytes`. With all heads at once the attention overwrites q; otherwise its output takes
+    another C elements.
+
+    Raises BudgetError: not even one head fits.
     """
-    # a block's hidden states (4 C), their input and output, in float32 and in the dtype of products
+    # hidden states of a block (4 C), their input and their output, each in float32 and in the dtype
+    # of matrix products
     hidden = TOKEN_BLOCK * DIM * (4 + 1 + 1) * (4 + element_bytes)
-    # scores of the pooling, log-sum-exps of the attention, cells
+    # scores of the pooling, log-sum-exps of the attention, and the cell of a token
     per_token = 8 * (POOL_HEADS + NUM_HEADS + 2)
     fixed = ATTENTION_BYTES + hidden + num_tokens * per_token
 
@@ -146,10 +151,11 @@ class _Pooler(nn.Module):
         self.attn = nn.MultiheadAttention(DIM, POOL_HEADS)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Pooled [C] of the first query, from normed tokens [T, C].
+        """Pooled vector [C] of the first query, from normed tokens [T, C].
 
-        Keys and values need not be computed: q . (W_k x + b) differs from (W_kᵀ q) . x by a
-        constant per head, the weighted sum of W_v x + b is W_v of the weighted sum: T C products.
+        Keys and values need not be computed. The score q . (W_k x + b) differs from (W_kᵀ q) . x by
+        a constant per head, and the weighted sum of W_v x + b is W_v times the weighted sum of x
+        plus b. So T C products per head are enough.
         """
         w_q, w_k, w_v = self.attn.in_proj_weight.view(3, POOL_HEADS, -1, DIM)
         b_q, _, b_v = self.attn.in_proj_bias.view(3, POOL_HEADS, -1)
@@ -187,7 +193,7 @@ class TitanNet(nn.Module):
     def pooled_(
         self, tokens: Tokens, num_tokens: int, cells: Tensor, plan: HeadPlan
     ) -> Tensor:
-        """Slide embedding [C] of num_tokens - 1 tile tokens and cls. Memory: `plan.peak_bytes`."""
+        """Slide embedding [C] of cls and num_tokens - 1 tile tokens. Memory: `plan.peak_bytes`."""
         dtype = next(self.patch_embed.parameters()).dtype
         x = self.cls_token.new_empty(num_tokens, DIM)
         x[0] = self.cls_token[0, 0]
@@ -204,9 +210,11 @@ class TitanNet(nn.Module):
 class TitanSlideEncoder(PublishedSlideEncoder[None]):
     """TITAN's pooled slide embedding (768,), before the projection into the text space.
 
-    It has a token for each step between tiles.
+    The slide is divided into cells of the size of the step between tiles; each cell with tiles is a
+    token.
 
-    Memory: about 12 KiB a tile in float32, less as the budget demands; else a BudgetError.
+    Memory: about 12 KiB a tile in float32, or less if the budget is smaller; a BudgetError if it is
+    too small.
     """
 
     name = "titan"
@@ -217,8 +225,9 @@ class TitanSlideEncoder(PublishedSlideEncoder[None]):
     repository = "MahmoodLab/TITAN"
     revision = "dac6773d9961cfc75503440676ff157a2c6e8d2e"
     files = ("model.safetensors", "pytorch_model.bin")
-    prefix = "vision_encoder."  # beside it lies the text tower
-    version = 2  # a cell is as large as the step between tiles, no longer as a tile
+    prefix = "vision_encoder."  # the file also has the text tower
+    # 2: a cell is as large as the step between tiles; 1: as large as a tile
+    version = 2
     large_layers = r"blocks\..*\.(qkv|proj|fc1|fc2)|patch_embed\.0"
 
     net: TitanNet
@@ -231,7 +240,7 @@ class TitanSlideEncoder(PublishedSlideEncoder[None]):
     def embed(self, tiles: Tensor, coords_l0: CoordsL0, layout: TileLayout) -> Tensor:
         """Slide embedding (768,).
 
-        Raises InvalidInputError: the tiles overlap and the layout does not say the stride.
+        Raises InvalidInputError: the tiles overlap and the layout does not state the step.
         """
         if layout.stride_l0 is None:
             check_no_overlap(coords_l0, layout.size_l0)
@@ -257,11 +266,11 @@ class TitanSlideEncoder(PublishedSlideEncoder[None]):
 class TokenGrid:
     """The tiles that make up each of M tokens: one token per occupied cell, row-major."""
 
-    # (M, 2), of each token; the smallest row and column of the tiles are 0
+    # (M, 2), cell of each token; cells count from the smallest coordinates of the tiles
     cells: npt.NDArray[np.int64]
-    # tiles sorted by token, without those of all-zero cells
+    # indices of the tiles, sorted by token, without tiles of all-zero cells
     order: npt.NDArray[np.int64]
-    # (M + 1), token m sums up tiles order[starts[m]:starts[m + 1]]
+    # (M + 1); token m is the sum of the tiles order[starts[m]:starts[m + 1]]
     starts: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -281,7 +290,7 @@ class TokenGrid:
         picked = torch.from_numpy(self.order[starts[0] : starts[-1]]).to(tiles.device)
         values = tiles.index_select(0, picked).to(device, dtype)
         if len(picked) == num_tokens:
-            # one tile a cell: nothing to add up
+            # each cell has one tile, so nothing is added up
             return values
         token_of_tile = np.repeat(np.arange(num_tokens), np.diff(starts))
         sums = values.new_zeros(num_tokens, values.shape[1])
@@ -291,7 +300,7 @@ class TokenGrid:
 def token_grid(tiles: Tensor, coords_l0: CoordsL0, *, stride_l0: Size) -> TokenGrid:
     """Tokens of a slide, one per cell of the size of the tiles' stride.
 
-    Tiles that share a cell add up; cells that sum to zero drop out.
+    The tiles of a cell are added up; a cell whose sum is zero has no token.
 
     Memory: 5 N int64, and BLOCK_ROWS x D floats; never rows x columns of the slide.
     Raises InvalidInputError: all cells sum to zero.
@@ -326,10 +335,10 @@ def token_grid(tiles: Tensor, coords_l0: CoordsL0, *, stride_l0: Size) -> TokenG
 
 
 def check_no_overlap(coords_l0: CoordsL0, size_l0: Size) -> None:
-    """Raise InvalidInputError where most steps within rows or columns are shorter than a tile.
+    """Raises InvalidInputError: most steps within rows or columns are shorter than a tile.
 
-    Cells of the size of a tile would then add neighbouring tiles up to one token. Tiles of several
-    grids, as CLAM lays one per piece of tissue, may share a cell now and then, as in TITAN's code.
+    Then neighbouring tiles would share a cell of the size of a tile, and be added up. A few shared
+    cells are accepted, as in TITAN's code: CLAM has a grid of its own for each piece of tissue.
     """
     for axis in (0, 1):
         step = _median_step(coords_l0, axis)
@@ -342,10 +351,10 @@ def check_no_overlap(coords_l0: CoordsL0, size_l0: Size) -> None:
 
 
 def _median_step(coords_l0: CoordsL0, axis: int) -> int | None:
-    """Median distance to the next tile along an axis; None where no two tiles are in line."""
-    places = np.unique(coords_l0, axis=0)
-    order = np.lexsort((places[:, axis], places[:, 1 - axis]))
-    steps = np.diff(places[order], axis=0)
+    """Median distance to the next tile along an axis; None if no two tiles are in line."""
+    corners = np.unique(coords_l0, axis=0)
+    order = np.lexsort((corners[:, axis], corners[:, 1 - axis]))
+    steps = np.diff(corners[order], axis=0)
     in_line = steps[:, 1 - axis] == 0
     if not in_line.any():
         return None

@@ -340,7 +340,7 @@ class TileDataset(IterableDataset[Item]):
         return item
 
 
-# what a dataset is made of
+# functions that choose the slides and make the parts of a dataset
 
 
 def _choose_slides(

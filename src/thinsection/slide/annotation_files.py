@@ -1,8 +1,8 @@
-"""Files of annotations by their suffix; and those of masks and of boxes (CSV).
+"""Reads files of annotations by their suffix, and masks and tables of boxes (CSV).
 
-Every form becomes shapes in level-0 px. A class of a class is named as QuPath does
-('Tumor: Invasive'), also of ASAP's groups in groups. Other people's files are read with suspicion:
-XML without entities, errors that name the file and the feature.
+Every format gives shapes in level-0 px. A subclass has a name as in QuPath ('Tumor: Invasive'),
+also for ASAP's groups within groups. The files are not trusted: XML may have no entities, and
+errors name the file and the feature.
 """
 
 import csv
@@ -21,8 +21,9 @@ from thinsection.slide.cohort_table import named_columns
 from thinsection.slide.ids import KnownIds
 from thinsection.types import MaskFrame, Size
 
-_ASPECT_TOLERANCE = 0.02  # between a mask's aspect and the slide's
-# in any capitals, with or without '_'
+# largest relative difference between the aspect ratios of a mask and of the slide
+_ASPECT_TOLERANCE = 0.02
+# names of columns, accepted in any capitals and with or without '_'
 _BOX_COLUMNS = (
     ("x", "y", "width", "height"),
     ("x", "y", "w", "h"),
@@ -44,10 +45,10 @@ _DAMAGE = (
 
 
 def read_shapes(path: Path, size_l0: Size, slide_id: str) -> list[Shape]:
-    """Reads the shapes of a file by its suffix; of a CSV the rows of one slide.
+    """Reads the shapes of a file by its suffix; from a CSV only the rows of one slide.
 
     Raises:
-        InvalidInputError: names the file, the feature and what is wrong with it.
+        InvalidInputError: the message names the file, the feature and the fault.
     """
     read = _READERS.get(path.suffix.lower())
     if read is None:
@@ -107,10 +108,10 @@ def _read_boxes(path: Path, size_l0: Size, slide_id: str) -> Iterator[Shape]:
 
 
 def check_box_slides(path: Path, slide_ids: Sequence[str]) -> None:
-    """Refuses a table of boxes that is for none of the slides, or does not say for which.
+    """Refuses a table of boxes that has none of the slides, or does not name the slides.
 
     Raises:
-        ConfigError: names the table and the slides that it knows.
+        ConfigError: the message names the table and the slides in it.
     """
     rule = "boxes must be a readable table"
     with rewording(rule, path, *_DAMAGE, error=ConfigError):
@@ -127,7 +128,7 @@ def check_box_slides(path: Path, slide_ids: Sequence[str]) -> None:
         return
     known = KnownIds(slide_ids)
     has_none = not any(map(known.find, filter(None, names)))
-    # one slide may well have no box, unless a box has nearly its name
+    # a slide without boxes is accepted, unless a box has nearly its name
     if has_none and (len(slide_ids) > 1 or any(map(known.similar, names))):
         examples = ", ".join(known.words(name) for name in sorted(set(names))[:3])
         raise ConfigError(
@@ -137,13 +138,13 @@ def check_box_slides(path: Path, slide_ids: Sequence[str]) -> None:
 
 
 def _number(text: str) -> float:
-    """Returns a number; a decimal comma is a point."""
+    """Returns a number; a decimal comma is read as a point."""
     is_decimal_comma = text.count(",") == 1 and "." not in text
     return float(text.replace(",", ".") if is_decimal_comma else text)
 
 
 def _box_slide(row: Mapping[str, str]) -> str:
-    """Returns what a row of a table of boxes says of its slide; '' where it says nothing."""
+    """Returns the slide in a row of a table of boxes; '' if the row does not name a slide."""
     columns = named_columns(row)
     return columns["slide_id"] or columns["slide_path"]
 
@@ -165,7 +166,7 @@ def _plain_column(name: str) -> str:
 
 
 def _read_mask(path: Path, size_l0: Size, slide_id: str) -> Iterator[Shape]:
-    """Yields the px of each value as a class of that name; of one value only, of no class."""
+    """Yields a shape for the px of each value; the value is its class, or '' if there is one."""
     values = _mask_values(path)
     height, width = values.shape
     aspect = width * size_l0[1] / (height * size_l0[0])
@@ -186,7 +187,7 @@ def _read_mask(path: Path, size_l0: Size, slide_id: str) -> Iterator[Shape]:
 
 
 def _mask_values(path: Path) -> npt.NDArray[np.generic]:
-    with Image.open(path) as picture:  # Pillow's limit of px holds
+    with Image.open(path) as picture:  # refuses masks above Pillow's limit of px
         if picture.mode not in ("1", "L", "P", "I;16", "I"):
             raise InvalidInputError(
                 f"mask must have one channel, got {picture.mode} in {str(path)!r}; "

@@ -1,7 +1,7 @@
 """Annotations in GeoJSON, as QuPath and others write it, and in XML of ASAP, ImageScope and HALO.
 
-ImageScope and HALO write the same document with other words: ImageScope numbers its kinds of
-regions and calls a point `Vertex`, HALO names them and calls it `V`.
+ImageScope and HALO write the same structure with other names: ImageScope has numbers for the kinds
+of regions and calls a point `Vertex`; HALO has names for the kinds and calls a point `V`.
 
 Source: ASAP's writer, pyhaloxml's reader, and files of the programs.
 """
@@ -34,14 +34,15 @@ class Shape:
     """One annotation, before its coordinates are checked.
 
     Attributes:
-        place: what it is in its file: 'feature 3', 'line 7'.
-        class_name: its class; '' where it has none.
-        properties: other values of it, as its file has them.
-        polygons: each a list of rings as the file has them, or a polygon.
-        layer: group of shapes in the file that a hole is cut out of.
-        is_hole: True where it is cut out of the areas of its layer, whatever their class.
-        ignored: noun for what has no area and is left out: 'point', 'line', 'object'; else ''.
-        reason: what follows the noun in a note: 'without geometry'.
+        place: position in the file, for messages: 'feature 3', 'line 7'.
+        class_name: class of the annotation; '' if it has none.
+        properties: other values of the annotation, unchanged.
+        polygons: each is a list of rings as in the file, or a polygon.
+        layer: number of the group of shapes from which a hole is cut out.
+        is_hole: True if the shape is cut out of the areas of its layer, whatever their class.
+        ignored: noun for a shape without area, which is left out: 'point', 'line', 'object'; '' for
+            other shapes.
+        reason: text after the noun in a note: 'without geometry'.
     """
 
     place: str
@@ -60,7 +61,7 @@ def box_ring(left: float, top: float, right: float, bottom: float) -> Json:
 
 
 def rectangle_ring(points: Json) -> Json:
-    """Returns the ring of a rectangle, which is given by its corners or by two opposite ones."""
+    """Returns the ring of a rectangle, which is given by four or by two opposite corners."""
     if len(points) != 2:
         return points
     (left, top), (right, bottom) = points
@@ -70,7 +71,7 @@ def rectangle_ring(points: Json) -> Json:
 def ellipse_ring(points: Json) -> Json:
     """Returns the ring of an ellipse that is given by two or four corners of its box.
 
-    An ellipse of more points is given by its outline.
+    More points are the outline itself.
     """
     if len(points) not in _NUM_BOX_CORNERS:
         return points
@@ -80,7 +81,7 @@ def ellipse_ring(points: Json) -> Json:
     return ((low + high) / 2 + (high - low) / 2 * _CIRCLE).tolist()
 
 
-# what QuPath calls its objects: as objectType, and until 0.3 as the id of the feature
+# QuPath's names for kinds of objects: in objectType, and until QuPath 0.3 in the id of a feature
 _ANNOTATIONS = ("annotation", "unknown")
 _OLD_IDS = {
     "PathDetectionObject": "detection",
@@ -101,7 +102,7 @@ def read_geojson(path: Path) -> Iterator[Shape]:
     """Yields the shapes of a file: collections in collections, features, or bare geometries.
 
     Raises:
-        InvalidInputError: names the feature and what is wrong with it.
+        InvalidInputError: the message names the feature and the fault.
     """
     document = parse_json(path.read_text(encoding="utf-8-sig"))
     if not isinstance(document, list | dict):
@@ -161,9 +162,9 @@ def _read_feature(feature: Json, name: str, path: Path) -> Iterator[Shape]:
 
 
 def _read_geometry(geometry: dict[str, Json], name: str, place: str) -> Iterator[Shape]:
-    """Yields the shapes of a geometry, and of those in a collection of geometries."""
+    """Yields the shapes of a geometry, also of geometries in a collection."""
     kind = geometry.get("type")
-    if not geometry:  # RFC 7946, 3.2: an object that has no place
+    if not geometry:  # RFC 7946, 3.2: an object without a location
         yield Shape(place=name, ignored="object", reason="without geometry")
     elif kind == "GeometryCollection":
         parts = geometry.get("geometries") or ()
@@ -174,7 +175,7 @@ def _read_geometry(geometry: dict[str, Json], name: str, place: str) -> Iterator
             yield Shape(place=name, ignored="object", reason="with an empty geometry")
     elif kind in ("Polygon", "MultiPolygon"):
         polygons = geometry.get("coordinates")
-        # RFC 7946, 3.1: no coordinates are no geometry
+        # RFC 7946, 3.1: empty coordinates count as no geometry
         is_empty = isinstance(polygons, list) and not any(polygons)
         if kind == "Polygon":
             polygons = [polygons]
@@ -195,7 +196,7 @@ def _read_geometry(geometry: dict[str, Json], name: str, place: str) -> Iterator
 
 
 def _table(feature: Json, key: str, place: str) -> dict[str, Json]:
-    """Returns a table of a feature, {} where it has none of that name."""
+    """Returns a table of a feature; {} if the feature has no table with this key."""
     value = feature.get(key) if isinstance(feature, dict) else feature
     if not value:
         return {}
@@ -208,7 +209,9 @@ def class_name_of(properties: Mapping[str, Json]) -> str:
     """Returns the class that QuPath, or another program, gives a feature."""
     classification = properties.get("classification")
     if isinstance(classification, dict):
-        names = classification.get("names")  # of a derived class
+        names = classification.get(
+            "names"
+        )  # names of a derived class and its base classes
         if isinstance(names, list):
             classification = ": ".join(map(str, names))
         else:
@@ -218,7 +221,7 @@ def class_name_of(properties: Mapping[str, Json]) -> str:
 
 _NO_GROUP = ("", "None")
 _ASAP_AREAS = ("polygon", "spline", "rectangle")
-# kinds of ImageScope by number, and of HALO by name
+# kinds of regions: ImageScope's by number, HALO's by name
 _REGION_KINDS = {
     "0": "polygon",
     "1": "rectangle",
@@ -234,7 +237,7 @@ _REGION_AREAS = ("polygon", "rectangle", "ellipse")
 
 
 class _NoDoctype(ElementTree.TreeBuilder):
-    """Refuses a document type, and so any entity, before it is read."""
+    """Refuses a document type before it is read, so that no entity can be declared."""
 
     def doctype(self, *_: object) -> None:
         raise InvalidInputError("XML must have no document type, got one")
@@ -244,7 +247,7 @@ def read_xml(path: Path) -> Iterator[Shape]:
     """Yields the shapes of a file of ASAP, ImageScope or HALO.
 
     Raises:
-        InvalidInputError: the file is of none of them.
+        InvalidInputError: none of these programs wrote the file.
     """
     try:
         parser = ElementTree.XMLParser(target=_NoDoctype())
@@ -262,7 +265,7 @@ def read_xml(path: Path) -> Iterator[Shape]:
 
 
 def is_halo(path: Path) -> bool:
-    """Tells whether HALO wrote a file: by its suffix, or by how it calls points."""
+    """Tells whether HALO wrote a file, by its suffix or by its name for points."""
     if path.suffix.lower() == ".annotations":
         return True
     with path.open("rb") as file:
@@ -270,7 +273,7 @@ def is_halo(path: Path) -> bool:
 
 
 def _points(element: ElementTree.Element) -> Json:
-    """Returns [x, y] of each point as numbers, where it has them."""
+    """Returns [x, y] of each point, as numbers if possible."""
     points = []
     for vertex in element.iter():
         if vertex.tag in ("Coordinate", "Vertex", "V"):
@@ -279,7 +282,7 @@ def _points(element: ElementTree.Element) -> Json:
 
 
 def _number(text: str | None) -> float | str | None:
-    """Returns a number; a text that is none as it is, for the message of the check."""
+    """Returns a number; a text that is no number is returned unchanged, for a later message."""
     try:
         return float(text or "")
     except ValueError:
@@ -307,7 +310,7 @@ def _read_asap(root: ElementTree.Element) -> Iterator[Shape]:
         ring = _points(ordered)
         if kind == "rectangle":
             ring = rectangle_ring(ring)
-        # groups in groups, the outermost first; one counts whether the file lists it or not
+        # groups within groups, the outermost first; a group that the file does not list counts too
         names: list[str] = []
         group = annotation.get("PartOfGroup")
         while group is not None and group not in _NO_GROUP and group not in names:
@@ -323,7 +326,7 @@ def _read_regions(root: ElementTree.Element) -> Iterator[Shape]:
     for layer_number, layer in enumerate(root.iter("Annotation")):
         layer_name = layer.get("Name", "")
         layer_id = layer.get("Id") or layer_name or layer_number
-        # what ImageScope's table of layers calls a layer that has no name
+        # name of a layer without a name in ImageScope's table of layers
         description = ""
         for attribute in layer.iterfind("Attributes/Attribute"):
             if attribute.get("Name", "").lower() in ("description", "name"):

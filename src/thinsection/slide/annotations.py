@@ -57,7 +57,8 @@ class RegionsConfig:
     )
 
     def __post_init__(self) -> None:
-        for role in ROLES:  # a worker may have another current folder
+        # paths become absolute, because a worker may have another current folder
+        for role in ROLES:
             source = getattr(self, role)
             if source and Path(source).exists():
                 object.__setattr__(self, role, str(Path(source).resolve()))
@@ -79,9 +80,9 @@ class RegionsConfig:
         return [path]
 
     def check(self, entries: Sequence[SlideEntry]) -> None:
-        """Refuses what can be there for no slide, or for one of several, before any work.
+        """Refuses settings that fit no slide, or only one of several slides, before any work.
 
-        Memory: one file of annotations at a time; they are read if classes are to be included.
+        Memory: one file of annotations at a time; they are read only if classes are included.
         """
         roles = [role for role in ROLES if getattr(self, role) is not None]
         if not roles:
@@ -108,7 +109,7 @@ class RegionsConfig:
                 self._check_classes(role, entries)
 
     def _check_classes(self, role: str, entries: Sequence[SlideEntry]) -> None:
-        """Refuses a class to include that no slide has; it stops reading once each is seen."""
+        """Refuses a class to include that no slide has; stops reading when each class was seen."""
         from thinsection.slide.annotation_files import read_class_names
 
         classes: set[str] = set()
@@ -117,7 +118,7 @@ class RegionsConfig:
                 path = self.files(role, entry)[0]
                 classes |= read_class_names(path, entry.slide_id)
             except InvalidInputError:
-                return  # the slide fails by its name; nobody knows which classes it has
+                return  # this slide will fail, and its classes are not known
             named = [
                 named_classes([name], sorted(classes)) for name in self.include_class
             ]
@@ -127,7 +128,7 @@ class RegionsConfig:
 
 
 def _files_in(folder: Path, role: str, entry: SlideEntry) -> list[Path]:
-    """Returns the files of a folder that are named as a slide, in the order of their forms."""
+    """Returns the files in a folder with the name of a slide, in the order of their formats."""
     from thinsection.slide.annotation_files import SUFFIXES
 
     candidates = [folder / f"{entry.slide_id}{suffix}" for suffix in SUFFIXES]
@@ -164,7 +165,7 @@ class Regions:
 
     Attributes:
         classes: shapely's geometries in level-0 px, by class; '' is the area of no class.
-        notes: what was left out or decided, in words.
+        notes: sentences on shapes that were left out and on choices.
     """
 
     classes: "Mapping[str, Geometry]" = field(default_factory=dict)
@@ -175,11 +176,11 @@ class Regions:
     ) -> "Geometry":
         """Returns the union of the included classes (of all, if none is named) less the excluded.
 
-        Classes are named as `named_classes` says. CAMELYON16's group `_2` is cut out unless it
-        is included by its name.
+        Classes are named as in `named_classes`. CAMELYON16's group `_2` is cut out unless it is
+        included by its name.
 
         Raises:
-            InvalidInputError: an included class is none of the annotations'.
+            InvalidInputError: the annotations do not have an included class.
         """
         import shapely
 
@@ -202,13 +203,13 @@ def named_classes(
 ) -> list[str]:
     """Returns the classes that are named, in any capitals.
 
-    A class is named by its own name, by that of a class that it is a class of, or by both:
-    'Tumor: Invasive' by 'Tumor', 'Invasive' or 'Tumor: Invasive'.
+    A subclass is named by its own name, by the name of its class, or by both: 'Tumor: Invasive' is
+    named by 'Tumor', 'Invasive' or 'Tumor: Invasive'.
 
     Args:
         names: the names.
         classes: classes of the annotations.
-        other: names of the opposite setting; a class that it spells exactly is not meant here.
+        other: names in the opposite setting; a class whose exact name is there is not returned.
     """
     chosen = []
     for class_name in classes:
@@ -236,7 +237,7 @@ def check_classes(names: Sequence[str], classes: Collection[str]) -> None:
     """Refuses a name that names none of the classes.
 
     Raises:
-        InvalidInputError: says which classes there are.
+        InvalidInputError: the message lists the classes.
     """
     for name in names:
         if named_classes([name], tuple(classes)):
@@ -257,7 +258,7 @@ def check_classes(names: Sequence[str], classes: Collection[str]) -> None:
 def camelyon_cut_outs(classes: Collection[str]) -> list[str]:
     """Returns the classes that CAMELYON16 draws to cut them out of its tumours.
 
-    Source: README of CAMELYON16: groups _0 and _1 are tumour, _2 is what is cut out of them.
+    Source: README of CAMELYON16: groups _0 and _1 are tumour, areas of _2 are cut out of these.
     """
     groups = set(classes) - {""}
     is_camelyon = {"_2"} < groups <= {"_0", "_1", "_2"}
@@ -269,35 +270,35 @@ def _fold(class_name: str) -> str:
 
 
 def _is_of(class_name: str, name: str) -> bool:
-    """Tells whether a name stands in a class 'a: b: c' as it is, as 'a: b', 'b' or 'c'."""
+    """Tells whether a name is a part of a class 'a: b: c', such as 'a: b', 'b' or 'c'."""
     return f": {name}: " in f": {class_name}: "
 
 
 def read_regions(
     path: Path, size_l0: Size, *, slide_id: str = "", mend: bool = False
 ) -> Regions:
-    """Reads what a file says of a slide of that size; the suffix says how to read it.
+    """Reads the annotations of a slide from a file, by the suffix of the file.
 
-    Points, lines and what lies off the slide are left out with a word, as are QuPath's detections.
+    Points, lines, shapes outside the slide and QuPath's detections are left out, with a note.
 
     Args:
         path: GeoJSON, XML of ASAP, ImageScope or HALO, a mask's picture, or a table of boxes.
         size_l0: (width, height) of the slide, level-0 px.
-        slide_id: the slide; of a table with a column slide_id its rows are taken.
-        mend: make polygons that cross themselves valid, instead of refusing them.
+        slide_id: the slide; selects the rows of a table with a column slide_id.
+        mend: True makes polygons that cross themselves valid; False refuses them.
 
-    Memory: the file, and of a mask 4 bytes a px.
+    Memory: the file; for a mask also 4 bytes a px.
 
     Raises:
-        InvalidInputError: names the file, the feature and what is wrong with it.
+        InvalidInputError: the message names the file, the feature and the fault.
     """
     import shapely
 
     from thinsection.slide.annotation_files import read_shapes
 
-    left_out = Counter[tuple[str, str]]()  # by noun and reason
+    left_out = Counter[tuple[str, str]]()  # count by noun and reason
     areas: list[tuple[Shape, Geometry]] = []
-    holes: dict[int, list[Geometry]] = {}  # by layer
+    holes: dict[int, list[Geometry]] = {}  # layer -> holes in it
     for shape in read_shapes(path, size_l0, slide_id):
         if shape.ignored:
             left_out[shape.ignored, shape.reason] += 1
@@ -316,7 +317,7 @@ def read_regions(
         else:
             areas.append((shape, area))
     slide = shapely.box(0, 0, *size_l0)
-    by_class: dict[str, list[Geometry]] = {}  # in the order of the file
+    by_class: dict[str, list[Geometry]] = {}  # class -> areas, in the order of the file
     for shape, area in areas:
         if not shapely.intersects(area, slide):
             left_out["annotation", "outside the slide"] += 1
@@ -356,7 +357,7 @@ def read_regions(
 
 
 def _make_polygon(rings: Json, place: str, mend: bool) -> "Polygon":
-    """Returns a polygon with its holes; InvalidInputError: it is none."""
+    """Returns a polygon with its holes. Raises InvalidInputError: the rings are no polygon."""
     import shapely
 
     if not isinstance(rings, list):
@@ -364,7 +365,7 @@ def _make_polygon(rings: Json, place: str, mend: bool) -> "Polygon":
     outer, *inner = [_check_ring(ring, place) for ring in rings]
     polygon = shapely.Polygon(outer, inner)
     if not polygon.is_valid and mend:
-        polygon = shapely.make_valid(polygon).buffer(0)  # areas alone
+        polygon = shapely.make_valid(polygon).buffer(0)  # keeps areas only
     if not polygon.is_valid:
         raise InvalidInputError(
             f"polygon must not cross itself, got {shapely.is_valid_reason(polygon)} in {place}; "
@@ -374,7 +375,7 @@ def _make_polygon(rings: Json, place: str, mend: bool) -> "Polygon":
 
 
 def _check_ring(ring: Json, place: str) -> NDArray[np.float64]:
-    """Returns the points of a ring, (N, 2); InvalidInputError: they are none."""
+    """Returns the points of a ring, (N, 2). Raises InvalidInputError: it is no ring."""
     try:
         pairs = [point[:2] for point in ring]
         points = np.array(pairs, dtype=np.float64).reshape(-1, 2)

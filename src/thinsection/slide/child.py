@@ -26,9 +26,9 @@ from thinsection.slide.look import Look
 from thinsection.slide.readers import load_slide
 from thinsection.types import GIB, RgbArray
 
-MAX_CPU_S = 20  # for one file
-MAX_WAIT_S = 300  # for one file: network drives may be slow
-MAX_BYTES = GIB  # of the child's own memory
+MAX_CPU_S = 20  # most CPU time for one file
+MAX_WAIT_S = 300  # most time for one file, as network drives may be slow
+MAX_BYTES = GIB  # most memory of the child
 _PROBE_PX = 256
 _PLACES = (0.0, 0.5, 1.0)  # shares of a level's width and height
 _COMMAND = "from thinsection.slide import child; child.serve()"

@@ -1,4 +1,4 @@
-"""ICC profiles without their words: the colours, and nothing that a person could have written."""
+"""ICC profiles without texts: only colours, and nothing that a person could have written."""
 
 import math
 import struct
@@ -6,18 +6,19 @@ import struct
 from thinsection.slide.clean_streams import Cleaned
 
 _HEADER_BYTES = 128
-# tags that say colours, by their signature. Multi-process elements (D2B0, ...) are left out: every
-# profile that has them has the same transform as a table too.
+# Signatures of the tags with colours. Multi-process elements (D2B0, ...) are left out: a profile
+# that has them also has the same transform as a table.
 _COLOUR_TAGS = frozenset(
     b"wtpt bkpt rXYZ gXYZ bXYZ rTRC gTRC bTRC kTRC A2B0 A2B1 A2B2 B2A0 B2A1 B2A2 gamt lumi chad "
     b"chrm".split()
 )
 _CLASSES = b"scnr mntr prtr link spac abst".split()
 _SPACES = (b"RGB ", b"GRAY", b"CMYK", b"Lab ", b"XYZ ", b"YCbr", b"Luv ", b"CMY ")
-_D50 = struct.pack(">3i", 0xF6D6, 0x10000, 0xD32D)  # every profile's illuminant
-_PARAMETERS = (1, 3, 4, 5, 7)  # numbers of a parametric curve, by its function
-_MAX_XYZ = 8 << 16  # of a number with 16 bits behind the point
-# in place of the description and the copyright, in the forms of versions 2 and 4
+_D50 = struct.pack(">3i", 0xF6D6, 0x10000, 0xD32D)  # illuminant of every profile
+# how many numbers a parametric curve has, by its function type
+_PARAMETERS = (1, 3, 4, 5, 7)
+_MAX_XYZ = 8 << 16  # largest colour value, as a number with 16 bits behind the point
+# text that replaces the description and the copyright, in the formats of versions 2 and 4
 _NAME = b"ICC profile"
 _V2_TEXT = b"text\0\0\0\0" + _NAME + b"\0"
 _V2_DESCRIPTION = (
@@ -28,15 +29,17 @@ _V4_TEXT = (
     + struct.pack(">II2s2sII", 1, 12, b"en", b"US", 2 * len(_NAME), 28)
     + _NAME.decode().encode("utf-16-be")
 )
-_DATE = struct.pack(">6H", 2000, 1, 1, 0, 0, 0)  # a profile must have one
+_DATE = struct.pack(
+    ">6H", 2000, 1, 1, 0, 0, 0
+)  # replaces the date, which a profile must have
 _UNREAD = frozenset({"the numbers in curves and tables of ICC profiles"})
 
 
 def clean_profile(profile: bytes) -> Cleaned | None:
-    """Writes the profile anew from its colour tags; None where it is no ICC profile.
+    """Makes a new profile from the colour tags of a profile; None if it is no ICC profile.
 
-    Left out are the description, the copyright and every other text, the maker's names and the
-    date in the header, and all bytes between and after the numbers that a tag declares.
+    The description, the copyright and every other text, the maker's names and the date in the
+    header, and all bytes between and after the numbers that a tag declares are left out.
     Source: ICC.1:2022.
     """
     if len(profile) < _HEADER_BYTES + 4 or profile[36:40] != b"acsp":
@@ -59,7 +62,7 @@ def clean_profile(profile: bytes) -> Cleaned | None:
 
 
 def _colour_tags(profile: bytes) -> dict[bytes, bytes] | None:
-    """Signature to data of the tags that say colours; None where the table is damaged."""
+    """Returns the data of the colour tags by signature; None if the tag table is damaged."""
     (count,) = struct.unpack(">I", profile[_HEADER_BYTES : _HEADER_BYTES + 4])
     if count > 1000 or _HEADER_BYTES + 4 + 12 * count > len(profile):
         return None
@@ -76,7 +79,7 @@ def _colour_tags(profile: bytes) -> dict[bytes, bytes] | None:
 
 
 def _numbers_of_tag(data: bytes) -> bytes:
-    """Returns a tag's data with nothing but the numbers of its type; b'' if it has none."""
+    """Returns the data of a tag with only the numbers of its type; b'' if it has no numbers."""
     kind = data[:4]
     if kind in (b"mft1", b"mft2"):
         length = _look_up_bytes(data)
@@ -88,7 +91,7 @@ def _numbers_of_tag(data: bytes) -> bytes:
         numbers = data[8:length]
         if len(data) < length:
             return b""
-        # text of four letters a number is larger than any colour
+        # four letters, read as one number, are larger than any colour value
         fixed = struct.unpack(f">{len(numbers) // 4}i", numbers)
         if max(map(abs, fixed)) > _MAX_XYZ:
             return b""
@@ -99,7 +102,7 @@ def _numbers_of_tag(data: bytes) -> bytes:
 
 
 def _curve(data: bytes) -> bytes:
-    """Returns the curve that data begins with, with zeros in reserved places; b'' for none."""
+    """Returns the curve at the start of the data, with zeros in reserved bytes; b'' for none."""
     if len(data) < 12:
         return b""
     kind = data[:4]
@@ -115,7 +118,7 @@ def _curve(data: bytes) -> bytes:
 
 
 def _look_up_bytes(data: bytes) -> int:
-    """Counts the bytes of a look-up table of 8 or 16 bits; 0 where it is damaged."""
+    """Counts the bytes of a look-up table of 8 or 16 bits; 0 if it is damaged."""
     if len(data) < 52:
         return 0
     num_in, num_out, grid = data[8:11]
@@ -185,7 +188,7 @@ def _header(profile: bytes) -> bytearray:
 
 
 def _assembled(header: bytearray, tags: dict[bytes, bytes]) -> bytes:
-    """Returns the profile of a header and tags; equal data is stored once."""
+    """Returns the profile with a header and tags; equal data is stored once."""
     place = _HEADER_BYTES + 4 + 12 * len(tags)
     place += -place % 4
     table = struct.pack(">I", len(tags))

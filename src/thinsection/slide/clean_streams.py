@@ -1,4 +1,4 @@
-"""Compressed streams without what is no picture: comments, EXIF, bytes after the end.
+"""Removes data other than the picture from compressed streams: comments, EXIF, bytes after the end.
 
 A cleaner takes the bytes of one tile, strip, frame or table. Entropy-coded data is never changed.
 A JPEG or JPEG 2000 stream keeps its length up to its end, because other structures of a file may
@@ -48,7 +48,7 @@ _DRI = 0xDD
 _DAC = 0xCC
 _ARITHMETIC_FRAMES = range(0xC9, 0xD0)
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
-_MAX_COMPONENTS = 4  # of a frame
+_MAX_COMPONENTS = 4  # largest number of components of a frame
 _MARKER_NAMES = {
     _COM: "comment (COM)",
     _APP0: "density or thumbnail (APP0)",
@@ -57,16 +57,17 @@ _MARKER_NAMES = {
     0xED: "IPTC (APP13)",
 }
 
-# version 100 or 101, flags in their upper bits, colour transform
+# Adobe's segment: version 100 or 101, two numbers with flags in their upper bits, colour transform
 _ADOBE_NUMBERS = re.compile(
     rb"\0[\x64\x65][\0\x40\x80\xc0]\0[\0\x40\x80\xc0]\0[\0-\2]", re.DOTALL
 )
 _EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
-_READ_AHEAD_BYTES = 8  # that libjpeg takes after the last pixel without a word, at most
+# most bytes after the last pixel that libjpeg reads without a warning
+_READ_AHEAD_BYTES = 8
 _AFTER_LAST_PIXEL = "bytes after the last pixel of a JPEG"
 _COMPRESSED_REST = "bytes after the last pixel, compressed"
 _END_UNREAD = "bytes after the last pixel of JPEGs that libjpeg does not decode"
-# what nobody can tell from pixels
+# kinds of data that cannot be told from pixels, so that they stay
 _JPEG_UNREAD = frozenset(
     {
         "up to 4 bytes after the last pixel of a JPEG, and numbers in JPEG tables that pixels use"
@@ -76,12 +77,8 @@ _JPEG_UNREAD = frozenset(
 # marker codes of a JPEG 2000 codestream
 _J2K_START = b"\xff\x4f\xff\x51"
 _J2K_COM = 0x64
-_J2K_POINTERS = {
-    0x55: "TLM",
-    0x57: "PLM",
-    0x58: "PLT",
-    0x63: "CRG",
-}  # decoders need none of them
+# marker segments that no decoder needs
+_J2K_POINTERS = {0x55: "TLM", 0x57: "PLM", 0x58: "PLT", 0x63: "CRG"}
 _J2K_UNREAD = frozenset({"bytes after the last packet of JPEG 2000 tile parts"})
 _WEBP_UNREAD = frozenset({"bytes after the last pixel of WebP chunks"})
 _J2K_SOT = 0x90
@@ -104,19 +101,19 @@ class Cleaned:
     """A stream as it is written to the copy."""
 
     data: bytes
-    removed: frozenset[str] = frozenset()  # kinds of what was in it besides the picture
-    unread: frozenset[str] = frozenset()  # what could not be looked at
+    removed: frozenset[str] = frozenset()  # kinds of data that were removed
+    unread: frozenset[str] = frozenset()  # kinds of data that could not be inspected
     lacks: frozenset[JpegTable] = (
         frozenset()
-    )  # tables that its pixels need from elsewhere
+    )  # tables that its pixels need and that it does not have
 
 
 class StreamError(InvalidInputError):
-    """A stream whose parts cannot be told apart, so that nobody can say what it holds."""
+    """A stream whose parts cannot be told apart, so that its content is not known."""
 
 
 def clean_page_segment(page: TiffPage, index: int, data: bytes) -> Cleaned:
-    """A tile or strip of one of tifffile's pages without what is no picture."""
+    """Cleans a tile or strip of a page of tifffile; see `clean_segment`."""
     samples = 1 if page.planarconfig == SEPARATE else int(page.samplesperpixel)
     width, rows = segment_size(page)
     if not page.is_tiled:
@@ -131,13 +128,13 @@ def clean_page_segment(page: TiffPage, index: int, data: bytes) -> Cleaned:
 def clean_segment(
     data: bytes, compression: int, num_bytes: int, tables: bytes = b""
 ) -> Cleaned:
-    """A TIFF's tile or strip without what is no picture.
+    """Removes data other than the picture from a tile or strip of a TIFF.
 
     Args:
         data: the bytes as they are stored.
-        compression: TIFF's code.
-        num_bytes: bytes of the decoded segment; only for streams without a size of their own.
-        tables: what JPEG segments share.
+        compression: TIFF's number of the compression.
+        num_bytes: bytes of the decoded segment; only used for streams that do not state their size.
+        tables: JPEG tables that the segments share.
 
     Raises StreamError: the stream is damaged, or of a kind that is not known here.
     """
@@ -172,7 +169,7 @@ def clean_segment(
 
 
 def _cut(data: bytes, end: int, removed: set[str] | None = None) -> Cleaned:
-    """Cuts the stream at its end; zeros after it are no finding."""
+    """Cuts the stream at its end; zeros after it are not reported as removed."""
     kinds = set(removed or ())
     if data[end:].strip(b"\0"):
         kinds.add("bytes after the end of the image data")
@@ -182,17 +179,17 @@ def _cut(data: bytes, end: int, removed: set[str] | None = None) -> Cleaned:
 def clean_jpeg(
     data: bytes, tables: bytes = b"", *, needed: frozenset[JpegTable] | None = None
 ) -> Cleaned:
-    """A JPEG, or JPEG tables, with comments and application segments zeroed, cut at its end.
+    """Zeroes comments and application segments of a JPEG or of JPEG tables, and cuts it at its end.
 
-    Kept are tables that a scan uses, frame and scan headers, and what says the colours: JFIF
-    without its density and thumbnail, and Adobe's transform. Bytes between the last pixel and the
-    end mark become fill bytes, and tables that no scan uses are filled with plain numbers.
+    Tables that a scan uses, frame and scan headers, and segments that define the colours are kept:
+    JFIF without its density and thumbnail, and Adobe's transform. Bytes between the last pixel and
+    the end mark become fill bytes, and tables that no scan uses are filled with plain numbers.
     Source: ITU-T T.81, annex B.
 
     Args:
         data: the stream.
-        tables: JPEG tables that it shares with others.
-        needed: tables that other streams use, where `data` is tables without a scan; None: all.
+        tables: JPEG tables that the stream shares with others.
+        needed: if `data` is tables without a scan, the tables that other streams use; None: all.
     """
     cleaned = _clean_segments(data, tables)
     return _without_unused_tables(cleaned, needed)
@@ -233,7 +230,7 @@ def _clean_segments(data: bytes, tables: bytes) -> Cleaned:
 
 
 def _useless_markers(data: bytes, segments: Sequence[Segment]) -> set[int]:
-    """Returns the markers of segments that say nothing in this stream, so that they go.
+    """Returns the markers of segments without effect in this stream, which are removed.
 
     Raises:
         StreamError: several frames; only one of them can be the picture.
@@ -244,7 +241,7 @@ def _useless_markers(data: bytes, segments: Sequence[Segment]) -> set[int]:
         raise StreamError(f"a JPEG must have one frame, got {len(frames)}")
     useless: set[int] = set()
     if not scans:
-        # shared tables: every stream forgets what else stands there
+        # shared tables: decoders use no other segment of theirs
         useless.update(FRAMES, (_DRI, _DAC, START_OF_SCAN))
     if not any(frame in _ARITHMETIC_FRAMES for frame in frames):
         useless.add(_DAC)
@@ -257,7 +254,7 @@ def _useless_markers(data: bytes, segments: Sequence[Segment]) -> set[int]:
 
 
 def _segments(data: bytes) -> Iterator[Segment]:
-    """Yields the parts of a JPEG; StreamError where they cannot be told apart."""
+    """Yields the parts of a JPEG; StreamError if they cannot be told apart."""
     try:
         yield from walk_segments(data)
     except ValueError as error:
@@ -269,14 +266,14 @@ def _segments(data: bytes) -> Iterator[Segment]:
 def _without_unused_tables(
     cleaned: Cleaned, needed: frozenset[JpegTable] | None
 ) -> Cleaned:
-    """Fills tables that no scan uses, or that are replaced before one does."""
+    """Fills tables that no scan uses, or that are replaced before a scan uses them."""
     out = bytearray(cleaned.data)
-    places: dict[JpegTable, list[slice]] = {}  # every definition
-    current: dict[JpegTable, int] = {}  # where the last definition begins
+    places: dict[JpegTable, list[slice]] = {}  # places of all definitions of a table
+    current: dict[JpegTable, int] = {}  # start of the last definition of a table
     used: set[int] = set()
     lacks: set[JpegTable] = set()
     has_scan = False
-    quantizers: dict[int, int] = {}  # by component
+    quantizers: dict[int, int] = {}  # component -> number of its quantizer
     for segment in _segments(cleaned.data):
         marker = segment.marker
         start = segment.payload.start
@@ -284,7 +281,7 @@ def _without_unused_tables(
         if marker in (_DQT, _DHT):
             for place, end in _tables_in(marker, payload):
                 head = payload[place]
-                # without the precision of a quantizer, in its upper bits
+                # the upper bits hold the precision of a quantizer, which is not compared
                 table = (marker, head & 15 if marker == _DQT else head)
                 places.setdefault(table, []).append(slice(start + place, start + end))
                 current[table] = start + place
@@ -308,7 +305,7 @@ def _without_unused_tables(
 
 
 def _tables_in(marker: int, payload: bytes) -> Iterator[tuple[int, int]]:
-    """Yields where each table of a segment begins and ends; the last may end beyond it."""
+    """Yields start and end of each table of a segment; the last may end after the segment."""
     place = 0
     while place < len(payload):
         if marker == _DQT:
@@ -339,7 +336,7 @@ def _fill_table(out: bytearray, marker: int, place: slice) -> bool:
         numbers = one * 64
     else:
         count = len(before) - 17
-        # so many codes of 16 and 15 bits, with the values 0, 1, 2, ...
+        # the same number of codes, of 16 and 15 bits, with the values 0, 1, 2, ...
         counts = bytes(14) + bytes([max(0, count - 255), min(count, 255)])
         numbers = counts + bytes(range(count))
     out[place] = before[:1] + numbers
@@ -349,7 +346,7 @@ def _fill_table(out: bytearray, marker: int, place: slice) -> bool:
 def _fill_after_last_pixel(
     out: bytearray, scan_start: int, scan_end: int, tables: bytes, removed: set[str]
 ) -> frozenset[str]:
-    """Makes bytes after the last pixel of the last scan fill bytes; returns what is unread."""
+    """Turns bytes after the last pixel of the last scan into fill bytes; returns what is unread."""
     if not scan_start:
         return frozenset()
     header = tables.removesuffix(b"\xff\xd9") + bytes(
@@ -365,9 +362,9 @@ def _fill_after_last_pixel(
 
 
 def pixel_bytes(header: bytes, entropy: bytes) -> int | None:
-    """Counts the bytes of a scan that its pixels take, as libjpeg decodes them; None: it does not.
+    """Counts the bytes of a scan that libjpeg decodes to pixels; None if it cannot decode the scan.
 
-    Fill bytes (0xff) at the end count as pixels: they hold nothing.
+    Fill bytes (0xff) at the end count as pixels, because they carry no data.
     """
     surplus = _surplus_bytes(header, entropy)
     if surplus is None:
@@ -403,14 +400,14 @@ def _surplus_bytes(header: bytes, entropy: bytes) -> int | None:
 def _blank(
     out: bytearray, data: bytes, start: int, end: int, removed: set[str]
 ) -> None:
-    """Makes bytes between two segments fill bytes (0xFF), which decoders skip."""
+    """Turns bytes between two segments into fill bytes (0xFF), which decoders skip."""
     if data[start:end].strip(b"\xff"):
         removed.add("bytes between JPEG segments")
     out[start:end] = b"\xff" * (end - start)
 
 
 def _jpeg_payload(marker: int, payload: bytes) -> bytes | None:
-    """Returns what stays of a segment, of the same length; None where nothing does."""
+    """Returns the kept payload of a segment, of the same length; None if nothing is kept."""
     if marker in FRAMES:
         count = payload[5] if len(payload) >= 6 else 0
         well_formed = 1 <= count <= _MAX_COMPONENTS and len(payload) == 6 + 3 * count
@@ -442,7 +439,7 @@ def _jpeg_payload(marker: int, payload: bytes) -> bytes | None:
 
 
 def clean_entropy(data: bytes, header: bytes) -> Cleaned:
-    """Entropy-coded JPEG data up to a restart marker, or up to the end of its stream.
+    """Cleans entropy-coded JPEG data up to a restart marker, or up to the end of its stream.
 
     Args:
         data: the bytes, with the marker at their end.
@@ -469,7 +466,7 @@ def clean_entropy(data: bytes, header: bytes) -> Cleaned:
 
 
 def clean_jpeg2000(data: bytes) -> Cleaned:
-    """A JPEG 2000 codestream or JP2 file with comments and foreign boxes zeroed, cut at its end.
+    """Zeroes comments and foreign boxes of a JPEG 2000 codestream or JP2 file; cuts it at its end.
 
     Source: ITU-T T.800, annexes A and I.
     """
@@ -491,7 +488,7 @@ def clean_jpeg2000(data: bytes) -> Cleaned:
 
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int, int]]:
-    """(type, first byte of the box, of its payload, end) of each box; StreamError: damaged."""
+    """Yields type, start, start of the payload, and end of each box; StreamError: damaged."""
     place = 0
     while place < len(data):
         if not data[place:].strip(b"\0"):
@@ -511,7 +508,7 @@ def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int, int]]:
 
 
 def _jp2_payload(kind: bytes, payload: bytes, removed: set[str]) -> bytes | None:
-    """Returns what stays of a JP2 box, of the same length; None where nothing does."""
+    """Returns the kept payload of a JP2 box, of the same length; None if nothing is kept."""
     if kind == b"jp2c":
         cleaned = _clean_codestream(payload)
         removed |= cleaned.removed
@@ -541,7 +538,7 @@ def _clean_codestream(data: bytes) -> Cleaned:
     out = bytearray(data)
     removed: set[str] = set()
     place = 2
-    tile_part_end = 0  # 0: in the main header
+    tile_part_end = 0  # 0 in the main header
     while place + 2 <= len(data):
         if data[place] != 0xFF:
             raise StreamError(f"JPEG 2000 must have a marker at byte {place}")
@@ -652,7 +649,7 @@ def _clean_packed(
 
 
 def _zstd_end(data: bytes) -> int:
-    """Returns where the first frame of a zstd stream ends. Source: RFC 8878."""
+    """Returns the end of the first frame of a zstd stream. Source: RFC 8878."""
     if data[:4] != _ZSTD_MAGIC or len(data) < 6:
         raise StreamError("a zstd segment must begin with 28 b5 2f fd")
     descriptor = data[4]
@@ -670,7 +667,10 @@ def _zstd_end(data: bytes) -> int:
 
 
 def _lzw_end(data: bytes) -> int:
-    """Finds the end of a TIFF LZW stream: after code 257, or of its bytes. Source: TIFF 6.0, 13."""
+    """Finds the end of a TIFF LZW stream: after code 257, or its last byte.
+
+    Source: TIFF 6.0, 13.
+    """
     clear = 256
     end = 257
     bits = 0

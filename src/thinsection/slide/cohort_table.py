@@ -15,10 +15,10 @@ from thinsection.slide.look import Look
 from thinsection.slide.readers import AUTO, reader_choices, slide_suffixes
 from thinsection.types import Mpp
 
-# µm/px: from an electron microscope to a photograph of the glass
+# limits of a resolution, µm/px: from an electron microscope to a photograph of the glass slide
 _FINEST_MPP = 1e-4
 _COARSEST_MPP = 1e4
-# our columns, and what the tables of others call them: TRIDENT, CLAM, slide2vec, STAMP
+# our columns, and the names of these columns in tables of TRIDENT, CLAM, slide2vec and STAMP
 _ALIASES: dict[str, tuple[str, ...]] = {
     "slide_path": ("wsi", "image_path", "filename", "slide"),
     "slide_id": ("sample_id",),
@@ -28,13 +28,13 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "label": ("target",),
     "split": (),
 }
-# columns of our result tables, whose place no column of a cohort may take
+# columns of our result tables; a column of a cohort cannot have such a name
 # fmt: off
 _RESULT_COLUMNS = frozenset((
     "status", "reader", "width", "height", "vendor", "grid", "stain", "warnings", "look",
 ))
 # fmt: on
-# columns that a slide has as values of their own, so that they are no further ones
+# columns with a meaning of their own, which do not become further columns (`more`) of a slide
 _USED_COLUMNS = (
     frozenset(_ALIASES)
     .union(*_ALIASES.values(), _RESULT_COLUMNS)
@@ -144,11 +144,11 @@ class CohortRow:
 def read_cohort_rows(path: Path, on_message: Callable[[str], None]) -> list[CohortRow]:
     """Reads a cohort table.
 
-    In CLAM's lists the name of a file stands under slide_id: it is the slide's path.
+    In CLAM's lists the column slide_id holds the name of a file, which is the slide's path.
     `on_message` takes the notes of the table, such as which sheet of a workbook is read.
 
     Raises:
-        CohortError: the file is no table, or no column holds the slides' paths.
+        CohortError: the file is no table, or no column holds the paths of slides.
     """
     table = open_table(path, error=CohortError)
     _check_columns(table)
@@ -180,7 +180,7 @@ def read_cohort_rows(path: Path, on_message: Callable[[str], None]) -> list[Coho
 
 
 def _check_columns(table: Table) -> None:
-    """Refuses two columns of one meaning where it decides about positions."""
+    """Refuses names that differ only in capitals, and two different resolutions of a slide."""
     by_lower_name: dict[str, str] = {}
     for column in table.columns:
         other = by_lower_name.setdefault(column.lower(), column)
@@ -201,7 +201,7 @@ def _check_columns(table: Table) -> None:
 
 
 def named_columns(row: Mapping[str, str]) -> dict[str, str]:
-    """Returns a row of anybody's table under our names; '' for what it lacks."""
+    """Returns the cells of a row under the names of our columns; '' for a missing column."""
     texts = {name.lower(): text for name, text in row.items()}
     columns: dict[str, str] = {}
     for name, aliases in _ALIASES.items():
@@ -232,12 +232,13 @@ def parse_mpp(text: str, *, where: str) -> Mpp:
 
 
 def path_columns(pattern: str, path: str) -> dict[str, str]:
-    """Returns what the named groups of a regular expression find in a path.
+    """Returns the text in a path that each named group of a regular expression matches.
 
-    {} where the expression is not found.
+    The result is {} if the expression does not match.
 
     Raises:
-        CohortError: it is no such expression, names no group, or names one of our own columns.
+        CohortError: `pattern` is no regular expression, has no named group, or a group has the name
+            of one of our own columns.
     """
     try:
         parsed = re.compile(pattern)

@@ -46,9 +46,9 @@ from thinsection.types import Level, Mpp, RgbArray, Size, ignore_message
 COARSEST_PX = 1024  # longer edge of the smallest level, at most
 FORMATS = {"ome-tiff": ".ome.tif"}
 _EDGE = 512  # px of the tiles that are encoded here
-_SAMPLING = ((1, 1), (2, 1), (2, 2), (4, 1))  # that tifffile writes
-_MOST_ROWS = 2**31  # of a strip
-_ExtraTag = tuple[int, str, int, int, bool]  # as TiffWriter takes it
+_SAMPLING = ((1, 1), (2, 1), (2, 2), (4, 1))  # chroma subsamplings that tifffile writes
+_MOST_ROWS = 2**31  # largest number of rows of a strip
+_ExtraTag = tuple[int, str, int, int, bool]  # additional tag, as TiffWriter takes it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +56,10 @@ class Picture:
     """One image of a file that is written.
 
     Attributes:
-        segments: makes the bytes of its segments, in order.
-        is_grey: True where it has one sample a px.
-        write: `TiffWriter.write` with what it must know of the segments. Memory: one segment, or
-            `_encoded_picture`'s.
+        segments: returns the bytes of each segment, in order.
+        is_grey: True if the image has one sample per px.
+        write: `TiffWriter.write` with its arguments about the segments. Memory: one segment, or
+            that of `_encoded_picture`.
     """
 
     segments: Callable[[], Iterator[bytes]]
@@ -89,21 +89,21 @@ def convert(
         slide_path: the slide, or its URL.
         out: the file to write, '*.ome.tif'.
         reader: 'auto', or a name of `available_readers()`.
-        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
+        slide_mpp: (x, y) µm per level-0 px, in place of the resolution that the file states.
         image: name or number of the picture of the file to convert; None takes the slide.
-        quality: of the JPEGs that are encoded, 1 to 100.
-        overwrite: replace a file that exists.
-        on_message: takes a line where the file holds other pictures that are not converted.
+        quality: JPEG quality of encoded levels, 1 to 100.
+        overwrite: True replaces an existing file.
+        on_message: takes a line if the file has other pictures, which are not converted.
 
     Returns: out.
 
-    Memory: that of the reader, two tiles of 512 px for each CPU, and what the file lists of its
-    segments; missing levels take a third of the finest one's bytes as temporary files.
+    Memory: that of the reader, two tiles of 512 px for each CPU, and the file's list of segments.
+    Missing levels take temporary files with a third of the bytes of the finest level.
 
     Raises:
         ImageError: the file has no such picture, or none that could be a slide.
         InvalidInputError: quality, or `out` does not end in '.ome.tif' or '.ome.tiff'.
-        OutputError: `out` is the slide; or it exists, and not overwrite.
+        OutputError: `out` is the slide; or it exists, and `overwrite` is False.
         SlideOpenError: no reader opens the slide.
 
     Source: OME-TIFF 6.0, pyramids in SubIFDs.
@@ -153,11 +153,11 @@ def convert(
 def _level_pictures(
     slide: Slide, quality: int, stack: ExitStack, image: str | int | None = None
 ) -> list[Picture]:
-    """Returns the slide's own levels, copied where it is a TIFF that we read."""
+    """Returns the stored levels of a slide; those of a TIFF that we read are copied."""
     if isinstance(slide, TiffSlide) and _is_copied(slide):
         handle = stack.enter_context(Path(slide.slide_path).open("rb"))  # noqa: SIM115
         source = stack.enter_context(closing(FileSource(slide.slide_path)))
-        # the slide's own pages have lost their file
+        # the pages in the slide have no open file any more
         chosen = None if image is None else str(image)
         layout = read_layout(slide.slide_path, None, handle, image=chosen)
         pages = {page.offset: page for page in (*layout.pages, *layout.possible)}
@@ -175,8 +175,9 @@ def _level_pictures(
 def _is_copied(slide: Slide) -> bool:
     """Tells whether the segments of a slide are written as they are.
 
-    Those with alpha are not: levels that are made below them have three samples, and readers take
-    levels of one kind only. Nor are those with padding, which would be part of the copy.
+    Segments with alpha are not: new lower levels have three samples, and readers need the same
+    number of samples in all levels. Segments with padding are not, because the padding would become
+    part of the picture.
     """
     stored = slide.stored
     if not isinstance(stored, TiffSlide) or stored.source is not None:
@@ -208,9 +209,9 @@ def _read_tile(
 def _halves(
     slide: Slide, quality: int, stack: ExitStack, *, grey: bool
 ) -> Iterator[Picture]:
-    """Yields levels below the slide's last one, each made from the one above, in a file of its own.
+    """Yields new levels below the slide's last level, each made from the level above it.
 
-    The stack holds the files.
+    Each new level is in a temporary file, which `stack` closes and deletes.
     """
     if max(slide.levels[-1].size) <= COARSEST_PX:
         return
@@ -234,10 +235,10 @@ def _halves(
 
 
 def copied_picture(page: TiffPage, source: ByteSource) -> Picture:
-    """Returns a page whose colours stand together, to be copied byte by byte.
+    """Returns the picture of a page with interleaved colours, to be copied byte by byte.
 
     Raises:
-        InvalidInputError: it has no px, or tifffile cannot write its kind.
+        InvalidInputError: the page has no px, or tifffile cannot write pages of this kind.
     """
     samples = page.samplesperpixel
     shape: tuple[int, ...] = (page.imagelength, page.imagewidth)
@@ -299,7 +300,7 @@ def _clean_segments(page: TiffPage, source: ByteSource) -> Iterator[bytes]:
 
 
 def _orientation_tags(orientation: int) -> tuple[_ExtraTag, ...]:
-    """Returns the tags of a picture that is stored so; none where it is upright."""
+    """Returns the tags for a picture that is stored with this orientation; () if it is upright."""
     if orientation == UPRIGHT:
         return ()
     return ((ORIENTATION_TAG, "H", 1, orientation, True),)
@@ -313,9 +314,9 @@ def _encoded_picture(
     grey: bool = False,
     orientation: int = UPRIGHT,
 ) -> Picture:
-    """Returns a picture whose tiles `read` reads by (x, y) in px, encoded as JPEG.
+    """Returns a picture that is encoded as JPEG; `read` returns the tile at (x, y) in px.
 
-    Memory: one tile per CPU, and what `read` takes.
+    Memory: one tile per CPU, and that of `read`.
     """
     width, height = size
     return Picture(

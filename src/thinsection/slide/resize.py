@@ -28,14 +28,16 @@ from thinsection.types import (
     counted,
 )
 
-_STRIP_BYTES = 8 * MIB  # of source rows that are read at once
-_SEGMENTS_BYTES = 128 * MIB  # of a whole row of segments
-_EXACT_BYTES = 128 * MIB  # of rows reduced along x that wait to be reduced along y
-_RESAMPLED_BYTES = 5 * MIB // 2  # of tiles of a level that are resampled in one call
+_STRIP_BYTES = 8 * MIB  # most bytes of source rows that are read at once
+_SEGMENTS_BYTES = 128 * MIB  # most bytes of a whole row of segments
+# most bytes of rows that are reduced along x and wait to be reduced along y
+_EXACT_BYTES = 128 * MIB
+_RESAMPLED_BYTES = 5 * MIB // 2  # most source bytes of tiles that one call resamples
 _LANCZOS_SUPPORT = 3.0
-_GIANT_PX = 100_000_000  # of a level; reading them all takes seconds to minutes
+_GIANT_PX = 100_000_000  # pixels of a giant level; reading it takes seconds to minutes
 _OUTLINE = (0, 110, 220)  # RGB of the outlines of tiles
-_COARSE = (8, 4, 2)  # what a JPEG can be decoded at; twice the px remain for the filter
+# factors at which a JPEG can be decoded; the filter still gets twice the px
+_COARSE = (8, 4, 2)
 Resample = Literal["exact", "fast"]
 Box = tuple[float, float, float, float]  # left, upper, right and lower edge, px
 
@@ -67,15 +69,17 @@ class Pyramid(Protocol):
 def read_resized(slide: Pyramid, size_th: Size) -> RgbArray:
     """Reads the slide resampled to exactly `size_th`, uint8 (H, W, 3).
 
-    The coarsest level that is not coarser than wanted is read once, strip by strip, reduced along x
-    and then along y. That equals Pillow's `resize(size_th, LANCZOS)` of the whole level to the bit
-    where the aspect is about kept (Pillow 13 reduces along y first where the height shrinks much
-    more than the width). Where the rows reduced along x exceed 128 MiB (a huge slide without
-    levels) they are reduced along y in parts, and single values may differ by 1. A level of 100 Mpx
-    and more that would shrink 16 times and more is read at an eighth (or a quarter, a half) where
-    the reader can (`Slide.coarse`): its px are means of 8 x 8, empty segments cost nothing.
+    The coarsest level that is fine enough is read once, strip by strip. It is reduced along x and
+    then along y. The result equals Pillow's `resize(size_th, LANCZOS)` of the whole level to the
+    bit, if the aspect ratio is about the same. (Pillow 13 reduces along y first if the height
+    shrinks much more than the width.) If the rows that are reduced along x exceed 128 MiB (a huge
+    slide without levels), they are reduced along y in parts, and single values may differ by 1.
 
-    Memory: about 30 MiB for strips (more where one row of segments has more), 128 MiB for reduced
+    A level of at least 100 Mpx that would shrink at least 16 times is read at an eighth (or a
+    quarter, or a half) of its size, if the reader can do so (`Slide.coarse`). Then its px are means
+    of 8 x 8 px, and empty segments cost nothing.
+
+    Memory: about 30 MiB for strips (more if one row of segments has more), 128 MiB for reduced
     rows, and the result.
 
     Raises:
@@ -88,7 +92,7 @@ def read_resized(slide: Pyramid, size_th: Size) -> RgbArray:
             f"size_th must be from (1, 1) to {slide.size}, got {size_th} in {slide.slide_path!r}"
         )
     level = _level_to_read(slide, size_th)
-    # how many rows of the result are made from one array of rows reduced along x
+    # number of result rows that are made from one array of rows reduced along x
     rows_at_once = height_th
     row_bytes = 3 * width_th
     if level.size[1] * row_bytes > _EXACT_BYTES:
@@ -103,7 +107,7 @@ def read_resized(slide: Pyramid, size_th: Size) -> RgbArray:
 
 
 def _level_to_read(slide: Pyramid, size_th: Size) -> Level:
-    """Returns the coarsest level that is fine enough, or a fraction of it where it is a giant."""
+    """Returns the coarsest level that is fine enough, or a fraction of it if it is a giant."""
     width_th, height_th = size_th
     level = best_level(
         slide.levels, min(slide.size[0] / width_th, slide.size[1] / height_th)
@@ -121,7 +125,7 @@ def _level_to_read(slide: Pyramid, size_th: Size) -> Level:
 def _read_rows(
     slide: Pyramid, level: Level, size_th: Size, first: int, last: int
 ) -> RgbArray:
-    """Returns rows [first, last) of the result, from the source rows that their filter reaches."""
+    """Returns rows [first, last) of the result, from the source rows within reach of the filter."""
     width_th, height_th = size_th
     width, height = level.size
     scale = height / height_th
@@ -129,7 +133,7 @@ def _read_rows(
     bottom = min(height, math.ceil(last * scale + _reach(scale)))
     rows = np.empty((bottom - top, width_th, 3), dtype=np.uint8)
     strip_rows = _strip_rows(level)
-    # strips end at multiples of their height, where the file's segments end
+    # strips end at multiples of their height, because the file's segments end there
     borders = range((top // strip_rows + 1) * strip_rows, bottom, strip_rows)
     for y, end in pairwise([top, *borders, bottom]):
         origin_l0 = (0, l0_from_lv(y, level.downsample))
@@ -142,16 +146,16 @@ def _read_rows(
 
 
 def _reach(scale: float) -> float:
-    """Returns how many source rows beyond a result row its filter takes in."""
+    """Returns the number of source rows on each side of a result row that its filter uses."""
     return _LANCZOS_SUPPORT * max(scale, 1.0) + 1
 
 
 def _strip_rows(level: Level) -> int:
-    """Returns how many rows of a level are read at once: whole rows of segments, where they fit."""
+    """Returns the number of rows of a level to read at once: whole rows of segments if they fit."""
     row_bytes = 3 * level.size[0]
     segment_rows = level.segment[1] if level.segment else 1
     if segment_rows * row_bytes > _SEGMENTS_BYTES:
-        # each strip decodes these segments anew: as few strips as may be
+        # each strip decodes these segments again, so there are as few strips as possible
         return max(1, _SEGMENTS_BYTES // row_bytes)
     rows = _STRIP_BYTES // row_bytes
     return max(segment_rows, rows // segment_rows * segment_rows)
@@ -163,7 +167,7 @@ def _lanczos(pixels: RgbArray, size: Size, box: Box | None = None) -> RgbArray:
 
 
 def tiles_at_once(plan: ReadPlan) -> int:
-    """Returns how many tiles one call resamples; it computes the weights of the filter once."""
+    """Returns the number of tiles that one call resamples with the same weights of the filter."""
     width, height = plan.size_lv
     return max(1, _RESAMPLED_BYTES // (width * height * 3))
 
@@ -173,7 +177,7 @@ def read_tiles(
 ) -> None:
     """Reads tiles by their corners into `out`, uint8 (b, tile_px, tile_px, 3).
 
-    Memory: where tiles are resampled, `tiles_at_once` tiles of the level, else none.
+    Memory: `tiles_at_once` tiles of the level if tiles are resampled, else none.
     """
     if not plan.resamples:
         slide.read_regions(coords_l0, plan.level, out=out)
@@ -191,10 +195,10 @@ def read_tiles(
 def resample(pixels: TileArray, out: TileArray) -> None:
     """Reduces (b, h, w, 3) into `out`, (b, h', w', 3), uint8, by an anti-aliased Lanczos filter.
 
-    It is Pillow's filter in PyTorch's integer arithmetic: on tissue at most two levels of 255 from
-    Pillow's result, in the mean below .02; in a sixth of the time.
+    It is Pillow's filter in PyTorch's integer arithmetic, in a sixth of the time. On tissue the
+    values differ from Pillow's by at most 2 of 255, and by less than .02 in the mean.
     """
-    import torch  # takes a second, and tiles as they are do not need it
+    import torch  # takes a second, and tiles without resampling do not need it
 
     source = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     target = torch.from_numpy(out).permute(0, 3, 1, 2)
@@ -204,7 +208,7 @@ def resample(pixels: TileArray, out: TileArray) -> None:
 
 @cache
 def resample_filter(resampling: Resample = "exact") -> str:
-    """Names how tiles are resampled, and the library that does it: part of what embeddings are."""
+    """Returns the name of the filter and its library, which is part of the keys of embeddings."""
     torch_version = ".".join(version("torch").split(".")[:2])
     lanczos = f"lanczos, torch {torch_version}"
     return lanczos if resampling == "exact" else f"jpeg dct, then {lanczos}"
@@ -221,10 +225,10 @@ class PlannedTiles(Protocol):
 
 
 class TilePictures:
-    """The pictures of a slide's tiles, each read when it is asked for.
+    """The pictures of a slide's tiles; each is read when it is indexed.
 
     `pictures[i]` is uint8 (tile_px, tile_px, 3), `pictures[i:j]` uint8 (b, tile_px, tile_px, 3).
-    They are what `iter_tiles` gives. Memory: the tiles that are asked for.
+    The pixels equal those of `iter_tiles`. Memory: the tiles that are indexed.
     """
 
     def __init__(self, slide: Pyramid, tiles: PlannedTiles) -> None:

@@ -23,8 +23,8 @@ def write_masks_geojson(
 ) -> None:
     """Writes masks as one FeatureCollection of annotations, atomically.
 
-    A mask is its name (of annotation and class), bool (H, W), and color; its pieces are
-    polygons of one MultiPolygon. Empty masks are left out.
+    A mask is given by its name (of annotation and class), its array bool (H, W), and its color. Its
+    pieces are the polygons of one MultiPolygon. Empty masks are left out.
 
     Memory: O(H * W + corners of all masks), the text included.
     """
@@ -54,7 +54,7 @@ def write_features(path: Path, features: list[Feature]) -> None:
 
 
 def annotation(polygons: "Geometry", name: str, color: Color) -> Feature:
-    """A QuPath annotation of a class; one piece becomes a Polygon."""
+    """A QuPath annotation of a class; a geometry with one piece becomes a Polygon."""
     import shapely
 
     parts = list(shapely.get_parts(polygons))
@@ -75,7 +75,7 @@ def tile_features(
 ) -> Iterator[Feature]:
     """Tiles as QuPath's features; finite columns become measurements.
 
-    `classes` names the class of each tile; '' is none.
+    `classes` has the class of each tile; '' means no class.
     """
     width, height = table.size_l0
     corners = ((0, 0), (width, 0), (width, height), (0, height), (0, 0))
@@ -99,7 +99,7 @@ def tile_features(
 def write_tiles_geojson(path: Path, table: TilesFile) -> None:
     """Writes tiles as QuPath's tile objects, atomically.
 
-    Memory: that of one tile's text.
+    Memory: the text of one tile.
     """
     with atomic_path(path) as tmp, tmp.open("w", encoding="utf-8") as file:
         file.write('{"type": "FeatureCollection", "features": [\n')

@@ -1,9 +1,9 @@
 """Identity of a slide's file: decides whether stored results belong to the file.
 
-A key holds the identity of the content, independent of the file's name and place. By
-default a file is the same one while its size, 8 samples of 16 KiB and its time stamps
-are. Where the time stamps alone differ (a copy, a touch) every byte is compared once,
-with the hash that the run before has left.
+A stage's key contains the identity of the content, which does not depend on the file's name and
+place. By default a file counts as unchanged while its size, 8 samples of 16 KiB and its time stamps
+are the same. If only the time stamps differ (a copy, a touch), every byte is read once and compared
+with the hash that the earlier run recorded.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ _METADATA = ("zarr.json", ".zattrs", ".zarray", ".zgroup")
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of a slide's file, as an earlier run recorded it or a new one."""
+    """Identity of a slide's file, recorded by an earlier run or computed now."""
 
-    source: str  # of its content, in every key
-    samples: str  # `fingerprint`
+    source: str  # identity of its content, a part of every key
+    samples: str  # result of `fingerprint`
     times: str  # hash of the time stamps of its files; '' by URL
-    whole: str = ""  # SHA-256 of every byte; '' where nobody has read them
+    whole: str = ""  # SHA-256 of all bytes; '' if they were not all read
 
     @classmethod
     def read(
@@ -47,15 +47,15 @@ class Identity:
         """Reads the identity of a file or URL.
 
         Args:
-            path: of the slide.
-            recorded: the fields that an earlier run left, if any.
-            mode: 'times' compares as the module says; 'samples' never reads every byte;
-                'full' always does.
+            path: path or URL of the slide.
+            recorded: fields of the `Identity` that an earlier run recorded; may be empty.
+            mode: 'times' compares as described at the head of this file; 'samples' never reads
+                every byte; 'full' always reads every byte.
 
         Raises:
             StoreError: the file cannot be read.
         """
-        # before the content: a later change is then seen by its time stamps
+        # read before the content, so that the time stamps show a change in the meantime
         times = file_times(path)
         samples = fingerprint(path)
         new = cls(source=samples, samples=samples, times=times)
@@ -69,7 +69,7 @@ class Identity:
         if mode == "samples" or (mode == "times" and same_times):
             return replace(new, **recorded)
         whole = whole_sum(path)
-        # '' is recorded where no tile of the slide was read so far
+        # '' is recorded if no tile of the slide was read so far
         if recorded.get("whole") in ("", whole):
             return replace(new, source=recorded["source"], whole=whole)
         return replace(new, source=f"{samples}-{whole[:24]}", whole=whole)
@@ -85,7 +85,7 @@ class WholeFileHash:
         self._thread.start()
 
     def result(self) -> str:
-        """Waits for the hash; '' where a byte that no tile needs cannot be read."""
+        """Waits for the hash; '' if a byte that no tile needs cannot be read."""
         self._thread.join()
         return self._sum
 
@@ -114,7 +114,7 @@ def whole_sum(path: Path | str) -> str:
 
 
 def file_times(path: Path | str) -> str:
-    """Hash of the time stamps of a slide's files; '' by URL, or where one is missing."""
+    """Hash of the time stamps of a slide's files; '' by URL, or if a file is missing."""
     if is_url(str(path)):
         return ""
     try:
@@ -152,9 +152,10 @@ def file_sum(path: Path) -> str:
 def fingerprint(path: Path | str) -> str:
     """Hash of a slide's size and of 8 samples of 16 KiB spread over it.
 
-    Name and time stamps do not count. Files beside it that belong to it (`a/` for
-    `a.mrxs`, other .dcm files of its series) count by name and size. Those of a folder
-    do too; samples are of its metadata and of 8 files spread over it.
+    The name and the time stamps of the slide do not count. Files beside it that belong to it (`a/`
+    for `a.mrxs`, other .dcm files of its series) count by name and size. If the slide is a folder,
+    its files count by name and size, and samples are taken from its metadata and from 8 files that
+    are spread over it.
 
     Memory: one sample, and 200 bytes per file of a folder.
 
@@ -199,12 +200,12 @@ def _sampled_files(files: list[str]) -> list[str]:
 
 
 def fingerprint_reads(size: int) -> tuple[int, int]:
-    """(bytes, requests) that the fingerprint of a file of so many bytes takes."""
+    """Number of bytes and of requests that the fingerprint of a file with `size` bytes takes."""
     return _SAMPLES * min(_SAMPLE_BYTES, size), _SAMPLES
 
 
 def _list_files(slide: Path | str) -> list[Path | str]:
-    """Every file of a slide: itself and its companions, or those of its folder."""
+    """All files of a slide: the slide and its companions, or the files of its folder."""
     sizes = _folder_sizes(slide)
     if sizes is None:
         return [slide, *_companions(slide)]
@@ -216,7 +217,7 @@ def _files_of_folder(slide: Path | str, sizes: Mapping[str, int]) -> list[str]:
 
 
 def _folder_sizes(slide: Path | str) -> dict[str, int] | None:
-    """Bytes of the files of a slide that is a folder, by relative name; None of a file."""
+    """Bytes of the files of a slide that is a folder, by relative name; None for a file."""
     if not is_folder_slide(slide):
         return None
     if is_url(str(slide)):
@@ -235,7 +236,7 @@ def _remote_sizes(url: str) -> dict[str, int]:
         if not sizes:
             raise FileNotFoundError("none")
     except (OSError, TypeError) as error:
-        # TypeError: a server that tells no sizes
+        # TypeError: the server does not state sizes
         raise StoreError(
             f"the server must list the files of a slide by URL, got "
             f"{without_secrets(repr(error))} for {url!r}; copy "

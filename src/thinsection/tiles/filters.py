@@ -31,10 +31,10 @@ def measure_tiles(
 ) -> npt.NDArray[np.float32]:
     """Measures tiles uint8 (B, H, W, 3): float32 (B, names), in the order of `names`.
 
-    `px_mean_*`, `px_std_*` (of the population), `px_min_*`, `px_max_*`: per channel,
-    0 to 255. `px_hematoxylin`, `px_eosin`, `px_dab`: mean over the pixels of the
-    amounts by `arrays.filters.stain_tables`, which may be below 0. `px_focus`: median
-    over blocks of 32 px of the ratio that quality control's `focus` judges by.
+    `px_mean_*`, `px_std_*` (of the population), `px_min_*`, `px_max_*` are measured per channel, in
+    0 to 255. `px_hematoxylin`, `px_eosin`, `px_dab` are means over the pixels of the amounts by
+    `arrays.filters.stain_tables`, which may be below 0. `px_focus` is the median, over blocks of 32
+    px, of the ratio by which the quality check `focus` judges.
 
     Memory: 6 KiB a tile, beside 20 H W bytes for the focus.
     """
@@ -48,7 +48,7 @@ def measure_tiles(
 
 def _focus_of_tiles(tiles: TileArray) -> npt.NDArray[np.float64]:
     """Median ratio of fine to coarse detail per tile, (B,)."""
-    # imports a check of quality control, which most runs do not need
+    # imported here, because most runs do not need this quality check
     from thinsection.qc.checks.focus import Focus, detail_bands
 
     focus = Focus()
@@ -64,7 +64,7 @@ def _focus_of_tiles(tiles: TileArray) -> npt.NDArray[np.float64]:
 def _histogram_measures(
     tiles: TileArray,
 ) -> Mapping[str, npt.NDArray[np.floating]]:
-    """Colours and stains by name, (B,) each: a histogram holds all they depend on."""
+    """Colours and stains by name, (B,) each, computed from histograms of channel values."""
     histograms = [Image.fromarray(tile).histogram() for tile in tiles]
     # (B, channel, value)
     counts = np.array(histograms, dtype=np.int64).reshape(-1, 3, 256)
@@ -72,7 +72,7 @@ def _histogram_measures(
     num_px = tiles.shape[1] * tiles.shape[2]
     sums = counts @ values
     mean = sums / num_px
-    # sums of whole numbers are exact, so that equal pixels have a deviation of 0
+    # sums of whole numbers are exact, so a tile of equal pixels has a deviation of exactly 0
     variance = (counts @ values**2 * num_px - sums**2) / num_px**2
     present = counts > 0
     lowest = present.argmax(axis=2)
@@ -127,7 +127,7 @@ def _percentile(
 def _order_statistic(
     cumulative: npt.NDArray[np.int64], index: int
 ) -> npt.NDArray[np.int64]:
-    """The value at a place of each row's sorted values."""
+    """The value at an index of the sorted values of each row."""
     return np.asarray((cumulative <= index).sum(axis=1))
 
 
@@ -167,7 +167,7 @@ def rule_filter(rule: QcRule, tiles: TileArray) -> TileMask:
 
 
 def is_rule(name: str) -> bool:
-    """True where a filter compares a column with a number: 'epithelium>0.3'."""
+    """True if a filter compares a column with a number: 'epithelium>0.3'."""
     return any(symbol in name for symbol in "<>=")
 
 
@@ -182,7 +182,7 @@ def kept_by_rules(table: TileTable, names: Sequence[str]) -> TileMask:
     Rules on `MEASURES` are pixel filters and are left out.
 
     Raises:
-        ConfigError: a rule names a column that the table has not.
+        ConfigError: the table lacks the column of a rule.
     """
     keep = np.ones(len(table), dtype=np.bool_)
     for rule in parse_rules(names):

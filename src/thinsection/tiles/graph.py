@@ -15,22 +15,24 @@ GroupIds = npt.NDArray[np.integer]  # (N,)
 Neighbors = tuple[npt.NDArray[np.int64], Points]  # rows and distances, (N, k) each
 
 DEFAULT_BUDGET_BYTES = 256 * MIB
-_BYTES_PER_EDGE = 64  # pairs, both directions, their distances and the order of sorting
-_BYTES_PER_CANDIDATE = 80  # listed twice, sorted, its coordinates, distances and order
+# bytes of a pair in both directions, its distances and its order when sorted
+_BYTES_PER_EDGE = 64
+# bytes of a row that is listed twice and sorted, its coordinates, distances and order
+_BYTES_PER_CANDIDATE = 80
 # candidates beyond k in the first round: the tile itself, and ties on a grid
 _SPARE = 8
 _GROWTH = 4  # factor of each further round
-# relative; the tree's distances and ours differ by a few units in 1e16
+# relative tolerance; distances of the tree and our distances differ by a few parts in 1e16
 _ROUNDING = 1e-12
 
 
 class TileGraph(NamedTuple):
     """Edges ordered by target, then by distance, then by source."""
 
-    # (2, E): [0] the neighbour (source), [1] the tile it belongs to (target), as messages flow in
-    # PyTorch Geometric
+    # (2, E): row 0 has the neighbours (sources), row 1 the tiles whose neighbours they are
+    # (targets), as messages flow in PyTorch Geometric
     edge_index: npt.NDArray[np.int64]
-    # (E,), µm where the mpp was given, else level-0 px
+    # (E,), lengths in µm if the mpp was given, else in level-0 px
     distances: npt.NDArray[np.float64]
 
 
@@ -45,17 +47,17 @@ def tile_graph(
 ) -> TileGraph:
     """Edges to the k nearest tiles of each tile, or to all within a radius, and their lengths.
 
-    A radius graph is symmetric; one of k neighbours need not be. No tile is its own neighbour; one
-    with fewer than k others in its group gets fewer edges. Of tiles at the same distance those in
-    lower rows are taken.
+    A radius graph is symmetric; a graph of k neighbours need not be. No tile is its own neighbour.
+    A tile with fewer than k other tiles in its group gets fewer edges. If several tiles have the
+    same distance, those in lower rows are taken.
 
     Args:
-        coords_l0: int64 (N, 2), x and y in level-0 px; of tiles of one size, or of cells.
+        coords_l0: int64 (N, 2), x and y in level-0 px, of tiles of one size or of cells.
         k: neighbours of each tile; exactly one of k and radius_um is given.
         radius_um: the largest distance of an edge, in µm, inclusive.
         slide_mpp: µm per level-0 px, one number or (x, y); needed with radius_um.
-        group: (N,) ids (tissue fragments, slides); edges stay within one.
-        budget_bytes: bound on the memory beyond the result and a tree of 56 bytes a tile.
+        group: (N,) ids (tissue fragments, slides); edges stay within a group.
+        budget_bytes: limit for the memory in addition to the result and a tree of 56 bytes a tile.
 
     Memory: N * k * 40 bytes, or E * 64 for a radius, checked before the pairs are made.
     Raises InvalidInputError: shapes, dtypes, both or none of k and radius_um, no mpp for a radius;
@@ -122,10 +124,10 @@ def _graph_by_count(
 
 
 def _nearest(points: Points, k: int, budget_bytes: int) -> Neighbors:
-    """The k nearest other points of each point, or all of fewer; ties go to the lower row.
+    """The k nearest other points of each point, or all of fewer than k; ties go to the lower row.
 
-    The tree lists points at equal distances in any order. So a point is done when no unlisted point
-    can be as near as its k-th neighbour. Otherwise the tree is asked for more candidates.
+    The tree lists points at equal distances in any order. So a point is finished when no unlisted
+    point can be as near as its k-th neighbour. Otherwise the tree is asked for more candidates.
     """
     num_points = len(points)
     k = min(k, num_points - 1)
@@ -145,7 +147,8 @@ def _nearest(points: Points, k: int, budget_bytes: int) -> Neighbors:
             )  # so that a stable order gives ties to the lower row
             differences = points[candidates] - points[block, None]
             squares = torch.from_numpy(np.square(differences).sum(axis=2))
-            # torch's root, whose last bit is not always NumPy's: as in all graphs so far
+            # the square root of torch, whose last bit may differ from NumPy's: earlier graphs were
+            # computed by it, and stay the same
             lengths = squares.sqrt_().numpy()
             lengths[candidates == block[:, None]] = np.inf
             order = np.argsort(lengths, axis=1, kind="stable")[:, :k]
@@ -164,7 +167,7 @@ def _graph_by_radius(
     points: Points, radius_um: float, group: GroupIds | None, budget_bytes: int
 ) -> TileGraph:
     tree = cKDTree(points)
-    # the tree proposes, the distance from differences decides
+    # the tree only proposes pairs; the distance that is computed from differences decides
     reach = radius_um * (1 + 1e-9)
     num_edges = int(tree.count_neighbors(tree, reach)) - len(points)
     most_edges = budget_bytes // _BYTES_PER_EDGE

@@ -22,7 +22,7 @@ CHUNK_TILES = 64
 class Run:
     """Rows `start` to `stop` of the tile table of one slide."""
 
-    slide: int  # place in the list of slides
+    slide: int  # index in the list of slides
     start: int
     stop: int
 
@@ -36,8 +36,8 @@ class ShardOrder:
 
     Args:
         counts: tiles of each slide.
-        seed, epoch: of the order.
-        shard, num_shards: which of how many equal parts of the epoch.
+        seed, epoch: decide the order.
+        shard, num_shards: index of the shard, and number of equal shards of the epoch.
         buffer_tiles: tiles that are shuffled together.
         mixed_slides: slides whose chunks are mixed; they are open at the same time.
         shuffle: False keeps the order of the slides and of their tables.

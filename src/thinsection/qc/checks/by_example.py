@@ -31,25 +31,26 @@ class ExampleCheck(QcCheck, kind="by_example"):
     """Removes pixels like the marked ones of example pictures; no later check adds them back."""
 
     name: str = "pen_markings"
-    # or 'coverslip', trained on generated examples; or 'own', trained on yours
+    # 'pen' or 'coverslip', which the package trained on generated examples; or 'own', which is
+    # trained on the user's examples
     model: str = "pen"
     # picture files at the work resolution, for model 'own'
     example_images: tuple[str, ...] = ()
-    # one for each, bright where the picture shows it
+    # one mask for each picture, bright at the pixels to find
     example_masks: tuple[str, ...] = ()
-    # of `pixel_features`, for model 'own'
+    # names of `pixel_features`, for model 'own'
     features: tuple[str, ...] = ()
-    # on P
+    # pixels with a higher probability are found
     threshold: float = 0.5
-    # smaller finds are dropped
+    # smaller groups of found pixels are dropped
     min_area: str = area("100 px")
-    # so are finds whose squared length over area is less; 0 keeps all
+    # groups whose squared length over area is less are dropped; 0 keeps all
     min_elongation: float = 0.0
-    # edge of the square by which finds grow; '0 px' leaves them
+    # edge of the square by which groups are dilated; '0 px' does not change them
     dilate: str = length("0 px")
-    # of the training of model 'own'
+    # seed for training model 'own'
     seed: int = 0
-    # px drawn from the examples for it
+    # number of px that are drawn from the examples to train model 'own'
     num_samples: int = 120_000
 
     def __post_init__(self) -> None:
@@ -76,15 +77,15 @@ class ExampleCheck(QcCheck, kind="by_example"):
 
 
 def trained_model(check: ExampleCheck, cache_dir: Path) -> PixelModel:
-    """The model of a check: the package's, or for 'own' that of the cache, else trained.
+    """The model of a check: one of the package's, or model 'own' from the cache or newly trained.
 
-    The file's name holds the hash of examples, features and training, so that another
-    seed or another mask is another model. Two processes that train at once write the same
-    bytes.
+    The name of the file in the cache has a hash of examples, features and training settings, so
+    another seed or another mask gives another model. Two processes that train at once write the
+    same bytes.
 
     Raises:
-        ConfigError: no such model, features that are not its, or examples that do not
-            pair up.
+        ConfigError: there is no such model, the features are not those of the model, or the
+            numbers of pictures and masks differ.
     """
     if check.model != _OWN:
         return _built_in_model(check)

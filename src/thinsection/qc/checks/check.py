@@ -148,9 +148,9 @@ class QcView:
     def left_regions(
         self, new: Array, prefix: str, affected_area: Array | None = None
     ) -> Outcome:
-        """Outcome of a check after which the mask is `new`, with four columns about regions.
+        """Outcome of a check that leaves the mask `new`, with four columns about regions.
 
-        `affected_area` gives the regions; None for the pixels that the check removes.
+        `affected_area` gives the regions; None means the pixels that the check removes.
         """
         if affected_area is None:
             affected_area = self.mask_use & ~new

@@ -17,10 +17,10 @@ class Intensity(QcCheck, kind="intensity"):
     # open limits of luma, [0, 1]; None sets none
     lower_gray: float | None = None
     upper_gray: float | None = None
-    # of the standard deviation over R, G, B, 0 to 255
+    # open limits of the standard deviation over R, G, B, 0 to 255; None sets none
     lower_std: float | None = None
     upper_std: float | None = None
-    # True keeps the others
+    # True keeps the pixels outside these ranges
     invert: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
@@ -44,11 +44,11 @@ class Otsu(QcCheck, kind="otsu", removes_glass=True):
     """Keeps pixels that are darker than Otsu's threshold of the work image."""
 
     name: str = "otsu"
-    # True takes the threshold in a disk around each px
+    # True computes a threshold for each px, from a disk around it
     local: bool = False
-    # of that disk
+    # radius of that disk
     radius: str = length("15 px")
-    # True keeps the others
+    # True keeps the pixels that are not darker
     invert: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
@@ -64,7 +64,7 @@ class BrightestCluster(QcCheck, kind="brightest_cluster", removes_glass=True):
     """Removes the brightest of three clusters of grey values (k-means with a fixed start)."""
 
     name: str = "brightest_cluster"
-    # the mask keeps px darker than half-way between the brightest two
+    # number of clusters; px darker than half-way between the brightest two are kept
     num_clusters: int = 3
 
     def __call__(self, view: QcView) -> Outcome:
@@ -89,13 +89,13 @@ class LocalMinimum(QcCheck, kind="local_minimum", removes_glass=True):
     """Keeps pixels that have a dark pixel nearby."""
 
     name: str = "bright"
-    # of its share; HistoQC's name for it
+    # column with the removed share; the default is HistoQC's name
     column: str = "brightestPixels"
-    # of the disk in which the darkest px counts
+    # radius of the disk in which the darkest px is looked for
     radius: str = length("5 px")
     # the darkest px must be at most this, 0 to 255
     upper_gray: int = 210
-    # False keeps the others (HistoQC's own default is True, as here)
+    # False keeps the pixels without a dark pixel nearby (HistoQC's default is True, as here)
     invert: bool = True
 
     def __call__(self, view: QcView) -> Outcome:
@@ -108,11 +108,11 @@ class Flat(QcCheck, kind="flat"):
     """Removes large areas without texture: smears, bubbles, glass."""
 
     name: str = "flat_areas"
-    # edge of the square whose mean is taken
+    # edge of the square around a px whose mean is computed
     kernel: str = length("10 px")
-    # a px is flat if it is closer to that mean, gray in [0, 1]
+    # a px is flat if its gray value, in [0, 1], differs from that mean by less
     max_difference: float = 0.01
-    # smaller flat areas, and holes in them, do not count
+    # smaller flat areas are kept, and smaller textured spots inside flat areas are removed
     min_area: str = area("500 px")
 
     def __call__(self, view: QcView) -> Outcome:
@@ -129,11 +129,11 @@ class Blurry(QcCheck, kind="blurry"):
     """Removes pixels far from edges in the image, as HistoQC does; `focus` finds blur better."""
 
     name: str = "blurry"
-    # nominal mpp of the image it looks at, µm/px (2.5x)
+    # nominal resolution of the image that the check reads, µm/px (2.5x)
     image_mpp: float = 4.0
-    # of the Gaussian over |Laplacian|, in px of that image
+    # sigma of the Gaussian that averages |Laplacian|, in px of that image
     sigma: float = 100.0
-    # blurry where the blurred |Laplacian| is at most this
+    # px are blurry if the averaged |Laplacian| is at most this
     max_edge: float = 0.15
 
     def __call__(self, view: QcView) -> Outcome:
@@ -158,7 +158,7 @@ class Fat(QcCheck, kind="fat"):
     min_cell: str = area("9 px")
     # edge of the square that joins neighbouring holes
     kernel: str = length("10 px")
-    # joined holes must cover more than this
+    # groups of joined holes that cover no more than this are not fat
     min_area: str = area("1000 px")
 
     def __call__(self, view: QcView) -> Outcome:

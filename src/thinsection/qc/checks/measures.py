@@ -32,7 +32,7 @@ class Contrast(QcCheck, kind="contrast"):
     prefix: str = ""
     # False measures the whole image
     limit_to_mask: bool = True
-    # takes the gradient outside the mask, gray inside, as HistoQC does
+    # True measures the gradient outside the mask, and gray values inside, as HistoQC does
     invert: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
@@ -155,13 +155,13 @@ class Histogram(QcCheck, kind="histogram"):
     """Measures the histogram of each channel, and its distance to those of template pictures."""
 
     name: str = "histogram"
-    # over 0 to 255
+    # number of bins from 0 to 255
     bins: int = 20
     # False measures the whole image
     limit_to_mask: bool = True
     # image files; each adds a column `<stem>_MSE_hist`
     templates: tuple[str, ...] = ()
-    # stems of templates that are not at hand: their columns are NA
+    # stems of templates whose files are missing: their columns are NA
     absent: tuple[str, ...] = ()
 
     def __call__(self, view: QcView) -> Outcome:
@@ -182,7 +182,7 @@ class Histogram(QcCheck, kind="histogram"):
         return self.templates
 
     def _density(self, ns: ArrayNamespace, rgb: Array) -> _Floats:
-        """Density of each channel over 0 to 255, (bins, 3) on the host; zeros without px."""
+        """Density of each channel from 0 to 255, (bins, 3) on the host; zeros without px."""
         by_channel = [ns.xp.bincount(rgb[:, c], minlength=256) for c in range(3)]
         counts = ns.download(ns.xp.stack(by_channel, axis=1)).astype(np.float64)
         # NumPy's bins: the last one holds its upper edge
@@ -204,13 +204,13 @@ class Texture(QcCheck, kind="texture"):
     # edge of a square; its top-left corner lies in the mask
     square_px: int = 32
     num_squares: int = 100
-    # gray levels
+    # number of gray levels
     num_levels: int = 8
-    # between the two px of a pair, along x
+    # distance between the two px of a pair, along x
     distance_px: int = 5
     # True puts the squares outside the mask
     invert: bool = False
-    # of their places, which are those of HistoQC's --seed
+    # seed for the positions of the squares; HistoQC's --seed gives the same positions
     seed: int = 0
 
     def __call__(self, view: QcView) -> Outcome:
@@ -238,11 +238,11 @@ class Texture(QcCheck, kind="texture"):
     def measured(
         self, gray: _Floats, rows: _Indices, columns: _Indices
     ) -> dict[str, _Floats]:
-        """Measures squares, which the border may cut: (squares,) by name; on the host.
+        """Measures squares, which the border may cut: an array (squares,) by measure, on the host.
 
         Source: Haralick et al., Textural features for image classification, 1973.
         """
-        # half a second to import, for this check only
+        # imported here, because it takes half a second and only this check needs it
         from skimage.feature import graycomatrix, graycoprops
 
         edge = self.square_px
@@ -260,7 +260,7 @@ class Texture(QcCheck, kind="texture"):
                 symmetric=True,
             )
             counts.append(pairs[:, :, 0, 0])
-        # squares take the place of distances
+        # the axis for distances holds the squares
         stacked = np.stack(counts, axis=2)[..., None]
         return {name: graycoprops(stacked, name)[:, 0] for name in _TEXTURE}
 
@@ -291,9 +291,9 @@ class SavedMask(QcCheck, kind="saved_mask"):
     """Measures nothing; writes the mask at this point as a picture."""
 
     name: str = "saved_mask"
-    # an earlier check, whose mask is left in its place
+    # name of an earlier check, whose affected area is written; '' writes the current mask
     of: str = ""
-    # True leaves `<name>.geojson` in level-0 px as well
+    # True also writes `<name>.geojson`, in level-0 px
     geojson: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
@@ -310,7 +310,7 @@ class SavedMacro(QcCheck, kind="saved_macro"):
     """Measures nothing; writes the slide's macro picture."""
 
     name: str = "macro"
-    # of its longer side
+    # length of the picture's longer side
     edge_px: int = 500
 
     def __call__(self, view: QcView) -> Outcome:

@@ -19,11 +19,11 @@ from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.types import MaskArray, RgbArray
 
 K = TypeVar("K")
-Example = tuple[RgbArray, MaskArray]  # a picture, and the mask of what is to be found
+Example = tuple[RgbArray, MaskArray]  # a picture, and the mask of the pixels to find
 
-# Arrays of the three layers: (in, out), (out,), ...
+# Names of the arrays of the three layers: matrix (in, out) and bias (out,) of each.
 WEIGHTS = ("w1", "b1", "w2", "b2", "w3", "b3")
-# Training; a change here makes other models of own examples.
+# Settings of training; a change here changes the models that are trained on own examples.
 NETWORK = {
     "hidden_layer_sizes": (32, 32),
     "batch_size": 512,
@@ -39,11 +39,12 @@ _FRANGI_BETA = 0.5
 _FRANGI_GAMMA = 15.0
 _FRANGI_SIGMAS = (1.0, 3.0, 5.0, 7.0, 9.0)
 _TEXTURE_EDGE_PX = 7
-# No feature looks farther: 4 times the widest sigma.
+# Largest distance of a px that a feature depends on: 4 times the widest sigma.
 _REACH_PX = 36
-# Of the image at once: a band and its features take some 100 MB.
+# Pixels of a band, the part of an image that is processed at once: with its features it takes some
+# 100 MB.
 _BAND_PX = 1 << 20
-# Per matrix product: features and hidden layers stay in the CPU's cache.
+# Pixels of one matrix product: their features and hidden layers stay in the CPU's cache.
 _BLOCK_PX = 1 << 13
 
 
@@ -51,12 +52,13 @@ _BLOCK_PX = 1 << 13
 class PixelModel:
     """A trained classifier: P = sigmoid(w3 relu(w2 relu(w1 x + b1) + b2) + b3)."""
 
-    features: tuple[str, ...]  # whose planes are x, in this order
-    weights: tuple[npt.NDArray[np.float32], ...]  # `WEIGHTS`
+    # names of the features; their planes, in this order, are x
+    features: tuple[str, ...]
+    weights: tuple[npt.NDArray[np.float32], ...]  # in the order of `WEIGHTS`
 
 
 def check_features(names: Iterable[str]) -> None:
-    """Raises ConfigError where a name is of no feature."""
+    """Raises ConfigError: a name is not the name of a feature."""
     for name in names:
         if name not in _FEATURES:
             raise ConfigError(
@@ -67,7 +69,7 @@ def check_features(names: Iterable[str]) -> None:
 def pixel_features(
     ns: ArrayNamespace, rgb: Array, names: Sequence[str]
 ) -> dict[str, list[Array]]:
-    """Feature name -> its planes, float32 (H, W) each, of uint8 (H, W, 3).
+    """Planes of each feature, float32 (H, W), by its name, for an image uint8 (H, W, 3).
 
     Memory: O(H * W * planes).
     """
@@ -93,7 +95,7 @@ def _feature_planes(
         case "texture":
             return [filters.box_deviation(ns, gray, _TEXTURE_EDGE_PX)]
         case "ridge":
-            # both eigenvalues of the Hessian at each scale
+            # two planes for each scale: the eigenvalues of the Hessian
             planes = []
             for sigma in _RIDGE_SIGMAS:
                 planes += filters.ridges(ns, gray, sigma)
@@ -126,12 +128,12 @@ def train(
     seed: int,
     num_samples: int,
 ) -> PixelModel:
-    """Trains a model of examples on the CPU; the same inputs give the same model.
+    """Trains a model on examples, on the CPU; the same inputs give the same model.
 
     Args:
         examples: pictures with masks.
         features: names of `pixel_features`.
-        seed: of the sampling, the first weights and the order of batches.
+        seed: decides the sampled px, the initial weights and the order of batches.
         num_samples: pixels that are drawn from the examples.
 
     Memory: O(px of the examples * features).
@@ -187,10 +189,10 @@ def _draw_samples(
 def probabilities(
     ns: ArrayNamespace, rgb: Array, models: Mapping[K, PixelModel]
 ) -> dict[K, Array]:
-    """P of each px by each model, float32 (H, W), from one pass over the image.
+    """Probability of each px by each model, float32 (H, W), in one pass over the image.
 
-    Bands of rows are taken with the rows around them that features look at: there are no
-    seams.
+    Each band of rows is processed with the rows around it that its features depend on, so there are
+    no seams between bands.
 
     Memory: O(H * W * models + features of a band of about a million px).
     """
@@ -214,7 +216,9 @@ def probabilities(
 
 
 def predict(ns: ArrayNamespace, model: PixelModel, planes: Sequence[Array]) -> Array:
-    """P of each px, float32 in the shape of a plane; planes are in the model's order.
+    """Probability of each px, float32 in the shape of a plane.
+
+    The planes are those of the model's features, in its order.
 
     Memory: O(px + 8,192 * (features + hidden)).
     """
@@ -223,8 +227,8 @@ def predict(ns: ArrayNamespace, model: PixelModel, planes: Sequence[Array]) -> A
     w1, b1, w2, b2, w3, b3 = (
         ns.upload(value, reason="model") for value in model.weights
     )
-    # relu(h + b) = max(h, -b) + b; that b moves into the next layer's, which saves one
-    # write of all px per layer
+    # relu(h + b) = max(h, -b) + b. The added b becomes part of the bias of the next layer, which
+    # saves one write of all px per layer.
     b2 = b2 + b1 @ w2
     b3 = b3 + b2 @ w3
     logit = xp.empty((flat[0].size, 1), dtype=xp.float32)
@@ -247,7 +251,7 @@ def save_model(path: Path, model: PixelModel) -> None:
 
 
 def load_model(path: Path) -> PixelModel | None:
-    """Reads the model of a file; None if it is not there or not whole."""
+    """Reads the model of a file; None if the file is missing or incomplete."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             features = tuple(arrays["features"].tolist())

@@ -1,10 +1,10 @@
 """Plain images: PNG and JPEG, decoded once, and single-level TIFFs, streamed strip by strip.
 
-A header says size, orientation and the memory that decoding takes; only the heads of chunks and
-segments are read for it.
+The header states the size, the orientation and the memory that decoding takes. To find it, only the
+heads of chunks and segments are read.
 
 Source: PNG (W3C, third edition), chunks IHDR, tRNS, eXIf; ITU-T T.81 (JPEG), annex B; libjpeg's
-jdcoefct.c, which keeps the coefficients of a whole image where these come in several scans.
+jdcoefct.c, which keeps the coefficients of the whole image if they come in several scans.
 """
 
 import math
@@ -28,22 +28,22 @@ from thinsection.slide.orientation import ORIENTATION_TAG, UPRIGHT, known_orient
 from thinsection.slide.pictures import only_picture
 from thinsection.types import GIB, Level, Mpp, RgbArray, Size
 
-# PNG and JPEG cannot be decoded in part: what a whole one may take
+# most memory for decoding a PNG or JPEG, which cannot be decoded in parts
 MAX_DECODED_BYTES = 2 * GIB
-_STRIP_PX = 1 << 18  # that become RGB at once
+_STRIP_PX = 1 << 18  # pixels that are converted to RGB at once
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _DEEP = "16 bits a channel, of which the upper 8 are shown"  # a note
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 JPEG_MAGIC = b"\xff\xd8\xff"
-# What a byte of a file can hold: deflated bytes; pixels of a JPEG, of which encoders get 256 of
-# blank grey into a byte
+# Most data that one byte of a file can hold: bytes after inflating, and pixels of a JPEG. Encoders
+# store 256 pixels of blank grey in a byte.
 _MAX_DEFLATED = 1040
 _MAX_JPEG_PX = 2048
-_RGB_BYTES = 3  # of a decoded pixel
-_MAX_EXIF_BYTES = (
-    1 << 20
-)  # larger ones hold a preview; the tag is not looked for in them
-_PNG_SAMPLES = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}  # of a decoded pixel, by colour type
+_RGB_BYTES = 3  # bytes of a decoded pixel
+# larger EXIF segments hold a preview, and are not searched for the orientation tag
+_MAX_EXIF_BYTES = 1 << 20
+# samples of a decoded pixel, by colour type
+_PNG_SAMPLES = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
 _PNG_GRAY = (0, 4)  # colour types: without and with alpha
 _PNG_PALETTE = 3
 _PNG_IHDR_BYTES = 13
@@ -57,11 +57,11 @@ _BLOCK_BYTES = 128  # 64 coefficients of 16 bits
 class FlatSlide(Slide):
     """A PNG or JPEG. Thread-safe.
 
-    Memory: `held_bytes` while it is decoded, which a run charges to its `--memory`: 3 bytes per px;
-    of a PNG its own where these are more (8 of RGBA in 16 bits), or beside them where these are
-    less (1 of gray); of a JPEG in several scans (a progressive one) 2 bytes for each coefficient as
-    well, 3 per px at 4:2:0 and 6 at 4:4:4. Over 2 GiB it is refused on opening. While it is
-    decoded, the file's bytes as well.
+    Memory: `held_bytes` while it is decoded, which a run counts in its `--memory`, and the file's
+    bytes. `held_bytes` is 3 bytes per px. A PNG with more bytes per px takes these instead (8 for
+    RGBA in 16 bits); a PNG with fewer takes these in addition (1 for gray). A JPEG in several scans
+    (a progressive one) takes 2 bytes for each coefficient in addition: 3 per px at 4:2:0, 6 at
+    4:4:4. A file that needs more than 2 GiB is refused when it is opened.
     """
 
     reader = "image"
@@ -124,7 +124,7 @@ class FlatSlide(Slide):
         return pixels
 
     def close(self) -> None:
-        """Lets the decoded image go."""
+        """Frees the decoded image."""
         super().close()
         with self._lock:
             self._pixels = None
@@ -133,7 +133,7 @@ class FlatSlide(Slide):
 def open_image(
     path: str, *, slide_mpp: Mpp | None = None, image: str | None = None
 ) -> Slide:
-    """Opens a PNG, JPEG or single-level TIFF; SlideOpenError for what is none of these."""
+    """Opens a PNG, JPEG or single-level TIFF. Raises SlideOpenError: the file is none of these."""
     try:
         with Path(path).open("rb") as file:
             head = file.read(64)
@@ -157,8 +157,8 @@ def open_image(
 def _decode_png(data: bytes) -> RgbArray:
     """Decodes gray, gray with alpha, RGB or RGBA of 8 or 16 bits to uint8 (H, W, 3), on white.
 
-    Memory: the px as they are stored; where these are 3 bytes and more, the result takes their
-    place, else 3 bytes per px beside them.
+    Memory: the stored px. If they have at least 3 bytes each, the result overwrites them; otherwise
+    the result takes 3 bytes per px in addition.
     """
     pixels = np.atleast_3d(imagecodecs.png_decode(data))
     if pixels.dtype not in (np.uint8, np.uint16):
@@ -168,7 +168,7 @@ def _decode_png(data: bytes) -> RgbArray:
     height, width, samples = pixels.shape
     out = np.empty((height, width, 3), np.uint8)
     if samples * pixels.itemsize >= 3:
-        # a strip of `out` then ends where the px left to read begin
+        # a strip of `out` ends before the px that are not read yet
         out = pixels.reshape(-1).view(np.uint8)[: out.size].reshape(out.shape)
     rows = max(1, _STRIP_PX // width)
     for top in range(0, height, rows):
@@ -184,22 +184,22 @@ class ImageHeader:
     """Header of a file with one picture."""
 
     kind: str  # 'PNG' or 'JPEG'
-    size: Size  # as it is stored
+    size: Size  # size of the stored picture, before it is turned upright
     orientation: int  # number of the EXIF tag
     peak_bytes: (
         int  # memory that decoding takes beside the file's bytes, the result included
     )
     least_file_bytes: float  # a smaller file cannot hold so many pixels
     gray: bool = False
-    deep: bool = False  # 16 bits a channel
+    deep: bool = False  # True for 16 bits a channel
 
 
 def read_header(file: BinaryIO, file_bytes: int) -> ImageHeader:
     """Returns the header of an opened PNG or JPEG.
 
     Args:
-        file: at its start, and seekable.
-        file_bytes: its size.
+        file: the file, at its start; it must be seekable.
+        file_bytes: size of the file.
 
     Memory: one EXIF segment, at most 1 MiB.
 
@@ -226,7 +226,7 @@ def _read_png(file: BinaryIO, file_bytes: int) -> ImageHeader:
         if len(start) < 8:
             break
         length, name = struct.unpack(">I4s", start)
-        place += 12 + length  # length and name before the data, a check sum behind
+        place += 12 + length  # length, name; check sum after the data
         if not head:
             if name != b"IHDR" or length != _PNG_IHDR_BYTES:
                 break
@@ -288,12 +288,12 @@ def _read_jpeg(file: BinaryIO) -> ImageHeader:
 
 
 def _jpeg_segments(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """(marker, data) of the segments up to the first scan's header, which is the last."""
+    """Yields (marker, data) of the segments up to and including the header of the first scan."""
     while True:
         byte = file.read(1)
-        while byte and byte != b"\xff":  # as libjpeg, which skips what is no marker
+        while byte and byte != b"\xff":  # like libjpeg, skip bytes that are no marker
             byte = file.read(1)
-        while byte == b"\xff":  # any number of which may stand before a marker
+        while byte == b"\xff":  # any number of fill bytes may stand before a marker
             byte = file.read(1)
         if not byte or byte[0] == END:
             return
@@ -307,7 +307,7 @@ def _jpeg_segments(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _coefficient_bytes(size: Size, factors: Sequence[tuple[int, int]]) -> int:
-    """Counts what libjpeg keeps of an image in several scans: 2 bytes a coefficient.
+    """Counts the bytes that libjpeg keeps of an image in several scans: 2 for each coefficient.
 
     Args:
         size: (width, height) of the image, px.
@@ -332,7 +332,7 @@ def _blocks(px: int, factor: int, most: int) -> int:
 
 
 def _exif_orientation(data: bytes) -> int:
-    """Returns the number of EXIF's tag; 1 where it cannot be parsed, as every viewer takes it."""
+    """Returns the orientation number in EXIF data; 1 if it cannot be parsed, as in all viewers."""
     exif = Image.Exif()
     try:
         exif.load(data)

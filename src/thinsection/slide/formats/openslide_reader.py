@@ -39,7 +39,7 @@ from thinsection.slide.pictures import (
 from thinsection.slide.readers import LEFT_TO_TIFF, UNKNOWN_FORMAT
 from thinsection.types import MIB, Level, Mpp, RgbArray
 
-CACHE_BYTES = 64 * MIB  # of decoded segments, per slide
+CACHE_BYTES = 64 * MIB  # bytes of decoded segments that OpenSlide keeps for a slide
 _GENERIC_TIFF = "generic-tiff"
 
 
@@ -75,7 +75,7 @@ class OpenSlideSlide(Slide):
         self._path = path
         self._handle: openslide.OpenSlide | None = handle
         self._lock = threading.Lock()
-        self._origin_l0 = (0, 0)  # of the shown area on OpenSlide's canvas
+        self._origin_l0 = (0, 0)  # origin of the shown area on OpenSlide's canvas
         self.associated_names = tuple(sorted(handle.associated_images))
         properties = handle.properties
         mpp_x = positive_number(properties.get(openslide.PROPERTY_NAME_MPP_X))
@@ -99,7 +99,8 @@ class OpenSlideSlide(Slide):
                     f"slide is image {layout.picture}"
                 )
             if layout.pages[0].index > 0 and vendor == _GENERIC_TIFF:
-                own_mpp = layout.picture.mpp  # OpenSlide reads that of the first page
+                # OpenSlide states the resolution of the first page
+                own_mpp = layout.picture.mpp
         super().__init__(
             path,
             [level.level for level in levels],
@@ -230,7 +231,9 @@ class OpenSlideSlide(Slide):
                 levels=stated_levels,
             )
         ]
-        origins: list[tuple[int, int]] = []  # of the areas, on OpenSlide's canvas
+        origins: list[
+            tuple[int, int]
+        ] = []  # origins of the areas on OpenSlide's canvas
         while f"openslide.region[{len(origins)}].width" in self.properties:
             region = f"openslide.region[{len(origins)}]"
             x, y, width, height = self._numbers(region, "x", "y", "width", "height")
@@ -298,11 +301,11 @@ class OpenSlideSlide(Slide):
             return
         except openslide.OpenSlideError:
             with self._lock:
-                # else another thread has replaced it, or it was closed
+                # otherwise another thread has replaced the handle, or the slide was closed
                 if self._handle is handle:
                     self._handle = _open_handle(self._path)
-        # The handle may be in error because of another thread's region: a handle of its own, not
-        # shared with anybody, says whether this one can be read.
+        # The error of the handle may come from another thread's region. A new handle that no other
+        # thread uses shows whether this region can be read.
         try:
             out[:] = _rgb(_open_handle(self._path).read_region(origin_l0, level, size))
         except (openslide.OpenSlideError, SlideOpenError) as error:
@@ -312,18 +315,18 @@ class OpenSlideSlide(Slide):
             ) from None
 
     def close(self) -> None:
-        """Lets go of the file; the last thread that reads from it closes it."""
+        """Closes the file when no thread reads from it any more."""
         super().close()
         with self._lock:
-            # not handle.close(), which frees it under other threads
+            # not handle.close(), which would free it while other threads read
             self._handle = None
 
 
 def premultiply_again(pixels: np.ndarray) -> np.ndarray:
     """RGBA whose colours are multiplied by alpha, from colours that openslide-python divided.
 
-    It divides OpenSlide's colours by alpha and rounds down; for each rounded value there is one
-    whole number that it came from.
+    openslide-python divides OpenSlide's colours by alpha and rounds down. Each rounded value comes
+    from only one whole number, which this function restores.
     """
     if pixels[..., 3].min() == WHITE:
         return pixels

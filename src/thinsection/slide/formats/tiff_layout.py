@@ -66,21 +66,22 @@ _ICC_TAG = 34675
 
 @dataclass(frozen=True, kw_only=True)
 class TiffLayout:
-    """Structure of a TIFF slide; of tifffile's pages use what needs no open file.
+    """Structure of a TIFF slide. Its file may be closed: use only data that tifffile has read.
 
     Attributes:
-        levels: finest first, without the padding that their pages may have.
+        levels: levels, finest first, without the padding that their pages may have.
         pages: pages of the levels.
-        possible: pages that may be levels too, for their pixels to decide.
-        ome: what OME-XML says of the slide.
-        associated: by the name of an associated image, its only level and its page.
-        metadata: what the file says of the slide.
+        possible: pages that may be levels too; the comparison of their pixels decides.
+        ome: OME-XML metadata of the slide.
+        associated: name of an associated image -> its only level and its page.
+        metadata: metadata of the slide.
         pictures: inventory of the file.
-        picture: the one of them that is shown.
-        notes: what is said of the choice, of the levels and of what was taken otherwise than the
-            file says it.
+        picture: the picture of the inventory that is shown.
+        notes: sentences on the choice, on the levels, and on data that were interpreted otherwise
+            than the file states.
         icc_profile: the colour profile, if any.
-        checked: True where no page asks for memory beyond reason, so that a C library may see it.
+        checked: True if no page needs an unreasonable amount of memory, so that a C library may
+            read the file.
     """
 
     levels: list[Level]
@@ -147,16 +148,16 @@ def read_layout(
     """Parses the layout of a local file, or of an opened binary file, which stays open.
 
     Args:
-        path: the file, or the name of the opened one.
-        slide_mpp: (x, y) µm per level-0 px, in place of what the file says.
+        path: the file, or the name of the opened file.
+        slide_mpp: (x, y) µm per level-0 px, in place of the resolution that the file states.
         handle: the opened file.
         image: name or number of the picture that is the slide.
-        verdicts: what the pixels of pages said; see `tiff_inventory`.
+        verdicts: results of the comparison of pixels; see `tiff_inventory`.
 
     Raises:
-        ChannelsError: it is no RGB or gray picture of 8 bits.
-        ImageError: it has no such picture, or none that could be a slide.
-        SlideOpenError: not a TIFF, truncated, or left to OpenSlide.
+        ChannelsError: the slide is no RGB or gray picture of 8 bits.
+        ImageError: the file has no such picture, or no picture that could be a slide.
+        SlideOpenError: the file is no TIFF, is truncated, or only OpenSlide reads it.
     """
     with _parsed(path, handle) as file:
         layout = _read_pictures(file, slide_mpp, image, verdicts or {})
@@ -195,7 +196,7 @@ def read_layout(
 def channel_layout(
     path: str, slide_mpp: Mpp | None, image: str | None = None
 ) -> tuple[TiffLayout, Channels, list[LevelPlanes]]:
-    """Parses the levels of a file with channels, and where the planes of these lie by level.
+    """Parses the levels of a file with channels, and the planes of the channels on each level.
 
     Raises:
         SlideOpenError: as `read_layout`; or there are no channels to pick.
@@ -246,7 +247,7 @@ def library_layout(
     sample for alpha. It takes the first picture of a size.
 
     Raises:
-        ImageError: the file has no such picture, or none that could be a slide.
+        ImageError: the file has no such picture, or no picture that could be a slide.
         SlideOpenError: OpenSlide would show other px than the file describes.
     """
     layout = None
@@ -335,9 +336,9 @@ def _read_pictures(
 def _place_levels(shown: TiffPicture, verdicts: Verdicts) -> list[Level]:
     """Returns the levels of a picture at the downsample that counts, and without padding.
 
-    A level's downsample is the ratio of sizes where that agrees with the stated one within 1.5 px
-    of the level, else the stated one: the level or level 0 is then padded, and the slide ends where
-    the first of them ends.
+    The downsample of a level is the ratio of sizes if it agrees with the stated downsample within
+    1.5 px of the level. Otherwise it is the stated downsample: then the level or level 0 is padded,
+    and the slide ends at the end of the shorter one.
     """
     base = shown.base
     whole = page_size(base)
@@ -376,7 +377,7 @@ def _place_levels(shown: TiffPicture, verdicts: Verdicts) -> list[Level]:
 
 @contextmanager
 def _parsed(path: str, handle: BinaryIO | None = None) -> Iterator[TiffFile]:
-    """Opens the file by tifffile for the block; SlideOpenError for whatever it raises."""
+    """Opens the file by tifffile for the block; turns all of its errors into SlideOpenError."""
     name = Path(path.split("?", 1)[0])
     if name.suffix.lower() == ".vsi":
         folder = f"_{name.stem}_"
@@ -393,7 +394,7 @@ def _parsed(path: str, handle: BinaryIO | None = None) -> Iterator[TiffFile]:
             yield file
     except (ThinsectionError, MemoryError):
         raise
-    except Exception as error:  # whatever a parser makes of damage
+    except Exception as error:  # damage can raise any error in a parser
         raise DamagedTiffError(
             f"tiff: not a readable TIFF: {error or repr(error)}"
         ) from error

@@ -48,9 +48,9 @@ _DCT_FACTORS = (2, 4, 8)  # at which libjpeg-turbo is quicker than for a whole s
 class TiffSlide(SegmentedSlide):
     """A tiled or striped TIFF, read segment by segment. Thread-safe.
 
-    Its bytes come from `source` and its metadata from `handle`, by default from the local file; a
-    `layout` stands for what these say. Pages that are called levels are compared with level 0 when
-    a file is opened for the first time, and known again by its stamps.
+    Bytes are read from `source` and metadata from `handle`; by default both are the local file. A
+    `layout` replaces the metadata. When a file is opened for the first time, pages that it calls
+    levels are compared with level 0. The result is kept for files with the same stamps.
 
     Memory: `CACHE_BYTES` of decoded segments; per reading thread one decoded segment and
     `MAX_READ_BYTES` of compressed ones, or one that is larger.
@@ -161,7 +161,7 @@ class TiffSlide(SegmentedSlide):
         return fractions
 
     def close(self) -> None:
-        """Closes the file; reads that other threads have begun end well."""
+        """Closes the file; reads that other threads have begun are completed."""
         super().close()
         self._source.close()
 
