@@ -18,7 +18,6 @@ from thinsection.report.picture import PICTURE_NAME, slide_picture
 from thinsection.report.qc_files import load_qc, write_qc
 from thinsection.report.qc_pictures import write_qc_pictures
 from thinsection.report.stored import QC_FILE, open_picture
-from thinsection.report.verdict import load_rules
 from thinsection.slide import Slide
 from thinsection.slide.geometry import mean_mpp
 from thinsection.slide.readers import AUTO
@@ -143,10 +142,9 @@ class QcStage(Stage[CheckedTissue]):
             raise QcExclusion(f"excluded by {rule!r}: {column} is {row[column]}")
 
     def check_run(self) -> None:
-        """Reads the rules, and trains the pixel models that the checks need."""
+        """Parses the rules of `--qc-fail`, and trains the pixel models that the checks need."""
         for rule in self.rules:
             parse_rule(rule)
-        load_rules(self.verdict_rules)
         qc.prepare_models(self.pipeline)
 
     def write_tables(self, out: Path, slides: Sequence[KnownSlide]) -> dict[str, str]:

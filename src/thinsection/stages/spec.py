@@ -190,7 +190,7 @@ def check_run(spec: RunConfig) -> tuple[AnyStage, ...]:
         raise ConfigError(
             "measures_reference must be combined with measures, got it alone; pass --measures"
         )
-    # also what this run does not come to, so that a misspelt setting is not silent
+    # These are checked even if the run ends before it uses them: a wrong value must not be ignored.
     if spec.output.graph:
         parse_graph_spec(spec.output.graph)
     if spec.qc.qc_rules is not None:
