@@ -6,7 +6,6 @@ Atoms fill a sphere at a protein's density (0.1 per Å^3); a tenth of them are t
 
 import hashlib
 import importlib.util
-import os
 import time
 from dataclasses import asdict
 from typing import Any
@@ -182,7 +181,6 @@ def _compare(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
 
 def main() -> None:
     args = arguments(__doc__ or "")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     compared = _compare((1_000,) if args.smoke else COMPARED)
     alone = []
     for num_atoms in (42_000,) if args.smoke else ALONE:

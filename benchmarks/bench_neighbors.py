@@ -4,7 +4,6 @@ Each row is a process of its own. `cdist` forms the whole matrix; `cdist_rows` f
 a time as the budget holds. Neighbours are checked against float64 differences before timing.
 """
 
-import os
 import time
 from typing import Any
 
@@ -79,7 +78,6 @@ def _search(points: torch.Tensor, impl: str) -> tuple[torch.Tensor, torch.Tensor
 
 def main() -> None:
     args = arguments(__doc__ or "")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     rows: list[dict[str, Any]] = []
     for num_points, impls in SMOKE if args.smoke else CASES:
         reference = None

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -44,6 +45,8 @@ def arguments(question: str, **own: str) -> argparse.Namespace:
     for name, text in own.items():
         parser.add_argument(f"--{name.replace('_', '-')}", default=None, help=text)
     parsed = parser.parse_args()
+    # one thread of arithmetic for each process: threads that wait for each other count as CPU time
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if not parsed.smoke and parsed.out is None and _commit().endswith("-dirty"):
         parser.error(
             "files must be committed first, as the JSON names a commit; or pass --out"
