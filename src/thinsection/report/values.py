@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.config import read_toml
+from thinsection.tiles.categories import CLASS_COLORS as CLASS_COLORS
 from thinsection.types import Document
 
 Numbers = npt.NDArray[np.floating]
@@ -39,17 +40,6 @@ COLORMAPS = {
         "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f"
     ),
 }
-# Okabe and Ito's colours, which colour-blind readers can tell apart; classes use them in this order
-CLASS_COLORS = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#F0E442",
-    "#555555",
-)
 # largest opacity over the slide; amounts may cover all of it, and the tissue must stay visible
 OPACITY_OF_KIND: dict[ValueKind, float] = {
     "signed": 0.85,

@@ -1,14 +1,14 @@
-"""Results folder in Python: slides, tables, embeddings, and export as AnnData."""
+"""Results folder in Python: slides, tables, embeddings, and columns of the caller."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,31 @@ from thinsection.files.pages import data_uri
 from thinsection.files.tables import open_table
 from thinsection.report.stored import thumbnail_file
 from thinsection.results.choice import matching, newest_of, say_choice
+from thinsection.results.columns import (
+    Colors,
+    ColumnToStore,
+    OwnColumn,
+    Values,
+    check_length,
+    check_name,
+    column_address,
+    own_column,
+    rows_in_order,
+    store_column,
+    used_colors,
+)
+from thinsection.results.frames import (
+    SlideRows,
+    rows_of_table,
+    to_anndata,
+    to_geopandas,
+    to_pandas,
+)
 from thinsection.results.records import Record, read_records
+from thinsection.results.recorded_slide import recorded_slide
 from thinsection.results.tables import grid_rows
+from thinsection.results.whole_tables import columns_of_slides
+from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.ids import KnownIds
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledgers
@@ -42,10 +65,13 @@ from thinsection.store.tiles_h5 import (
     TilesFile,
     read_embedded_tiles,
     read_slide_embedding,
+    read_tiles,
 )
 from thinsection.types import Document, PlainValues, counted, format_bytes
 
 if TYPE_CHECKING:
+    import anndata
+    import geopandas
     import pandas
 
 Listener = Callable[[str], None]  # receives a line of text
@@ -88,7 +114,8 @@ class Results:
     """Results folder; files are read only when a method needs them."""
 
     folder: Path
-    ledgers: Mapping[str, SlideLedger]  # ledgers by slide id
+    # ledgers by slide id; `write_column` puts new ones in their place
+    ledgers: dict[str, SlideLedger]
     # lines about choices; each is told once
     told_choices: set[str] = field(default_factory=set, repr=False, compare=False)
 
@@ -276,19 +303,32 @@ class Results:
     def tiles(self, slide_id: str, grid: str | None = None) -> TilesFile:
         """Coordinates of a slide's tile grid, and the columns of every table with the same tiles.
 
+        A column of categories has their codes; `tiles.values(name)` gives their names.
+
         `slide_id` is one of `slides`, `grid` one of `grids`; None for that of the newest run.
 
         Memory: 16 bytes per tile, and 4 per tile and column.
+
+        Raises StoreError: a column is damaged or not one number for each tile.
         """
         first, *others = self.tile_tables(slide_id, grid)
         tiles = first.read()
         columns = dict(tiles.columns)
+        categories = dict(tiles.categories)
         for table in others:
             more = table.read()
-            if np.array_equal(more.coords_l0, tiles.coords_l0):
-                for name, values in more.columns.items():
-                    columns[table.label(name)] = values
-        return replace(tiles, columns=columns, plan=self._plan(slide_id, grid))
+            if not np.array_equal(more.coords_l0, tiles.coords_l0):
+                continue
+            for name, values in more.columns.items():
+                columns[table.label(name)] = values
+            for name, named in more.categories.items():
+                categories[table.label(name)] = named
+        return replace(
+            tiles,
+            columns=columns,
+            categories=categories,
+            plan=self._plan(slide_id, grid),
+        )
 
     def _plan(self, slide_id: str, grid: str | None) -> ReadPlan | None:
         """How the tiles of a grid are read; None for grids that another tool made."""
@@ -372,6 +412,310 @@ class Results:
         if not embeddings:
             return (), np.empty((0, 0), np.float32)
         return tuple(slide_ids), np.stack(embeddings)
+
+    def open_slide(self, slide_id: str) -> Slide:
+        """Opens a slide with the reader, picture, µm/px and look of its run.
+
+        Args:
+            slide_id: one of `slides`.
+
+        Returns:
+            The slide; close it, or use it in a `with` block.
+
+        Raises:
+            SlideOpenError: the file has moved; the message says how to find it again.
+            InvalidInputError: no such slide, or its file is not the one that the run has read.
+        """
+        ledger = self.ledger(slide_id)
+        ledger.check()
+        return recorded_slide(ledger, lambda: self.records).open()
+
+    def write_column(
+        self,
+        slide_id: str,
+        name: str,
+        values: Values,
+        *,
+        grid: str | None = None,
+        coords_l0: npt.ArrayLike | None = None,
+        categories: Sequence[str] | None = None,
+        colors: Colors | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        """Stores a value for each tile of a slide as a column beside those of the run.
+
+        The column is part of `tiles`, of the viewer, heatmaps and plots, of every export, and of
+        `TileDataset`. `rows` and `table` have its mean or its shares per slide. A run that makes
+        other tiles removes it.
+
+        Args:
+            slide_id: one of `slides`.
+            name: name of the column, without '/', '\\' and ':'. It must differ from the names of
+                other tables' columns in more than capitals.
+            values: (N,), a value for each tile: finite numbers (NaN is no value), bool, words, a
+                pandas Categorical, or places in `categories`, with -1 for no category.
+            grid: one of `grids`; None for that of the newest run.
+            coords_l0: corners (N, 2) of the values; None if they are in the order of `tiles`.
+            categories: names of the categories, in their order.
+            colors: colours of categories, by name or in their order: '#0072B2' or (0, 114, 178).
+                Other categories keep the colours of the other slides, or get one of their own.
+            overwrite: replace other values of this name. Equal values are never written again.
+
+        Memory: 40 bytes per tile.
+
+        Raises:
+            InvalidInputError: values of another length, type or order, an infinite number, or a
+                name that cannot be used.
+            OverwriteError: other values are stored under this name.
+            OutputError: the folder cannot be written; the message says what to do.
+        """
+        grid = self.choose_grid(grid)
+        tiles = self._tile_table(slide_id, grid)
+        own = column_address(grid, name)
+        taken = self._column_names(slide_id, grid)
+        check_name(name, [other for place, other in taken if place != own])
+        column = own_column(
+            name,
+            values,
+            categories=categories,
+            colors=colors,
+            used_colors=self._used_colors(slide_id, grid, name),
+        )
+        check_length(column, len(tiles.coords_l0), slide_id)
+        if coords_l0 is not None:
+            rows = rows_in_order(name, coords_l0, tiles, slide_id)
+            column = replace(column, values=column.values[rows])
+        self._store([self._to_store(slide_id, grid, tiles, column)], overwrite)
+
+    def write_columns(
+        self,
+        table: Any,
+        *,
+        grid: str | None = None,
+        columns: Sequence[str] | None = None,
+        colors: Mapping[str, Colors] | None = None,
+        partial: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        """Stores columns of a table with a row per tile, of one or several slides.
+
+        Rows find their tiles by the index `<slide_id>:<x>x<y>` of `to_pandas` and of our AnnData, or
+        by columns `slide_id`, `x` and `y`. All is checked before anything is written. A line on
+        standard error names the slides without a row; they get no column.
+
+        Args:
+            table: of pandas, pyarrow or AnnData: `adata.obs[["leiden"]]`; of an `adata` itself
+                the colours `adata.uns["leiden_colors"]` are taken, too.
+            grid: one of `grids`; None for that of the newest run.
+            columns: columns to store; None for all but `slide_id`, `x` and `y`.
+            colors: colours of categories by column, as for `write_column`.
+            partial: True if tiles of a slide may lack a row: they get no value.
+            overwrite: replace other values of these names.
+
+        Memory: the table, and 100 bytes per row.
+
+        Raises:
+            InvalidInputError: a row without a tile, a tile without a row, or as for `write_column`.
+            OverwriteError: other values are stored under one of the names.
+            OutputError: the folder cannot be written.
+        """
+        rows = rows_of_table(table)
+        if grid is None and rows.features.split("/")[0] in self.grids:
+            grid = rows.features.split("/")[0]
+        grid = self.choose_grid(grid)
+        with_tiles = [
+            slide_id
+            for slide_id, ledger in self.ledgers.items()
+            if f"{grid}/{TILES}" in ledger.stages
+        ]
+        items = []
+        taken: dict[str, list[tuple[str, str]]] = {}  # addresses and names, by slide id
+        for slide_id, name, values, given_colors in columns_of_slides(
+            rows, grid, columns, colors, with_tiles, self._tile_table, partial=partial
+        ):
+            if slide_id not in taken:
+                taken[slide_id] = self._column_names(slide_id, grid)
+            own = column_address(grid, name)
+            check_name(name, [other for place, other in taken[slide_id] if place != own])
+            taken[slide_id].append((own, name))
+            column = own_column(
+                name,
+                values,
+                colors=given_colors,
+                used_colors=self._used_colors(slide_id, grid, name),
+            )
+            tiles = self._tile_table(slide_id, grid)
+            items.append(self._to_store(slide_id, grid, tiles, column))
+        self._store(items, overwrite)
+        missing = [name for name in with_tiles if name not in set(rows.slide_ids)]
+        if missing:
+            shown = ", ".join(missing[:_SHOWN_SLIDES])
+            more = ", ..." if len(missing) > _SHOWN_SLIDES else ""
+            say_choice(
+                f"{counted(len(missing), 'slide')} of {len(with_tiles)} have no row in the "
+                f"table and get no column: {shown}{more}"
+            )
+
+    def _tile_table(self, slide_id: str, grid: str) -> TilesFile:
+        """Coordinates of a slide's tiles, without columns of other tables."""
+        return read_tiles(self.file(slide_id, f"{grid}/{TILES}"), embeddings=False)
+
+    def _column_names(self, slide_id: str, grid: str) -> list[tuple[str, str]]:
+        """Address of the table and name of each column of a slide."""
+        names = []
+        for table in self.tile_tables(slide_id, grid):
+            names += [(table.address, table.label(column)) for column in table.columns]
+        return names
+
+    def _used_colors(self, slide_id: str, grid: str, name: str) -> dict[str, str]:
+        """Colours that a column's categories have: on this slide, else on the others."""
+        own = self.ledger(slide_id)
+        ledgers = [own, *self.ledgers.values()]
+        return used_colors(ledgers, column_address(grid, name))
+
+    def _to_store(
+        self, slide_id: str, grid: str, tiles: TilesFile, column: OwnColumn
+    ) -> ColumnToStore:
+        return ColumnToStore(
+            out=self.folder,
+            slide_id=slide_id,
+            grid=grid,
+            column=column,
+            tiles=tiles,
+            tiles_key=self.ledger(slide_id).stages[f"{grid}/{TILES}"].key,
+        )
+
+    def _store(self, items: Sequence[ColumnToStore], overwrite: bool) -> None:
+        """Stores checked columns; nothing is written if other values stand in one's place."""
+        for item in items:
+            item.check_free(self.ledger(item.slide_id), overwrite=overwrite)
+        for item in items:
+            ledger = store_column(item, overwrite=overwrite, on_wait=say_choice)
+            self.ledgers[item.slide_id] = ledger
+        self.__dict__.pop("folders", None)  # it was listed before
+
+    def to_pandas(
+        self,
+        grid: str | None = None,
+        *,
+        slides: Sequence[str] | None = None,
+        on_left_out: Listener | None = None,
+    ) -> pandas.DataFrame:
+        """Tiles of a grid as a data frame: slide, x, y, patient, label, split and all columns.
+
+        The index `<slide_id>:<x>x<y>` finds the tiles again, see `write_columns`.
+
+        Args:
+            grid: one of `grids`; None for that of the newest run.
+            slides: ids of slides; None for all.
+            on_left_out: called with a line for each damaged slide, which is left out; with None
+                that is an error.
+
+        Memory: the columns of all slides, twice while they are joined.
+
+        Raises:
+            MissingDependencyError: pandas is not installed.
+            StoreError: a slide is damaged, without `on_left_out`.
+        """
+        grid = self.choose_grid(grid)
+        parts = list(self._slide_rows(grid, "", slides, on_left_out))
+        return to_pandas(parts, with_corners=True, only_shared=False)
+
+    def to_geopandas(
+        self,
+        grid: str | None = None,
+        *,
+        slides: Sequence[str] | None = None,
+        on_left_out: Listener | None = None,
+    ) -> geopandas.GeoDataFrame:
+        """Tiles of a grid as squares in level-0 px, with the columns of `to_pandas`.
+
+        Args:
+            grid, slides, on_left_out: as for `to_pandas`.
+
+        Memory: about 1 kB per tile.
+
+        Raises:
+            MissingDependencyError: geopandas is not installed.
+            StoreError: a slide is damaged, without `on_left_out`.
+        """
+        grid = self.choose_grid(grid)
+        return to_geopandas(list(self._slide_rows(grid, "", slides, on_left_out)))
+
+    def to_anndata(
+        self,
+        features: str | None = None,
+        *,
+        slides: Sequence[str] | None = None,
+        on_left_out: Listener | None = None,
+    ) -> anndata.AnnData:
+        """Tile embeddings as AnnData: X, obsm['spatial'] = corners in level-0 px, obs = columns.
+
+        `obs` has slide_id, patient_id, label, split and the columns that all slides share. Its
+        index is `<slide_id>:<x>x<y>`, see `write_columns`. `uns["NAME_colors"]` has the colours of
+        a column of categories.
+
+        Args:
+            features: one of `features`, or a part of it; None for that of the newest run.
+            slides: ids of slides; None for all.
+            on_left_out: called with a line for each damaged slide, which is left out; with None
+                that is an error.
+
+        Memory: the embeddings of all slides, twice while they are joined.
+
+        Raises:
+            MissingDependencyError: anndata is not installed.
+            StoreError: no embeddings in the folder, or a slide is damaged.
+            InvalidInputError: several embeddings, and nothing decides.
+        """
+        address = ""
+        if self.features:
+            address = self.choose_features(features)
+        grid = address.split("/")[0]
+        parts = []
+        for part in self._slide_rows(grid, address, slides, on_left_out):
+            if len(part.tiles.coords_l0):
+                parts.append(part)
+        if not parts:
+            raise StoreError(
+                f"folder must contain tile embeddings, got none in {str(self.folder)!r}; run "
+                "`thinsection run` first"
+            )
+        return to_anndata(parts, address)
+
+    def _slide_rows(
+        self,
+        grid: str,
+        address: str,
+        slides: Sequence[str] | None,
+        on_left_out: Listener | None,
+    ) -> Iterator[SlideRows]:
+        """Yields the tiles of the slides that have them, with the embeddings at `address`."""
+        chosen = self.ledgers
+        if slides is not None:
+            chosen = {slide_id: self.ledger(slide_id) for slide_id in slides}
+        for slide_id, ledger in chosen.items():
+            part = None
+            with leaving_out(slide_id, on_left_out):
+                ledger.check()
+                if (address or f"{grid}/{TILES}") in ledger.stages:
+                    part = self._rows_of(ledger, grid, address)
+            if part is not None:
+                yield part
+
+    def _rows_of(self, ledger: SlideLedger, grid: str, address: str) -> SlideRows:
+        """Tiles of one slide. Raises StoreError: its embeddings are of other tiles."""
+        slide_id = ledger.slide_id
+        tiles = self.tiles(slide_id, grid)
+        embeddings = None
+        if address:
+            embeddings = self.tile_embeddings(slide_id, address)
+            if not np.array_equal(embeddings.coords_l0, tiles.coords_l0):
+                raise StoreError(
+                    f"embeddings must be of the tiles of {grid}, got others in {address} of "
+                    f"{slide_id!r}; run the same command again"
+                )
+        return SlideRows(ledger=ledger, tiles=tiles, embeddings=embeddings)
 
     def failures(self) -> dict[str, str]:
         """Messages by slide id, for slides whose last run failed or whose ledger is damaged."""

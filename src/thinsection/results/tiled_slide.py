@@ -1,68 +1,57 @@
 """Slides of a results folder with their tile grids, to read the same tiles from the slide files."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from thinsection.config import from_mapping
+import numpy as np
+
+from thinsection.config import from_mapping, nearest
 from thinsection.errors import InvalidInputError, StoreError
-from thinsection.files.trust import check_table_url
-from thinsection.files.urls import is_url
 from thinsection.results.folder import Listener, Results, leaving_out
+from thinsection.results.recorded_slide import RecordedSlide, recorded_slide
 from thinsection.slide import Slide
-from thinsection.slide.cohort import SlideEntry
-from thinsection.slide.cohort_table import SlidesConfig
 from thinsection.slide.geometry import ReadPlan, best_level
 from thinsection.store.ledger import SlideLedger
-from thinsection.store.slide_ids import check_slide_exists, slide_place
-from thinsection.store.tiles_h5 import Attributes, read_tiles
+from thinsection.store.tile_tables import TileTableFile
+from thinsection.store.tiles_h5 import Attributes, TilesFile, read_tiles
 from thinsection.tiles import TileTable
-from thinsection.types import Size
+from thinsection.tiles.categories import (
+    NONE,
+    Categories,
+    joined_categories,
+    recoded,
+)
+from thinsection.tiles.table import Column
 
 
 @dataclass(frozen=True, kw_only=True)
-class TiledSlide:
+class ColumnFile:
+    """Place of a column that is not in the tile table: its table, and its name there."""
+
+    path: Path
+    column: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiledSlide(RecordedSlide):
     """A slide and its tile grid: plain values that travel between processes.
 
     Attributes:
-        entry: the slide's id, file, resolution, picture and look, as in the run.
-        size_l0: (width, height) of the slide in level-0 px; None if it is not known.
-        reader: reader that was used to make the tiles.
-        rendering: description of the look by the reader; '' if pixels were not changed.
         tiles_path: file of the tile grid.
         num_tiles: number of tiles in the grid.
         plan: how the tiles are read; None for a grid of another tool.
+        more_columns: columns of other tables that `table` adds, by name.
+        categories: categories of columns, shared by all slides. `table` gives their codes as
+            float32, and NaN for no category.
     """
 
-    entry: SlideEntry
-    size_l0: Size | None
-    reader: str
-    rendering: str
     tiles_path: Path
     num_tiles: int
     plan: ReadPlan | None
-
-    def open(self) -> Slide:
-        """Opens the slide with the reader of the run.
-
-        Raises:
-            SlideOpenError: as `open_slide`.
-            InvalidInputError: the file is not the one that the run has read.
-        """
-        check_slide_exists(self.entry.slide_path, self.entry.slide_id)
-        # the look decides which reader is used for picked channels
-        slide = self.entry.open("auto" if self.entry.look else self.reader)
-        is_same = slide.rendering == self.rendering
-        if self.size_l0 is not None and slide.size != self.size_l0:
-            is_same = False
-        if not is_same:
-            slide.close()
-            raise InvalidInputError(
-                f"slide must be the file of the run, got {slide.size} px "
-                f"{slide.rendering!r} for {self.size_l0} px {self.rendering!r} in "
-                f"{self.entry.slide_path!r}; run again"
-            )
-        return slide
+    more_columns: Mapping[str, ColumnFile] = field(default_factory=dict)
+    categories: Mapping[str, Categories] = field(default_factory=dict)
 
     def table(self, slide: Slide) -> TileTable:
         """Tile table of the opened slide, with its columns. Raises StoreError: it is damaged."""
@@ -72,8 +61,34 @@ class TiledSlide:
                 f"tiles must be {self.num_tiles}, got {len(stored.coords_l0)} in "
                 f"{str(self.tiles_path)!r}; run again"
             )
+        columns = dict(stored.columns)
+        for name, place in self.more_columns.items():
+            columns[name] = self._column(name, place, stored)
         plan = self.plan or _plan_of_peer(slide, stored.attributes)
-        return TileTable(coords_l0=stored.coords_l0, plan=plan, columns=stored.columns)
+        return TileTable(coords_l0=stored.coords_l0, plan=plan, columns=columns)
+
+    def _column(self, name: str, place: ColumnFile, stored: TilesFile) -> Column:
+        """Column of another table with the same tiles; of categories the shared codes."""
+        table = read_tiles(place.path, embeddings=False)
+        has_column = place.column in table.columns
+        if not has_column or not np.array_equal(table.coords_l0, stored.coords_l0):
+            raise StoreError(
+                f"column {name!r} must be of the tiles of the grid, got others in "
+                f"{str(place.path)!r}; write it again"
+            )
+        values = table.columns[place.column]
+        if name not in self.categories:
+            return values
+        if place.column not in table.categories:
+            raise StoreError(
+                f"column {name!r} must hold categories as on the other slides, got numbers in "
+                f"{str(place.path)!r}; write it again"
+            )
+        codes = recoded(
+            values, table.categories[place.column], self.categories[name]
+        )
+        # datasets of tiles hold numbers; NaN is no value, as in other columns
+        return np.where(codes == NONE, np.nan, codes).astype(np.float32)
 
 
 def tiled_slides(
@@ -99,40 +114,77 @@ def tiled_slide(results: Results, ledger: SlideLedger, grid: str) -> TiledSlide:
         StoreError: the slide has no tiles in this grid.
         InvalidInputError: the slide was imported without the path of its file.
     """
-    slide = ledger.slide
     tiles_path = results.file(ledger.slide_id, f"{grid}/tiles")
-    if not slide.get("slide_path"):
-        raise InvalidInputError(
-            f"slide_path is missing in {ledger.slide_id!r}; import it with --slides"
-        )
-    if is_url(slide["slide_path"]):
-        # own runs may read from this machine, and a ledger does not show whose run it was
-        check_table_url(
-            slide["slide_path"], f"the ledger of {ledger.slide_id!r}", allow_local=True
-        )
+    recorded = recorded_slide(ledger, lambda: results.records)
     facts = ledger.stages[f"{grid}/tiles"].facts
-    rendering = slide.get("rendering") or ""
-    look = None  # look of the last invocation that set one
-    for record in results.records if rendering else ():
-        section = record.document.get("config", {}).get("slides")
-        if section:
-            look = from_mapping(SlidesConfig, section).look or look
-    entry = SlideEntry(
-        slide_id=ledger.slide_id,
-        slide_path=slide_place(ledger),
-        slide_mpp=(slide["mpp_x"], slide["mpp_y"]) if slide.get("mpp_x") else None,
-        look=look,
-        image=slide.get("image"),
-    )
     return TiledSlide(
-        entry=entry,
-        size_l0=(slide["width"], slide["height"]) if slide.get("width") else None,
-        reader=slide.get("reader") or "auto",
-        rendering=rendering,
+        entry=recorded.entry,
+        size_l0=recorded.size_l0,
+        reader=recorded.reader,
+        rendering=recorded.rendering,
         tiles_path=tiles_path,
         num_tiles=int(facts["num_tiles"]),
         plan=from_mapping(ReadPlan, facts["plan"]) if "plan" in facts else None,
     )
+
+
+def with_columns(
+    results: Results, grid: str, slides: Sequence[TiledSlide], names: Sequence[str]
+) -> list[TiledSlide]:
+    """Slides whose tile tables also have columns of other tables: own columns, measures, heatmaps.
+
+    Categories of the slides are joined, so that a code means the same on each of them.
+
+    Args:
+        results: an opened results folder.
+        grid: one of `results.grids`.
+        slides: slides of this grid, at least one.
+        names: columns as in `results.tiles`.
+
+    Raises InvalidInputError: the first slide lacks a column.
+    """
+    if not names:
+        return list(slides)
+    first, *others = results.tile_tables(slides[0].entry.slide_id, grid)
+    tables: dict[str, tuple[TileTableFile, str]] = {}  # by name of the column
+    for table in others:
+        for column in table.columns:
+            tables[table.label(column)] = table, column
+    categories: dict[str, Categories] = {}
+    more_columns: dict[str, dict[str, ColumnFile]] = {}  # by slide id
+    for name in names:
+        if name not in tables and name not in first.columns:
+            known = (*first.columns, *tables)
+            raise InvalidInputError(
+                f"columns must be of the tile tables, got {name!r}{nearest(name, known)}; "
+                f"they have {', '.join(known) or 'none'}"
+            )
+        if name not in tables:
+            continue
+        table, column = tables[name]
+        has_categories = column in table.categories()
+        parts = []
+        for slide in slides:
+            slide_id = slide.entry.slide_id
+            path = results.folder / table.address / f"{slide_id}.h5"
+            place = ColumnFile(path=path, column=column)
+            more_columns.setdefault(slide_id, {})[name] = place
+            if has_categories and path.is_file():
+                # a damaged file is reported when its slide is read
+                with suppress(StoreError):
+                    stored = replace(table, path=path).categories()
+                    if column in stored:
+                        parts.append(stored[column])
+        if has_categories:
+            categories[name] = joined_categories(parts)
+    return [
+        replace(
+            slide,
+            more_columns=more_columns.get(slide.entry.slide_id, {}),
+            categories=categories,
+        )
+        for slide in slides
+    ]
 
 
 def _plan_of_peer(slide: Slide, attributes: Attributes) -> ReadPlan:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from thinsection.slide import Slide
 
 LOST_STAGE = "worker"
+# fact of a column that the caller has stored: its name, type, categories and colours; no table of
+# slides has it
+COLUMN_FACT = "column"
 _COHORT_COLUMNS = ("slide_path", "image", *OF_COHORTS)  # cohort columns of each slide
 
 Status = Literal["done", "skipped", "empty", "excluded", "failed"]
@@ -268,6 +271,7 @@ def ledger_facts(ledger: SlideLedger, addresses: Iterable[str]) -> Document:
     num_tiles: dict[str, int] = {}  # by grid
     for address, record in recorded.items():
         merged.update(record.facts)
+        merged.pop(COLUMN_FACT, None)
         grid = grid_of(address)
         if "num_tiles" in record.facts:
             num_tiles.setdefault(grid, record.facts["num_tiles"])

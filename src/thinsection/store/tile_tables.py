@@ -21,7 +21,14 @@ from thinsection.store.hdf5 import (
     read_values,
     stored_dataset,
 )
-from thinsection.store.tiles_h5 import Embeddings, TilesFile, column_names, read_tiles
+from thinsection.store.tiles_h5 import (
+    Embeddings,
+    TilesFile,
+    column_names,
+    read_tiles,
+    stored_categories,
+)
+from thinsection.tiles.categories import Categories
 from thinsection.types import MIB, CoordsL0
 
 if TYPE_CHECKING:
@@ -32,6 +39,8 @@ TILES = "tiles"
 MEASURED = "measures"
 # Folders whose columns keep their plain names.
 _PLAIN_FOLDERS = (TILES, MEASURED)
+# Beginning of the folder of a column that the caller has stored; its name follows.
+OWN_COLUMN = "column_"
 
 # Bytes of a file that a check reads at a time.
 _BLOCK_BYTES = 8 * MIB
@@ -50,10 +59,25 @@ class TileTableFile:
     def label(self, column: str) -> str:
         """Name of a column that is unique over all tables: 'px_focus', 'heatmap_x:attention'."""
         folder = self.address.rpartition("/")[2]
-        return column if folder in _PLAIN_FOLDERS else f"{folder}:{column}"
+        is_plain = folder in _PLAIN_FOLDERS or folder == f"{OWN_COLUMN}{column}"
+        return column if is_plain else f"{folder}:{column}"
+
+    def categories(self) -> dict[str, Categories]:
+        """Names and colours of the columns that hold categories; no values are read.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        found = {}
+        with open_h5(self.path) as file:
+            for column in self.columns:
+                named = stored_categories(file, column, self.path)
+                if named is not None:
+                    found[column] = named
+        return found
 
     def empty_columns(self) -> set[str]:
-        """Columns whose values are all 0 or NaN.
+        """Columns whose values are all 0 or NaN, or that give no tile a category.
 
         Memory:
             One column at a time.
@@ -65,7 +89,11 @@ class TileTableFile:
         with open_h5(self.path) as file:
             for column in self.columns:
                 values = read_values(file, f"tiles/{column}", self.path)
-                if not np.nan_to_num(values).any():
+                if stored_categories(file, column, self.path) is not None:
+                    is_empty = not (values >= 0).any()
+                else:
+                    is_empty = not np.nan_to_num(values).any()
+                if is_empty:
                     empty.add(column)
         return empty
 

@@ -2,6 +2,8 @@
 
     GRID/tiles/ID.h5         /coords (N, 2) int64, level-0 px, with TRIDENT's attributes;
                              /tiles/* (N,) values per tile: tissue_fraction, QC checks
+    GRID/column_X/ID.h5      /coords and /tiles/X (N,), values that the caller has stored; categories
+                             are codes, with their names and colours as attributes
     GRID/features_X/ID.h5    /coords and /features (N, D), float32 or float16
     GRID/tokens_X/ID.h5      /coords and /tokens (N, T, C), float16
     GRID/slide_features_Y/ID.h5  /features (D,), under the same name as in TRIDENT
@@ -11,6 +13,7 @@ Files of TRIDENT and CLAM are read in the same way. Datasets and checksums: `hdf
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 import thinsection
+from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import KeepingFile, atomic_path, output_errors
 from thinsection.slide import Slide
@@ -36,12 +40,14 @@ from thinsection.store.hdf5 import (
     new_h5,
     open_h5,
     read_values,
+    stored_dataset,
     stored_group,
 )
 from thinsection.tiles import TileTable
+from thinsection.tiles.categories import NONE, Categories, complete_colors
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.table import Column, check_coords
-from thinsection.types import KIB, Closing, CoordsL0, Size
+from thinsection.types import KIB, Closing, CoordsL0, Size, counted
 
 if TYPE_CHECKING:
     import h5py
@@ -53,6 +59,10 @@ Embeddings = npt.NDArray[np.floating]
 _CHUNK_BYTES = 256 * KIB
 _COORDS_CHUNK_ROWS = 4096
 _DTYPES = ("float32", "float16")
+# Attributes of a column of categories: their names, and a colour for each.
+CATEGORIES = "categories"
+COLORS = "colors"
+_COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
 # Attributes that our code computes with.
 _NUMBERS = ("patch_size", "patch_size_level0", "patch_level", "downsample", "tile_mpp")
 
@@ -103,10 +113,30 @@ class TilesFile:
     features: Embeddings | None  # (N, D)
     # attributes of the file, its coordinates and its features, merged in this order
     attributes: Attributes = field(default_factory=dict)
-    # per-tile values, by name of the column
+    # per-tile values, by name of the column; of categories their codes, see `values`
     columns: Mapping[str, Column] = field(default_factory=dict)
+    # names and colours of the columns that hold categories
+    categories: Mapping[str, Categories] = field(default_factory=dict)
     # how the tiles are read from their slide; None if unknown
     plan: ReadPlan | None = None
+
+    def values(self, name: str) -> Column:
+        """Values (N,) of a column as people read them: numbers, or the names of categories.
+
+        A tile without a category has ''.
+
+        Raises:
+            InvalidInputError: no such column.
+        """
+        if name not in self.columns:
+            known = sorted(self.columns)
+            raise InvalidInputError(
+                f"column must be one of {', '.join(known) or 'none'}, got {name!r}"
+                f"{nearest(name, known)}"
+            )
+        if name in self.categories:
+            return self.categories[name].labels(self.columns[name])
+        return self.columns[name]
 
     @property
     def tile_px_l0(self) -> int | None:
@@ -244,10 +274,20 @@ class TilesWriter(Closing):
         with output_errors(self._path):
             self._file.require_group("tiles")
 
-    def add_column(self, name: str, values: Column) -> None:
+    def add_column(
+        self, name: str, values: Column, categories: Categories | None = None
+    ) -> None:
         """Adds a per-tile column under /tiles."""
+        attributes = {}
+        if categories is not None:
+            attributes = {
+                CATEGORIES: list(categories.names),
+                COLORS: list(categories.colors),
+            }
         with output_errors(self._path):
-            add_dataset(self._file, f"tiles/{name}", values, compressed=True)
+            add_dataset(
+                self._file, f"tiles/{name}", values, attributes, compressed=True
+            )
 
     def close(self) -> None:
         """Adds the checksums and closes the file."""
@@ -332,11 +372,90 @@ def read_tiles(
             check_recorded(path, attributes, num_tiles=len(coords))
         check_numbers(attributes, path)
         columns = {}
+        categories = {}
         if "tiles" in file:
             for name in stored_group(file, "tiles", path):
-                columns[name] = read_values(file, f"tiles/{name}", path, verify=verify)
+                columns[name] = read_column(
+                    file, name, path, len(coords), verify=verify
+                )
+                named = stored_categories(file, name, path)
+                if named is not None:
+                    _check_codes(columns[name], named, name, path)
+                    categories[name] = named
         return TilesFile(
-            coords_l0=coords, features=features, attributes=attributes, columns=columns
+            coords_l0=coords,
+            features=features,
+            attributes=attributes,
+            columns=columns,
+            categories=categories,
+        )
+
+
+def read_column(
+    file: "h5py.File", name: str, path: Path, num_tiles: int, *, verify: bool = True
+) -> Column:
+    """Reads a per-tile column, which another program may have written.
+
+    Raises:
+        StoreError: it is damaged, or not one number for each tile; names the column and the file.
+    """
+    import h5py
+
+    dataset_name = f"tiles/{name}"
+    remedy = (
+        "remove the file, and store the values with "
+        "thinsection.open_results(folder).write_column(...), which checks them"
+    )
+    if isinstance(file.get(dataset_name, getlink=True), h5py.HardLink):
+        item = file[dataset_name]
+        if isinstance(item, h5py.Dataset) and item.dtype.kind not in "biuf":
+            content = "words" if item.dtype.kind in "OSU" else f"values of {item.dtype}"
+            raise StoreError(
+                f"column {name!r} must hold a number for each tile, got {content} in "
+                f"{str(path)!r}; {remedy}"
+            )
+    values = read_values(file, dataset_name, path, verify=verify)
+    if values.shape != (num_tiles,):
+        raise StoreError(
+            f"column {name!r} must have one value for each of {counted(num_tiles, 'tile')}, "
+            f"got shape {values.shape} in {str(path)!r}; {remedy}"
+        )
+    return values
+
+
+def stored_categories(file: "h5py.File", name: str, path: Path) -> Categories | None:
+    """Categories of a per-tile column; None for a column of numbers.
+
+    Raises:
+        StoreError: they are damaged.
+    """
+    attributes = stored_dataset(file, f"tiles/{name}", path).attrs
+    if CATEGORIES not in attributes:
+        return None
+    names = [str(word) for word in np.ravel(attributes[CATEGORIES])]
+    colors = [str(color) for color in np.ravel(attributes.get(COLORS, []))]
+    are_colors = all(_COLOR.fullmatch(color) for color in colors)
+    if len(set(names)) != len(names) or not are_colors or len(colors) > len(names):
+        raise StoreError(
+            f"categories of column {name!r} must be different names, each with a colour "
+            f"such as '#0072B2', got {names[:5]} and {colors[:5]} in {str(path)!r}; create "
+            "the file again"
+        )
+    chosen = dict(zip(names, colors))
+    return Categories(names=tuple(names), colors=complete_colors(names, chosen))
+
+
+def _check_codes(
+    codes: Column, categories: Categories, name: str, path: Path
+) -> None:
+    """Raises StoreError: a code is not the place of a name."""
+    is_place = codes.dtype.kind in "iu"
+    if is_place and len(codes):
+        is_place = bool(codes.min() >= NONE and codes.max() < len(categories.names))
+    if not is_place:
+        raise StoreError(
+            f"column {name!r} must hold places of its {len(categories.names)} categories, "
+            f"or {NONE} for none, got other values in {str(path)!r}; create the file again"
         )
 
 

@@ -1,0 +1,491 @@
+"""Columns of the caller: values per tile that are checked, stored, and read with all others.
+
+    GRID/column_NAME/ID.h5   /coords and /tiles/NAME; see `store/tiles_h5.py`
+
+A column is a stage of its slide's ledger, made from the tile grid: a run that makes the grid again
+with other tiles removes the column too. Its key is a hash of the tiles and their values.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ImageColor
+
+from thinsection.errors import InvalidInputError, OutputError, OverwriteError, StoreError
+from thinsection.files.atomic import atomic_path
+from thinsection.files.lock import LOCK_NAME, hold
+from thinsection.report.values import natural_key
+from thinsection.store.hdf5 import CHECKSUM, DATASETS
+from thinsection.store.identity import file_sum
+from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledger
+from thinsection.store.outcome import COLUMN_FACT
+from thinsection.store.tile_tables import OWN_COLUMN, TILES
+from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
+from thinsection.tiles.categories import NONE, Categories, complete_colors
+from thinsection.tiles.filters import MEASURES
+from thinsection.tiles.table import Column
+from thinsection.types import CoordsL0, Document, counted
+
+Values = Any  # array, list, tensor, pandas Series or Categorical: whatever NumPy can read
+# colours by name of the category, or in the order of the categories
+Colors = Mapping[str, Any] | Sequence[Any]
+
+MAX_CATEGORIES = 1000
+_MAX_NAME_BYTES = 120
+_MAX_WORD = 200  # largest number of characters of a category
+_FORBIDDEN = set("/\\:")
+# names that exports and datasets give to other things
+RESERVED = frozenset(
+    ("slide_id", "patient_id", "label", "split", "x", "y", "x_l0", "y_l0", "row", "image")
+    + ("coords_l0", "shard", "position", "geometry", "region", "tile", *MEASURES)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnColumn:
+    """Checked values of one slide's tiles, in the order of its tile table."""
+
+    name: str
+    values: Column  # (N,): numbers, bool, or codes of `categories`
+    categories: Categories | None = None
+
+    def key(self, coords_l0: CoordsL0) -> str:
+        """Hash of the tiles and their values, with names and colours of categories."""
+        named = None
+        if self.categories is not None:
+            named = [self.categories.names, self.categories.colors]
+        description = [self.name, self.values.dtype.str, len(self.values), named]
+        digest = hashlib.sha256(json.dumps(description).encode())
+        digest.update(np.ascontiguousarray(coords_l0).data)
+        digest.update(np.ascontiguousarray(self.values).data)
+        return f"column-{digest.hexdigest()[:24]}"
+
+    def facts(self) -> Document:
+        """Facts for the ledger: categories, and values per slide for tables of slides.
+
+        Numbers give `NAME_mean`, over the tiles with a value. Bool gives `NAME_share`, the share of
+        tiles that are True. Categories give `NAME_share_CATEGORY`, their share of all tiles.
+        """
+        described: Document = {"name": self.name, "dtype": str(self.values.dtype)}
+        facts: Document = {COLUMN_FACT: described}
+        num_tiles = len(self.values)
+        if self.categories is not None:
+            described["categories"] = list(self.categories.names)
+            described["colors"] = list(self.categories.colors)
+            for code, word in enumerate(self.categories.names):
+                count = int((self.values == code).sum())
+                facts[f"{self.name}_share_{word}"] = count / max(1, num_tiles)
+        elif self.values.dtype.kind == "b":
+            facts[f"{self.name}_share"] = int(self.values.sum()) / max(1, num_tiles)
+        else:
+            numbers = self.values.astype(np.float64)
+            numbers = numbers[np.isfinite(numbers)]
+            facts[f"{self.name}_mean"] = float(numbers.mean()) if len(numbers) else None
+        return facts
+
+
+def check_name(name: str, taken: Iterable[str] = ()) -> None:
+    """Raises InvalidInputError: it cannot be the name of a column.
+
+    Args:
+        name: the name; it becomes a part of a folder's name.
+        taken: names of columns in other tables of the grid.
+    """
+    rule = "name must be a word of at most 120 bytes without '/', '\\' and ':'"
+    if not isinstance(name, str):
+        raise InvalidInputError(f"{rule}, got {name!r}")
+    is_plain = name == name.strip() and name.isprintable() and not name.startswith(".")
+    is_short = 0 < len(name.encode(errors="replace")) <= _MAX_NAME_BYTES
+    if not is_plain or not is_short or _FORBIDDEN & set(name):
+        raise InvalidInputError(
+            f"{rule}, not beginning with '.' or a space, got {name!r}; choose another name, "
+            "such as 'leiden_0.5'"
+        )
+    if name in RESERVED:
+        raise InvalidInputError(
+            f"name must not be one of {', '.join(sorted(RESERVED - set(MEASURES)))} or a "
+            f"measure, got {name!r}; rename the column"
+        )
+    for other in taken:
+        if other.casefold() == name.casefold():
+            raise InvalidInputError(
+                f"name must not be that of another column in more than capitals, got {name!r} "
+                f"beside {other!r} of this grid; rename the column"
+            )
+
+
+def own_column(
+    name: str,
+    values: Values,
+    *,
+    categories: Sequence[str] | None = None,
+    colors: Colors | None = None,
+    used_colors: Mapping[str, str] | None = None,
+) -> OwnColumn:
+    """Checked column of any values: numbers, bool, words, a pandas Categorical, or codes.
+
+    None, NaN and '' mean no category; NaN means no number.
+
+    Args:
+        name: name of the column.
+        values: (N,).
+        categories: names whose places `values` holds, with -1 for none; or the order of the words.
+        colors: colours of categories, '#rrggbb' or (red, green, blue) from 0 to 255.
+        used_colors: colours that other slides have for these names.
+
+    Raises InvalidInputError: another shape or type, an infinite number, too many categories.
+    """
+    names, array = _names_and_array(name, values, categories)
+    if names is None:
+        if colors is not None:
+            raise InvalidInputError(
+                f"colors must go with categories, got numbers in {name!r}; pass words, a pandas "
+                "Categorical, or categories=[...]"
+            )
+        return OwnColumn(name=name, values=_numbers(name, array))
+    chosen = dict(used_colors or {}) | _checked_colors(name, names, colors)
+    in_use = [color for word, color in chosen.items() if word not in names]
+    chosen = {word: chosen[word] for word in names if word in chosen}
+    named = Categories(
+        names=tuple(names), colors=complete_colors(names, chosen, taken=in_use)
+    )
+    return OwnColumn(name=name, values=array.astype(np.int16), categories=named)
+
+
+def _names_and_array(
+    name: str, values: Values, categories: Sequence[str] | None
+) -> tuple[list[str] | None, npt.NDArray[Any]]:
+    """Names of categories with codes (N,), or None with numbers (N,)."""
+    values = getattr(values, "cat", values)  # a pandas Series of categories
+    if hasattr(values, "categories") and hasattr(values, "codes"):
+        if categories is not None:
+            raise InvalidInputError(
+                f"categories must be left out for a pandas Categorical, got both for {name!r}"
+            )
+        names = _checked_names(name, [str(word) for word in values.categories])
+        return names, np.asarray(values.codes)
+    array = _plain_array(values)
+    if array.ndim != 1:
+        raise InvalidInputError(
+            f"values of {name!r} must be one for each tile, of shape (N,), got shape "
+            f"{array.shape}; write each of several values as a column of its own"
+        )
+    if array.dtype.kind in "OUT":
+        words = _words(name, array)
+        if categories is None:
+            names = sorted({word for word in words if word}, key=natural_key)
+        else:
+            names = [str(word) for word in categories]
+        places = {word: place for place, word in enumerate(_checked_names(name, names))}
+        unknown = next((w for w in words if w and w not in places), None)
+        if unknown is not None:
+            raise InvalidInputError(
+                f"values of {name!r} must be among the categories, got {unknown!r}; add it to "
+                "categories=[...]"
+            )
+        codes = [places[word] if word else NONE for word in words]
+        return names, np.array(codes, dtype=np.int64)
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise InvalidInputError(
+            f"values of {name!r} must be numbers, bool or words, got {array.dtype}; convert "
+            "them first, such as by .astype(float)"
+        )
+    if categories is None:
+        return None, array
+    names = _checked_names(name, [str(word) for word in categories])
+    if array.dtype.kind not in "iu":
+        raise InvalidInputError(
+            f"values of {name!r} must be whole numbers where categories are given, got "
+            f"{array.dtype}; pass the place of each tile's category, and -1 for none"
+        )
+    if len(array) and (array.min() < NONE or array.max() >= len(names)):
+        raise InvalidInputError(
+            f"values of {name!r} must be from -1 to {len(names) - 1}, the places of its "
+            f"categories, got {array.min()} to {array.max()}"
+        )
+    return names, array
+
+
+def _plain_array(values: Values) -> npt.NDArray[Any]:
+    """Values as a NumPy array; those that pandas calls missing are NaN, or None among words."""
+    dtype = getattr(values, "dtype", None)
+    is_of_pandas = hasattr(values, "isna") and not isinstance(dtype, np.dtype)
+    if is_of_pandas and getattr(dtype, "kind", "O") in "biuf":
+        if values.isna().any():
+            return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
+        return np.asarray(values.to_numpy(dtype=getattr(dtype, "numpy_dtype", None)))
+    if is_of_pandas:
+        return np.asarray(values.to_numpy(dtype=object, na_value=None))
+    return np.asarray(values)
+
+
+def _words(name: str, array: npt.NDArray[Any]) -> list[str]:
+    """Words of the tiles; '' where there is none."""
+    words = []
+    for value in array.tolist():
+        is_missing = value is None or (isinstance(value, float) and math.isnan(value))
+        if is_missing or type(value).__name__ == "NAType":
+            words.append("")
+        elif isinstance(value, str):
+            words.append(value)
+        else:
+            raise InvalidInputError(
+                f"values of {name!r} must be all numbers or all words, got {value!r} of type "
+                f"{type(value).__name__} among objects; convert them first, such as by "
+                ".astype(float) or .astype(str)"
+            )
+    return words
+
+
+def _checked_names(name: str, names: list[str]) -> list[str]:
+    """Names of categories. Raises InvalidInputError: too many, too long, empty or repeated."""
+    if len(names) > MAX_CATEGORIES:
+        raise InvalidInputError(
+            f"categories of {name!r} must be at most {MAX_CATEGORIES}, got {len(names)}; "
+            "store numbers in their place"
+        )
+    for word in names:
+        is_word = bool(word.strip()) and len(word) <= _MAX_WORD and word.isprintable()
+        if not is_word or names.count(word) > 1:
+            raise InvalidInputError(
+                f"categories of {name!r} must be different words of at most {_MAX_WORD} "
+                f"characters, got {word!r}"
+            )
+    return names
+
+
+def _checked_colors(
+    name: str, names: Sequence[str], colors: Colors | None
+) -> dict[str, str]:
+    """Given colours as '#rrggbb', by name of the category."""
+    if colors is None:
+        return {}
+    if not isinstance(colors, Mapping):
+        if isinstance(colors, str) or len(colors) != len(names):
+            raise InvalidInputError(
+                f"colors of {name!r} must be one for each of its {len(names)} categories, or "
+                f"a dict by name, got {colors!r}"
+            )
+        colors = dict(zip(names, colors))
+    unknown = [word for word in map(str, colors) if word not in names]
+    if unknown:
+        raise InvalidInputError(
+            f"colors of {name!r} must be of its categories {', '.join(names)}, got a colour "
+            f"of {unknown[0]!r}"
+        )
+    return {str(word): _hex_color(name, color) for word, color in colors.items()}
+
+
+def _hex_color(name: str, color: Any) -> str:
+    """Colour as '#RRGGBB'."""
+    try:
+        if isinstance(color, str):
+            red, green, blue = ImageColor.getrgb(color)[:3]
+        else:
+            red, green, blue = (int(channel) for channel in color)
+            if [red, green, blue] != list(color) or not all(
+                0 <= channel <= 255 for channel in (red, green, blue)
+            ):
+                raise ValueError(color)
+    except (ValueError, TypeError):
+        raise InvalidInputError(
+            f"colors of {name!r} must be such as '#0072B2', 'red' or (0, 114, 178), got "
+            f"{color!r}"
+        ) from None
+    return f"#{red:02X}{green:02X}{blue:02X}"
+
+
+def _numbers(name: str, array: npt.NDArray[Any]) -> Column:
+    """Numbers or bool (N,). Raises InvalidInputError: one is infinite."""
+    rows = np.flatnonzero(np.isinf(array))
+    if len(rows):
+        raise InvalidInputError(
+            f"values of {name!r} must be finite, or NaN for a tile without a value, got "
+            f"{array[rows[0]]} in row {rows[0]}"
+        )
+    return np.ascontiguousarray(array)
+
+
+def rows_in_order(
+    name: str, coords_l0: npt.ArrayLike, tiles: TilesFile, slide_id: str
+) -> npt.NDArray[np.int64]:
+    """Row of `coords_l0` for each tile of the table, int64 (N,).
+
+    Raises InvalidInputError: the corners are not exactly those of the tiles.
+    """
+    corners = np.asarray(coords_l0)
+    if corners.ndim != 2 or corners.shape[1] != 2:
+        raise InvalidInputError(
+            f"coords_l0 of {name!r} must be of shape (N, 2), got {corners.shape}"
+        )
+    row_of = {(x, y): row for row, (x, y) in enumerate(corners.tolist())}
+    rows = [row_of.get((x, y), -1) for x, y in tiles.coords_l0.tolist()]
+    if len(row_of) != len(corners) or len(corners) != len(rows) or -1 in rows:
+        raise InvalidInputError(
+            f"coords_l0 of {name!r} must be the corners of the "
+            f"{counted(len(rows), 'tile')} of {slide_id!r}, each once, got "
+            f"{counted(len(corners), 'row')}, {len(rows) - rows.count(-1)} of them of tiles; "
+            'pass the grid of these tiles: grid="..."'
+        )
+    return np.array(rows, dtype=np.int64)
+
+
+def check_length(column: OwnColumn, num_tiles: int, slide_id: str) -> None:
+    """Raises InvalidInputError: the slide has another number of tiles."""
+    if len(column.values) != num_tiles:
+        raise InvalidInputError(
+            f"values of {column.name!r} must be one for each of the "
+            f"{counted(num_tiles, 'tile')} of {slide_id!r}, in the order of "
+            f"results.tiles({slide_id!r}), got {len(column.values)}; pass the grid of these "
+            'tiles, grid="...", or their corners, coords_l0=...'
+        )
+
+
+def column_address(grid: str, name: str) -> str:
+    """Address of a column's stage: 'GRID/column_NAME'."""
+    return f"{grid}/{OWN_COLUMN}{name}"
+
+
+def used_colors(ledgers: Iterable[SlideLedger], address: str) -> dict[str, str]:
+    """Colours by category that the slides of a folder have in a column."""
+    colors: dict[str, str] = {}
+    for ledger in ledgers:
+        record = ledger.stages.get(address)
+        described = {} if record is None else record.facts.get(COLUMN_FACT, {})
+        pairs = zip(described.get("categories", ()), described.get("colors", ()))
+        for word, color in pairs:
+            colors.setdefault(str(word), str(color))
+    return colors
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnToStore:
+    """A checked column of one slide, and the tiles that it was checked against."""
+
+    out: Path  # results folder
+    slide_id: str
+    grid: str
+    column: OwnColumn
+    tiles: TilesFile
+    tiles_key: str  # key of the tiles in the ledger
+
+    @property
+    def address(self) -> str:
+        """Address of the column's stage."""
+        return column_address(self.grid, self.column.name)
+
+    @property
+    def file(self) -> str:
+        """Name of the column's file in the results folder."""
+        return f"{self.address}/{self.slide_id}.h5"
+
+    @property
+    def key(self) -> str:
+        """Key of the column in the ledger."""
+        return self.column.key(self.tiles.coords_l0)
+
+    def is_stored(self, ledger: SlideLedger) -> bool:
+        """True if the ledger has the column with these values."""
+        return ledger.done(self.address, self.key)
+
+    def check_free(self, ledger: SlideLedger, *, overwrite: bool) -> None:
+        """Raises OverwriteError: other values are stored under this name."""
+        is_taken = self.address in ledger.stages or (self.out / self.file).exists()
+        if is_taken and not overwrite and not self.is_stored(ledger):
+            raise OverwriteError(
+                f"column {self.column.name!r} must be new or have the same values, got other "
+                f"values in {self.address} of {self.slide_id!r}; pass overwrite=True to replace "
+                "them, or choose another name"
+            )
+
+
+def store_column(
+    item: ColumnToStore, *, overwrite: bool, on_wait: Callable[[str], None]
+) -> SlideLedger:
+    """Writes a column of one slide and records it; nothing is written for equal values.
+
+    Returns the new ledger.
+
+    Raises:
+        OverwriteError: other values are stored, and `overwrite` is False.
+        StoreError: the tiles were made again since the column was checked.
+        OutputError: the folder cannot be written.
+    """
+    out = item.out
+    lock = out / SLIDES / item.slide_id / LOCK_NAME
+    with _writable(out), hold(lock, on_wait=on_wait):
+        ledger = load_ledger(out, item.slide_id)
+        ledger.check()
+        tiles = ledger.stages.get(f"{item.grid}/{TILES}")
+        if tiles is None or tiles.key != item.tiles_key:
+            raise StoreError(
+                f"tiles of {item.slide_id!r} must stay the same while a column is written, got "
+                "tiles of another run; open the folder again"
+            )
+        if item.is_stored(ledger):
+            return ledger
+        item.check_free(ledger, overwrite=overwrite)
+        path = out / item.file
+        # a process that is killed from here on leaves no column, and no old file as a new one
+        path.unlink(missing_ok=True)
+        if item.address in ledger.stages:
+            removed = (item.address, *ledger.addresses_made_from(item.address))
+            ledger = ledger.without(removed)
+            ledger.save()
+        _write_file(path, item)
+        record = StageRecord(
+            key=item.key,
+            files={item.file: path.stat().st_size},
+            needs=(f"{item.grid}/{TILES}",),
+            facts=item.column.facts(),
+            sums={item.file: file_sum(path)},
+        )
+        ledger = ledger.with_stage(item.address, record)
+        ledger.save()
+        return ledger
+
+
+def _write_file(path: Path, item: ColumnToStore) -> None:
+    """Writes the file of a column, with the attributes of its tiles."""
+    attributes = {
+        name: value
+        for name, value in item.tiles.attributes.items()
+        if name not in (CHECKSUM, DATASETS)
+    }
+    column = item.column
+    with (
+        atomic_path(path) as tmp,
+        TilesWriter(tmp, dim=0, attributes=attributes) as writer,
+    ):
+        writer.append(item.tiles.coords_l0, None)
+        writer.add_column(column.name, column.values, column.categories)
+
+
+@contextmanager
+def _writable(out: Path) -> Iterator[None]:
+    """Turns the errors of a folder that cannot be written into one that names the remedy."""
+    try:
+        yield
+    except (OverwriteError, InvalidInputError):
+        raise
+    except (StoreError, OSError) as error:
+        cause = error.__cause__ if isinstance(error, StoreError) else error
+        if not isinstance(cause, PermissionError) and getattr(cause, "errno", 0) != errno.EROFS:
+            raise
+        raise OutputError(
+            f"results folder must be writable, got {str(out)!r}, which only its owner may "
+            "change; join it into a folder of yours, thinsection.run.merge.merge_results("
+            f"[{str(out)!r}], out=\"mine\") or `thinsection merge {out} --out mine`, and write "
+            "the column there"
+        ) from error
