@@ -16,6 +16,13 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.encode import embed_tiles as embed_tiles
     from thinsection.encode import load_encoder as load_encoder
     from thinsection.encode import make_encoder as make_encoder
+    from thinsection.exchange.anndata import export_anndata as export_anndata
+    from thinsection.exchange.peer_export import export_peer as export_peer
+    from thinsection.exchange.peer_import import import_peer as import_peer
+    from thinsection.exchange.qupath import export_qupath as export_qupath
+    from thinsection.exchange.spatialdata import (
+        export_spatialdata as export_spatialdata,
+    )
     from thinsection.pool import aggregate as aggregate
     from thinsection.pool import load_slide_encoder as load_slide_encoder
     from thinsection.predict.config import TrainConfig as TrainConfig
@@ -68,6 +75,11 @@ _PUBLIC = {
     "zeroshot": "thinsection.predict.zeroshot",
     "heatmap": "thinsection.predict.heatmap",
     "view": "thinsection.view",
+    "export_anndata": "thinsection.exchange.anndata",
+    "export_spatialdata": "thinsection.exchange.spatialdata",
+    "export_qupath": "thinsection.exchange.qupath",
+    "export_peer": "thinsection.exchange.peer_export",
+    "import_peer": "thinsection.exchange.peer_import",
 }
 
 __all__ = ["__version__", "errors", *_PUBLIC]  # noqa: PLE0604

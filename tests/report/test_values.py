@@ -8,7 +8,6 @@ from thinsection.report.draw import draw, legend_colors
 from thinsection.report.layers import Values, paint
 from thinsection.report.picture import Picture
 from thinsection.report.values import (
-    CLASS_COLORS,
     COLORMAP_OF_KIND,
     COLORMAPS,
     OPACITY_OF_KIND,
@@ -19,6 +18,7 @@ from thinsection.report.values import (
     value_kind,
     value_words,
 )
+from thinsection.tiles.categories import CLASS_COLORS
 
 # deuteranopia of linear RGB: Machado, Oliveira and Fernandes, IEEE TVCG 15 (2009), severity 1
 DEUTERANOPIA = np.array(

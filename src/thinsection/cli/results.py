@@ -237,20 +237,29 @@ def export_qupath(
         str | None,
         typer.Option(help="Tile grid to use, if the folder has several."),
     ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of categories that gives the class of each tile, if there are several."
+        ),
+    ] = None,
 ) -> None:
     """Write a GeoJSON file per slide for QuPath.
 
     Tissue outlines become annotations, and tiles become detections with their columns.
 
     \b
-    Example:
+    Examples:
       thinsection export qupath results --out for_qupath
+      thinsection export qupath results --out for_qupath --classes leiden
     """
     from thinsection.exchange.qupath import SCRIPT
     from thinsection.exchange.qupath import export_qupath as export
 
     left_out: list[str] = []
-    num_slides = export(folder, out, grid=grid, on_left_out=left_out.append)
+    num_slides = export(
+        folder, out, grid=grid, classes=classes, on_left_out=left_out.append
+    )
     summary = f"{num_slides} slides are in {out}; {SCRIPT} there imports them"
     _print_and_exit(left_out, summary)
 

@@ -25,7 +25,7 @@ from thinsection.evaluation.intervals import MIN_UNITS, Sampling
 from thinsection.evaluation.metrics import Flags, FloatVector, IndexArray
 from thinsection.evaluation.rows import Predictions, Risks
 from thinsection.evaluation.survival import hazard_ratio, survival_curve
-from thinsection.report.values import CLASS_COLORS
+from thinsection.tiles.categories import CLASS_COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -233,8 +233,8 @@ LAYOUTS: Registry[Layout] = Registry("layout", "thinsection.layouts", _BUILT_IN)
 
 
 def export_peer(
-    folder: Path,
-    out: Path,
+    folder: str | Path,
+    out: str | Path,
     tool: str,
     *,
     features: str | None = None,
@@ -262,6 +262,8 @@ def export_peer(
         StoreError: nothing to export, or a file with other bytes exists.
         InvalidInputError: several embeddings and no name given, or two slides with one file name.
     """
+    folder = Path(folder)
+    out = Path(out)
     layout = LAYOUTS.load(tool)
     results = open_results(folder)
     if layout.embeddings:

@@ -44,8 +44,8 @@ from thinsection.types import Document
 
 
 def import_peer(
-    folder: Path,
-    out: Path,
+    folder: str | Path,
+    out: str | Path,
     tool: str,
     *,
     slides: Sequence[str | Path] = (),
@@ -73,6 +73,8 @@ def import_peer(
     Raises:
         StoreError: no files of the tool, or other results with the same name.
     """
+    folder = Path(folder)
+    out = Path(out)
     if tool not in SOURCES:
         raise InvalidInputError(
             f"tool must be one of {', '.join(SOURCES)}, got {tool!r}"

@@ -3,13 +3,20 @@
     ID.zarr   shapes `tiles`: squares, with the columns of the tile table
               shapes `outlines`: tissue, quality control and drawn regions, by `class`
               table `embeddings`: X, obs and obsm['spatial'], which annotates `tiles`
-              attrs: the slide's file, and keys of the results in the store
+              attrs: the slide's file, keys of the results in the store, and `thinsection_columns`:
+              our names of the columns that SpatialData does not allow
+
+SpatialData allows letters, digits, '_', '-' and '.' in names. In ours ':' becomes '.', and each
+other character '_': `heatmap_m:score_T cell` is `heatmap_m.score_T_cell`. If two names become the
+same, the later one gets a number: `a_b_2`.
 
 Pixels are not copied. The coordinate system `global` is in level-0 px, `um` in µm.
 """
 
+import re
 import secrets
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +37,16 @@ from thinsection.results.folder import (
     leaving_out,
     open_results,
 )
+from thinsection.results.frames import SlideRows, color_lists, to_geopandas, to_pandas
 from thinsection.store.ledger import OF_COHORTS, SlideLedger
+from thinsection.store.tile_tables import OWN_COLUMN
 from thinsection.types import Document
 
 if TYPE_CHECKING:
     import geopandas
 
 _ATTRIBUTES = "thinsection"
+_COLUMNS = "thinsection_columns"
 _TILES = "tiles"
 # facts about the slide's file
 _SLIDE_FACTS = (
@@ -45,8 +55,8 @@ _SLIDE_FACTS = (
 
 
 def export_spatialdata(
-    folder: Path,
-    out: Path,
+    folder: str | Path,
+    out: str | Path,
     *,
     features: str | None = None,
     on_left_out: Listener | None = None,
@@ -72,6 +82,7 @@ def export_spatialdata(
     """
     with importing("export needs spatialdata", "spatialdata"):
         import spatialdata as _  # noqa: F401
+    out = Path(out)
     results = open_results(folder)
     grid, address = results.choose_tiles(features)
     count = 0
@@ -90,13 +101,13 @@ def _write_store(
     results: Results, ledger: SlideLedger, grid: str, address: str, target: Path
 ) -> None:
     """Writes the store of one slide, or checks the existing store."""
-    import geopandas
-    import shapely
     import spatialdata
     from spatialdata.models import ShapesModel
 
     # addresses and keys of the results, in the form that JSON stores
     addresses = [f"{grid}/{_TILES}", *([address] if address else [])]
+    own_columns = f"{grid}/{OWN_COLUMN}"
+    addresses += [name for name in ledger.stages if name.startswith(own_columns)]
     made_from = {
         "version": thinsection.__version__,
         "slide_id": ledger.slide_id,
@@ -113,22 +124,23 @@ def _write_store(
                 f'{str(target)!r}; pass another out="..."'
             )
         return
-    tiles = results.tiles(ledger.slide_id, grid)
-    ends = tiles.coords_l0 + np.array(tiles.size_l0)
-    boxes = shapely.box(*tiles.coords_l0.T, *ends.T)
-    frame = geopandas.GeoDataFrame(dict(tiles.columns), geometry=boxes)
+    rows = SlideRows(ledger=ledger, tiles=results.tiles(ledger.slide_id, grid))
+    names = allowed_names(rows.tiles.columns)
+    frame = to_geopandas([rows]).reset_index(drop=True)
+    frame = frame[[*rows.tiles.columns, "geometry"]].rename(columns=names)
     systems = _transformations(ledger)
     shapes = {_TILES: ShapesModel.parse(frame, transformations=systems)}
     outlines = _outline_shapes(results, ledger, grid)
     if outlines is not None:
         shapes["outlines"] = outlines
+    renamed = {new: name for name, new in names.items() if new != name}
     facts: Document = {"slide_id": ledger.slide_id}
     for name in _SLIDE_FACTS:
         facts[name] = ledger.slide.get(name)
     data = spatialdata.SpatialData(
         shapes=shapes,
-        tables={"embeddings": _table(results, ledger, grid, address)},
-        attrs={"slide": facts, _ATTRIBUTES: made_from},
+        tables={"embeddings": _table(results, rows, names, address)},
+        attrs={"slide": facts, _ATTRIBUTES: made_from, _COLUMNS: renamed},
     )
     unfinished = target.with_name(f".{target.name}{TMP_MARK}{secrets.token_hex(4)}")
     with output_errors(target):
@@ -138,6 +150,25 @@ def _write_store(
             unfinished.rename(target)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def allowed_names(names: Iterable[str]) -> dict[str, str]:
+    """Names that SpatialData allows, by our name; no two differ only in capitals."""
+    allowed: dict[str, str] = {}
+    # columns of the table that have a meaning of their own
+    taken = {"region", "tile", "slide_id", "geometry", "_index", *OF_COHORTS}
+    for name in names:
+        word = re.sub(r"[^A-Za-z0-9_.-]", "_", name.replace(":", "."))
+        if word.startswith("__"):  # reserved
+            word = f"column{word}"
+        number = 1
+        new = word
+        while new.lower() in taken:
+            number += 1
+            new = f"{word}_{number}"
+        taken.add(new.lower())
+        allowed[name] = new
+    return allowed
 
 
 def _transformations(ledger: SlideLedger) -> dict[str, Any]:
@@ -174,25 +205,29 @@ def _outline_shapes(
     return ShapesModel.parse(frame, transformations=_transformations(ledger))
 
 
-def _table(results: Results, ledger: SlideLedger, grid: str, address: str) -> Any:
-    """AnnData whose rows annotate the tiles."""
+def _table(
+    results: Results, rows: SlideRows, names: dict[str, str], address: str
+) -> Any:
+    """AnnData whose rows annotate the tiles; `names` are the allowed names of columns."""
     import anndata
     import pandas as pd
     from spatialdata.models import TableModel
 
-    tiles = results.tiles(ledger.slide_id, grid)
-    num_tiles = len(tiles.coords_l0)
-    obs = pd.DataFrame(dict(tiles.columns), index=[str(i) for i in range(num_tiles)])
-    for name in OF_COHORTS:
-        if ledger.slide.get(name) is not None:
-            obs[name] = pd.Categorical([ledger.slide[name]] * num_tiles)
-    obs["slide_id"] = pd.Categorical([ledger.slide_id] * num_tiles)
+    num_tiles = len(rows.tiles.coords_l0)
+    obs = to_pandas([rows], with_corners=False, only_shared=True)
+    colors = {
+        f"{names[key.removesuffix('_colors')]}_colors": value
+        for key, value in color_lists([rows], obs).items()
+    }
+    unknown = [name for name in OF_COHORTS if rows.ledger.slide.get(name) is None]
+    obs = obs.drop(columns=unknown).rename(columns=names)
+    obs.index = [str(row) for row in range(num_tiles)]
     obs["region"] = pd.Categorical([_TILES] * num_tiles)
     obs["tile"] = np.arange(num_tiles)
     values = None
     encoder = ""
     if address:
-        stored = results.tile_embeddings(ledger.slide_id, address)
+        stored = results.tile_embeddings(rows.slide_id, address)
         if stored.features is None or len(stored.coords_l0) != num_tiles:
             raise InvalidInputError(
                 f"embeddings must be of the {num_tiles} tiles, got {len(stored.coords_l0)}"
@@ -202,8 +237,8 @@ def _table(results: Results, ledger: SlideLedger, grid: str, address: str) -> An
     table = anndata.AnnData(
         X=values,
         obs=obs,
-        obsm={"spatial": tiles.coords_l0},
-        uns={"encoder": encoder, "features": address},
+        obsm={"spatial": rows.tiles.coords_l0},
+        uns={"encoder": encoder, "features": address, **colors},
     )
     return TableModel.parse(
         table, region=_TILES, region_key="region", instance_key="tile"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from thinsection.config import nearest, option, replace_flat, section
@@ -44,7 +45,7 @@ from thinsection.predict.replacing import (
 )
 from thinsection.report.draw import write_drawing
 from thinsection.report.index import refresh_index
-from thinsection.report.layers import Values
+from thinsection.report.layers import Values, category_layers
 from thinsection.report.stored import open_picture
 from thinsection.report.values import (
     Limits,
@@ -63,12 +64,13 @@ from thinsection.store.geojson import write_tiles_geojson
 from thinsection.store.identity import file_sum
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.store.tiles_h5 import read_tiles as read_tiles_file
-from thinsection.types import Document, ignore_message
+from thinsection.types import Document, counted, ignore_message
 from thinsection.weights.origin import slug
 
 TILE_PX = 192  # edge of a tile on the sheet in pixels
 GAP_PX = 6  # gap between tiles of the sheet in pixels
 TEXT_PX = 18  # height of the sheet's text in pixels
+MAX_CATEGORIES = 24  # largest number of rows of a sheet for categories
 MAX_SCORES = 4  # largest number of score pictures if classes do not exclude each other
 QUANTILES = 512  # values that represent a larger slide in the cohort's scale
 # unit of a tile's score, see `answering.through`
@@ -159,7 +161,7 @@ def heatmap(
 
     Args:
         source: a model file, or a column of a per-tile table of a results folder: 'px_focus',
-            'heatmap_grade:score_high'.
+            'heatmap_grade:score_high', or one that `results.write_column` has stored.
         slides, out: as for `predict`; with a column, `slides` is a results folder. All files are
             written below `out`, or below the results folder if it is None.
         config: all settings; `settings` are single values that replace those in `config`.
@@ -283,7 +285,11 @@ def _draw_column(
 
     def load(slide_id: str) -> TilesFile:
         table = results.tiles(slide_id, grid)
-        return replace(table, columns={column: table.columns[column]})
+        categories = {
+            name: named for name, named in table.categories.items() if name == column
+        }
+        columns = {column: table.columns[column]}
+        return replace(table, columns=columns, categories=categories)
 
     drawing = Drawing(
         results=results,
@@ -410,6 +416,8 @@ def _highest_tiles(table: TilesFile, columns: Iterable[str]) -> dict[str, list[i
     places = {}
     for name in columns:
         values = table.columns.get(name)
+        if name in table.categories:
+            continue  # no category is higher than another
         if values is not None and np.isfinite(values).any():
             middle = (
                 table.coords_l0[np.nanargmax(values)] + np.array(table.size_l0) // 2
@@ -463,6 +471,8 @@ def _shared_limits(
             continue
         most_tiles = max(most_tiles, len(table.coords_l0))
         for name in (name for name in columns if name in table.columns):
+            if name in table.categories:
+                continue  # their colours are their own on each slide
             values = shown_values(name, table.columns[name])
             values = values[np.isfinite(values)]
             if not len(values):
@@ -505,6 +515,15 @@ def _write_pictures(
     written = []
     for name in (name for name in columns if name in table.columns):
         path = drawing.home / f"{slide_id}.{slug(name)}.png"
+        if name in table.categories:
+            codes = table.columns[name]
+            layers = category_layers(
+                table.coords_l0, table.size_l0, codes, table.categories[name]
+            )
+            picture = open_picture(drawing.results.ledgers[slide_id])
+            write_drawing(path, picture, layers, caption=f"{slide_id} | {name}")
+            written.append(path)
+            continue
         width, height = map(int, table.attributes["tile_size_l0"])
         values = shown_values(name, table.columns[name])
         label = value_words(name)
@@ -573,33 +592,73 @@ def draw_top_tiles(
     """Tiles with the highest values, best first, a row for each column, read from the slide.
 
     In a row for a class score, only tiles that speak for the class are shown; if there are none,
-    the row says so. Memory: the tiles of one row, and the sheet.
+    the row says so. Categories have a row each, with tiles spread evenly over those of the slide.
+    Memory: the tiles of one row, and the sheet.
     """
     count = min(num_tiles, len(table.coords_l0))
+    rows = list(_sheet_rows(table, columns, count, tiled.entry.slide_id))
     row_px = TILE_PX + 2 * TEXT_PX + 3 * GAP_PX
-    sheet_size = (count * (TILE_PX + GAP_PX) + GAP_PX, row_px * len(columns))
+    sheet_size = (count * (TILE_PX + GAP_PX) + GAP_PX, row_px * len(rows))
     sheet = Image.new("RGB", sheet_size, "white")
     pen = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(TEXT_PX)
     with tiled.open() as slide:
         plan = tiled.table(slide).plan
         tiles = np.empty((count, plan.tile_px, plan.tile_px, 3), np.uint8)
-        for row, name in enumerate(columns):
-            top = row * row_px
-            values = table.columns[name]
-            best = np.argsort(-values, kind="stable")[:count]
-            title = f"{name}: {tiled.entry.slide_id}"
-            if is_score(name):
-                best = best[values[best] > 0]
-            if len(best):
-                read_tiles(slide, plan, table.coords_l0[best], tiles[: len(best)])
-            else:
-                title += f": no tile speaks for {name.removeprefix('score_')}"
-            pen.text((GAP_PX, top + GAP_PX), title, "black", font)
-            for i, value in enumerate(values[best].tolist()):
+        for number, row in enumerate(rows):
+            top = number * row_px
+            shown = row.tiles
+            if len(shown):
+                read_tiles(slide, plan, table.coords_l0[shown], tiles[: len(shown)])
+            pen.text((GAP_PX, top + GAP_PX), row.title, "black", font)
+            for i, text in enumerate(row.texts):
                 left = GAP_PX + i * (TILE_PX + GAP_PX)
                 tile_top = top + TEXT_PX + 2 * GAP_PX
                 tile = Image.fromarray(tiles[i]).resize((TILE_PX, TILE_PX))
                 sheet.paste(tile, (left, tile_top))
-                pen.text((left, tile_top + TILE_PX), f"{value:.3g}", "black", font)
+                pen.text((left, tile_top + TILE_PX), text, "black", font)
     return sheet
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SheetRow:
+    """Row of tiles on a sheet."""
+
+    title: str
+    tiles: npt.NDArray[np.integer]  # rows in the tile table
+    texts: list[str]  # a text below each tile
+
+
+def _sheet_rows(
+    table: TilesFile, columns: Sequence[str], count: int, slide_id: str
+) -> Iterator[_SheetRow]:
+    """Rows of a sheet with at most `count` tiles each."""
+    for name in columns:
+        values = table.columns[name]
+        if name in table.categories:
+            yield from _category_rows(table, name, count, slide_id)
+            continue
+        best = np.argsort(-values.astype(np.float64), kind="stable")[:count]
+        title = f"{name}: {slide_id}"
+        if is_score(name):
+            best = best[values[best] > 0]
+        if not len(best):
+            title += f": no tile speaks for {name.removeprefix('score_')}"
+        texts = [f"{value:.3g}" for value in values[best].astype(np.float64).tolist()]
+        yield _SheetRow(title=title, tiles=best, texts=texts)
+
+
+def _category_rows(
+    table: TilesFile, name: str, count: int, slide_id: str
+) -> Iterator[_SheetRow]:
+    """A row for each category that the slide has, for the `MAX_CATEGORIES` largest."""
+    codes = table.columns[name]
+    names = table.categories[name].names
+    present = [code for code in range(len(names)) if (codes == code).any()]
+    present.sort(key=lambda code: -int((codes == code).sum()))
+    for code in present[:MAX_CATEGORIES]:
+        tiles = np.flatnonzero(codes == code)
+        title = f"{name} {names[code]}: {counted(len(tiles), 'tile')} of {slide_id}"
+        if len(tiles) > count:
+            tiles = tiles[np.linspace(0, len(tiles) - 1, count).round().astype(int)]
+        yield _SheetRow(title=title, tiles=tiles, texts=[""] * len(tiles))

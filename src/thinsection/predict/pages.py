@@ -44,7 +44,7 @@ from thinsection.predict.replacing import LINKS_NAME
 from thinsection.predict.tested import Score, Tested, outcome_columns
 from thinsection.report.index import viewer_place
 from thinsection.report.stored import thumbnail_file
-from thinsection.report.values import CLASS_COLORS
+from thinsection.tiles.categories import CLASS_COLORS
 from thinsection.types import Document, Floats, Json, counted, rounded
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from thinsection.files.atomic import (
 )
 from thinsection.files.pages import render_page
 from thinsection.report.index import index_address, refresh_index
-from thinsection.report.values import CLASS_COLORS
+from thinsection.tiles.categories import CLASS_COLORS
 from thinsection.types import Json
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from thinsection.files.atomic import atomic_path, write_bytes
 from thinsection.report.layers import (
     Layer,
     Outline,
+    Shade,
     Tiles,
     Tint,
     Values,
@@ -171,7 +172,7 @@ def _draw_sign(pen: ImageDraw.ImageDraw, box: Box, layer: Layer | None) -> None:
             pen.line((x, top, x, bottom), fill=tuple(color))
         pen.rectangle(box, outline=_FRAME)
     else:
-        opacity = layer.opacity if isinstance(layer, Tint) else 0.1
+        opacity = layer.opacity if isinstance(layer, Tint | Shade) else 0.1
         line_px = 0
         if isinstance(layer, Outline):
             line_px = 3

@@ -21,7 +21,8 @@ from thinsection.report.values import (
     limits_up_to,
     opacities,
 )
-from thinsection.types import CoordsL0, MaskArray, RgbArray, Size
+from thinsection.tiles.categories import Categories
+from thinsection.types import CoordsL0, MaskArray, RgbArray, Size, counted
 
 if TYPE_CHECKING:
     from thinsection.qc.result import QcResult
@@ -40,6 +41,8 @@ _LEAST_EDGE_PX = 6
 _SHADE_WITH_LINES = 20
 _SHADE_ALONE = 71
 _LINE_OPACITY = 150
+# largest number of categories in a legend
+_MAX_NAMED = 30
 
 
 @dataclass(frozen=True)
@@ -179,8 +182,50 @@ class Values:
         image.paste(Image.fromarray(colors), (0, 0), mask)
 
 
+@dataclass(frozen=True)
+class Shade:
+    """Tiles filled with one colour, such as those of one category."""
+
+    coords_l0: CoordsL0
+    tile_size_l0: Size
+    label: str = ""
+    color: Color = TILE
+    opacity: float = 0.5
+
+    def paint(self, image: Image.Image, size_l0: Size) -> None:
+        """Draws the tiles without borders."""
+        boxes = _tile_boxes(self.coords_l0, self.tile_size_l0, image.size, size_l0)
+        cover = Image.new("L", image.size, 0)
+        draw = ImageDraw.Draw(cover)
+        for left, top, right, bottom in boxes.tolist():
+            box = (left, top, right - 1, bottom - 1)
+            draw.rectangle(box, fill=round(255 * self.opacity))
+        image.paste(self.color, (0, 0, *image.size), cover)
+
+
 # layers over a picture, the lowest one first
-Layer = Outline | Tint | Tiles | Values
+Layer = Outline | Tint | Tiles | Values | Shade
+
+
+def category_layers(
+    coords_l0: CoordsL0,
+    tile_size_l0: Size,
+    codes: npt.NDArray[np.integer],
+    categories: Categories,
+) -> list[Layer]:
+    """A layer for each category that the tiles have; the legend names the largest `_MAX_NAMED`."""
+    counts = {code: int((codes == code).sum()) for code in range(len(categories.names))}
+    largest = sorted(counts, key=lambda code: -counts[code])[:_MAX_NAMED]
+    layers: list[Layer] = []
+    for code, count in counts.items():
+        if not count:
+            continue
+        label = ""
+        if code in largest:
+            label = f"{categories.names[code]}: {counted(count, 'tile')}"
+        color = categories.rgb(code)
+        layers.append(Shade(coords_l0[codes == code], tile_size_l0, label, color))
+    return layers
 
 
 def paint(picture: Picture, layers: Sequence[Layer]) -> RgbArray:

@@ -5,9 +5,9 @@ Data files have the identifiers of columns; pages show the words of `columns.tom
 There is one colour map for each kind. Its table has some colours of matplotlib's map of the same
 name, and colours between them are mixed. `RdBu_r` is ColorBrewer's RdBu, reversed (Apache-2.0,
 Cynthia Brewer, Mark Harrower and The Pennsylvania State University). `cividis` is by Nuñez,
-Anderton and Renslow, PLOS ONE 13 (2018); matplotlib has it under CC0. Classes take the colours of
-Okabe and Ito (2008). Readers with deuteranopia can tell all of them apart, see
-tests/report/test_values.py.
+Anderton and Renslow, PLOS ONE 13 (2018); matplotlib has it under CC0. Readers with deuteranopia can
+tell their colours apart, see tests/report/test_values.py; those of classes are in
+`tiles/categories.py`.
 """
 
 import re
@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.config import read_toml
-from thinsection.tiles.categories import CLASS_COLORS as CLASS_COLORS
 from thinsection.types import Document
 
 Numbers = npt.NDArray[np.floating]
@@ -82,6 +81,8 @@ def value_words(column: str) -> str:
 
 def shown_values(column: str, values: Numbers) -> Numbers:
     """Values (N,) as people see them: attention in multiples of the slide's mean, 1 / N."""
+    if values.dtype.kind == "b":
+        return values.astype(np.float64)  # 1 is true
     is_attention = column.rpartition(":")[2] == "attention"
     return values * len(values) if is_attention else values
 

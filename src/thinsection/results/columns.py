@@ -22,7 +22,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ImageColor
 
-from thinsection.errors import InvalidInputError, OutputError, OverwriteError, StoreError
+from thinsection.errors import (
+    InvalidInputError,
+    OutputError,
+    OverwriteError,
+    StoreError,
+)
 from thinsection.files.atomic import atomic_path
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.report.values import natural_key
@@ -31,13 +36,15 @@ from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES, SlideLedger, StageRecord, load_ledger
 from thinsection.store.outcome import COLUMN_FACT
 from thinsection.store.tile_tables import OWN_COLUMN, TILES
-from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
+from thinsection.store.tiles_h5 import TilesFile, TilesWriter
 from thinsection.tiles.categories import NONE, Categories, complete_colors
 from thinsection.tiles.filters import MEASURES
 from thinsection.tiles.table import Column
 from thinsection.types import CoordsL0, Document, counted
 
-Values = Any  # array, list, tensor, pandas Series or Categorical: whatever NumPy can read
+Values = (
+    Any  # array, list, tensor, pandas Series or Categorical: whatever NumPy can read
+)
 # colours by name of the category, or in the order of the categories
 Colors = Mapping[str, Any] | Sequence[Any]
 
@@ -47,8 +54,11 @@ _MAX_WORD = 200  # largest number of characters of a category
 _FORBIDDEN = set("/\\:")
 # names that exports and datasets give to other things
 RESERVED = frozenset(
-    ("slide_id", "patient_id", "label", "split", "x", "y", "x_l0", "y_l0", "row", "image")
-    + ("coords_l0", "shard", "position", "geometry", "region", "tile", *MEASURES)
+    (
+        *("slide_id", "patient_id", "label", "split", "x", "y", "x_l0", "y_l0", "row"),
+        *("image", "coords_l0", "shard", "position", "geometry", "region", "tile"),
+        *MEASURES,
+    )
 )
 
 
@@ -481,11 +491,14 @@ def _writable(out: Path) -> Iterator[None]:
         raise
     except (StoreError, OSError) as error:
         cause = error.__cause__ if isinstance(error, StoreError) else error
-        if not isinstance(cause, PermissionError) and getattr(cause, "errno", 0) != errno.EROFS:
+        if (
+            not isinstance(cause, PermissionError)
+            and getattr(cause, "errno", 0) != errno.EROFS
+        ):
             raise
         raise OutputError(
             f"results folder must be writable, got {str(out)!r}, which only its owner may "
             "change; join it into a folder of yours, thinsection.run.merge.merge_results("
-            f"[{str(out)!r}], out=\"mine\") or `thinsection merge {out} --out mine`, and write "
+            f'[{str(out)!r}], out="mine") or `thinsection merge {out} --out mine`, and write '
             "the column there"
         ) from error

@@ -46,8 +46,8 @@ from thinsection.results.frames import (
     to_geopandas,
     to_pandas,
 )
-from thinsection.results.records import Record, read_records
 from thinsection.results.recorded_slide import recorded_slide
+from thinsection.results.records import Record, read_records
 from thinsection.results.tables import grid_rows
 from thinsection.results.whole_tables import columns_of_slides
 from thinsection.slide import Slide
@@ -499,8 +499,8 @@ class Results:
     ) -> None:
         """Stores columns of a table with a row per tile, of one or several slides.
 
-        Rows find their tiles by the index `<slide_id>:<x>x<y>` of `to_pandas` and of our AnnData, or
-        by columns `slide_id`, `x` and `y`. All is checked before anything is written. A line on
+        Rows find their tiles by the index `<slide_id>:<x>x<y>` of `to_pandas` and of our AnnData,
+        or by columns `slide_id`, `x` and `y`. All is checked before anything is written. A line on
         standard error names the slides without a row; they get no column.
 
         Args:
@@ -531,12 +531,20 @@ class Results:
         items = []
         taken: dict[str, list[tuple[str, str]]] = {}  # addresses and names, by slide id
         for slide_id, name, values, given_colors in columns_of_slides(
-            rows, grid, columns, colors, with_tiles, self._tile_table, partial=partial
+            rows,
+            grid,
+            with_tiles,
+            self._tile_table,
+            columns=columns,
+            colors=colors,
+            partial=partial,
         ):
             if slide_id not in taken:
                 taken[slide_id] = self._column_names(slide_id, grid)
             own = column_address(grid, name)
-            check_name(name, [other for place, other in taken[slide_id] if place != own])
+            check_name(
+                name, [other for place, other in taken[slide_id] if place != own]
+            )
             taken[slide_id].append((own, name))
             column = own_column(
                 name,

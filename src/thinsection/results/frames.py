@@ -1,7 +1,7 @@
-"""Tiles of slides as tables of other packages: pandas, AnnData, geopandas; and rows of such a table.
+"""Tiles of slides as tables of pandas, AnnData and geopandas, and the rows of such tables.
 
-A row is a tile, named `<slide_id>:<x>x<y>` by the corner of the tile in level-0 px. By this name, or
-by columns `slide_id`, `x` and `y`, rows of a table find their tiles again.
+A row is a tile, named `<slide_id>:<x>x<y>` by the corner of the tile in level-0 px. By this name,
+or by columns `slide_id`, `x` and `y`, rows of a table find their tiles again.
 """
 
 from __future__ import annotations

@@ -19,11 +19,18 @@ from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, importing
 from thinsection.qc.own_tissue import AnyTissue, as_tissue
 from thinsection.report.draw import legend_colors
-from thinsection.report.layers import Layer, Outline, Tiles, Values, paint
+from thinsection.report.layers import (
+    Layer,
+    Outline,
+    Shade,
+    Tiles,
+    Values,
+    category_layers,
+    paint,
+)
 from thinsection.report.picture import Picture, slide_picture
 from thinsection.report.stored import QC_FILE, open_picture, picture_files, read_tissue
 from thinsection.report.values import (
-    CLASS_COLORS,
     COLORMAP_OF_KIND,
     ValueKind,
     kind_of_numbers,
@@ -37,6 +44,7 @@ from thinsection.store.ledger import SlideLedger
 from thinsection.store.tile_tables import TILES
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.tiles import TileTable
+from thinsection.tiles.categories import CLASS_COLORS
 from thinsection.tiles.grid import mask_and_frame
 from thinsection.tiles.table import Column
 from thinsection.types import MaskArray
@@ -107,12 +115,13 @@ def heatmap(
     kind: ValueKind | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws one number per tile as colour over the slide.
+    """Draws one number, or one category, per tile as colour over the slide.
 
     Args:
         source: a results folder, or an opened slide.
         shown: id of one of the folder's slides; of an opened slide its tiles.
-        values: a column of the tile table ('tissue_fraction', 'px_focus'), or (N,) numbers.
+        values: a column of the tile table ('tissue_fraction', 'px_focus', or one of yours), or
+            (N,) numbers.
         grid: as for `results.tiles`.
         kind: 'signed' (blue against, red for, 0 is nothing), 'amount' (from 0) or 'measure' (any
             range); None decides by the column and the values.
@@ -125,6 +134,12 @@ def heatmap(
         grid = source.choose_grid(grid)
     scene = _scene(source, shown, grid)
     drawn = _drawn_tiles(source, shown, grid)
+    categories = getattr(drawn, "categories", {})
+    if isinstance(values, str) and values in categories:
+        layers = category_layers(
+            drawn.coords_l0, drawn.size_l0, drawn.columns[values], categories[values]
+        )
+        return _draw(scene, layers, ax)
     if isinstance(values, str):
         label = value_words(values)
         numbers = shown_values(values, _column(drawn.columns, values))
@@ -155,8 +170,8 @@ def embedding(
         source: a results folder, or embeddings (N, D).
         features: as for `results.tile_embeddings`.
         color: 'slide_id', another cohort column ('label', 'patient_id'), or a column
-            of the tile table ('qc_focus', 'tissue_fraction', 'px_focus'). For embeddings (N, D), a
-            word or number for each of them, (N,).
+            of the tile table ('qc_focus', 'tissue_fraction', 'px_focus', or one of yours). For
+            embeddings (N, D), a word or number for each of them, (N,).
         method: 'pca', or 'umap' of the first 50 principal components, seeded.
         max_tiles: largest number of dots; tiles are sampled evenly over each slide.
         ax: axes to draw on.
@@ -168,6 +183,7 @@ def embedding(
         InvalidInputError: no such column, or fewer than three tiles.
     """
     title = "color"
+    color_of: dict[str, str] = {}  # colours of categories, by name
     if isinstance(source, np.ndarray):
         rows, colors = _sample_rows(source, color, max_tiles)
     else:
@@ -177,7 +193,9 @@ def embedding(
                 f"{type(color).__name__}; pass embeddings (N, D) with it"
             )
         title = color
-        rows, colors = _sample_tiles(_results(source), features, title, max_tiles)
+        rows, colors, color_of = _sample_tiles(
+            _results(source), features, title, max_tiles
+        )
     if method == "umap":
         with importing("method 'umap' must have umap-learn", "plot"):
             from umap import UMAP
@@ -188,7 +206,7 @@ def embedding(
         points = _principal_components(rows, 2)
         axis = "principal component"
     ax = _axes(ax)
-    _scatter(ax, points, colors, title)
+    _scatter(ax, points, colors, title, color_of)
     ax.set(xlabel=f"{axis} 1", ylabel=f"{axis} 2", title=f"{len(points):,} tiles")
     return ax
 
@@ -208,8 +226,12 @@ def _scatter(
     points: npt.NDArray[np.floating],
     colors: npt.NDArray[np.generic],
     title: str,
+    color_of: Mapping[str, str],
 ) -> None:
-    """Draws a dot per tile: numbers with a colour bar, words with a legend."""
+    """Draws a dot per tile: numbers with a colour bar, words with a legend.
+
+    `color_of` has the colours of words that have their own.
+    """
     if colors.dtype.kind == "f" and len(np.unique(colors)) == 1:
         # a number that all tiles share needs no scale and is listed like a word
         colors = np.full(len(colors), f"{colors[0]:.3g}")
@@ -228,6 +250,7 @@ def _scatter(
     for number, name in enumerate(names):
         x, y = points[colors == name].T
         color = CLASS_COLORS[number % len(CLASS_COLORS)]
+        color = color_of.get(str(name), color)
         ax.scatter(x, y, label=str(name), s=_DOT_AREA, linewidths=0, color=color)
     if len(names) <= _MAX_NAMES:
         ax.legend(markerscale=3, title=title)
@@ -258,8 +281,11 @@ def _sample_rows(
 
 def _sample_tiles(
     results: Results, features: str | None, color: str, max_tiles: int
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.generic]]:
-    """Embeddings of sampled tiles of each slide, and the word or number for their colour."""
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.generic], dict[str, str]]:
+    """Embeddings of sampled tiles of each slide, the word or number for their colour, and colours.
+
+    The colours are those of the words, if the column has categories.
+    """
     address = results.choose_features(features)
     embeddings = {}
     for slide_id, ledger in results.ledgers.items():
@@ -271,7 +297,8 @@ def _sample_tiles(
             f"results must contain embeddings of at least 3 tiles, got {total}"
         )
     rows = []
-    colors = []
+    colors: list[npt.NDArray[np.generic]] = []
+    color_of: dict[str, str] = {}
     for slide_id, stored in embeddings.items():
         count = int(np.ceil(len(stored) * min(1.0, max_tiles / total)))
         indices = np.linspace(0, len(stored) - 1, count).round().astype(np.int64)
@@ -281,8 +308,14 @@ def _sample_tiles(
             colors.append(np.full(count, str(facts[color])))
         else:
             table = results.tiles(slide_id, address.split("/")[0])
-            colors.append(_column(table.columns, color)[indices].astype(np.float64))
-    return np.concatenate(rows), np.concatenate(colors)
+            values = _column(table.columns, color)[indices]
+            if color in table.categories:
+                words = table.categories[color].labels(values)
+                colors.append(np.where(words == "", "none", words))
+                color_of = table.categories[color].color_by_name | color_of
+            else:
+                colors.append(values.astype(np.float64))
+    return np.concatenate(rows), np.concatenate(colors), color_of
 
 
 def _column(columns: Mapping[str, Column], name: str) -> Column:
@@ -406,6 +439,10 @@ def _add_legend(ax: Axes, layers: Sequence[Layer]) -> None:
                 Normalize(*layer.shown_limits), ListedColormap(shown)
             )
             ax.figure.colorbar(scale, ax=ax, label=layer.label, shrink=0.7)
+        elif isinstance(layer, Shade):
+            if layer.label:
+                color = [value / 255 for value in layer.color]
+                patches.append(Patch(facecolor=color, label=layer.label))
         else:
             edge = [value / 255 for value in layer.color]
             patches.append(Patch(edgecolor=edge, facecolor="none", label=layer.label))

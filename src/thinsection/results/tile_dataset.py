@@ -19,14 +19,14 @@ import torch
 from torch import distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
-from thinsection.config import coerce, nearest
+from thinsection.config import coerce
 from thinsection.errors import BudgetError, InvalidInputError, SlideReadError
 from thinsection.machine import cpu_count
 from thinsection.results.folder import Listener, Results, open_results
 from thinsection.results.tile_buffers import Buffer, BufferReader
-from thinsection.results.tiled_slide import TiledSlide, tiled_slides
-from thinsection.store.tiles_h5 import column_names
+from thinsection.results.tiled_slide import TiledSlide, tiled_slides, with_columns
 from thinsection.tiles.budget import CHANNELS
+from thinsection.tiles.categories import Categories
 from thinsection.tiles.order import ShardOrder
 from thinsection.types import Document, RgbArray, format_bytes, parse_bytes
 
@@ -67,7 +67,7 @@ class TileDataset(IterableDataset[Item]):
         slide_id   id of the slide
         coords_l0  int64 (2,): x and y of the top-left corner, level-0 px
         row        row number in the slide's tile table
-        (columns)  float32, one entry for each name in `columns`
+        (columns)  float32, one entry for each name in `columns`; NaN for no value
         shard, position   place in the epoch, see `advance`
 
     The tiles of an epoch are divided among the ranks of `torch.distributed` and the workers of the
@@ -84,7 +84,8 @@ class TileDataset(IterableDataset[Item]):
         grid: tile grid, if there are several.
         slides: ids of the slides to use; None means all.
         labels: value for each slide id; slides that it lacks are not used.
-        columns: columns of the tile table that items contain.
+        columns: columns of the tile tables that items contain, as in `results.tiles`. Of categories
+            the item has the place in `dataset.categories[NAME].names`, the same on all slides.
         transform: gets uint8 (tile_px, tile_px, 3) and returns the image of the item.
         shuffle: False keeps the order of slides and tables.
         seed: decides the order.
@@ -130,8 +131,10 @@ class TileDataset(IterableDataset[Item]):
             results = open_results(results)
         on_message = on_message or warn
         self._slides = _choose_slides(results, grid, slides, labels, on_message)
+        self._slides = with_columns(
+            results, self._slides[0].grid, self._slides, columns
+        )
         first = self._slides[0]
-        _check_columns(first, columns)
         if first.plan is not None:
             self.tile_px = first.plan.tile_px
         else:
@@ -164,6 +167,11 @@ class TileDataset(IterableDataset[Item]):
         self._resumed: Progress | None = None
         # Position that this iteration has reached: tiles that were read, or used (`advance`).
         self._progress: Progress | None = None
+
+    @property
+    def categories(self) -> Mapping[str, Categories]:
+        """Names and colours of the columns of categories; their items are places in the names."""
+        return self._slides[0].categories
 
     @property
     def slide_ids(self) -> tuple[str, ...]:
@@ -371,16 +379,3 @@ def _choose_slides(
             f"{str(results.folder)!r}; check slides and labels"
         )
     return chosen
-
-
-def _check_columns(slide: TiledSlide, names: Sequence[str]) -> None:
-    """Raises InvalidInputError for a column that the tile tables lack."""
-    if not names:
-        return
-    known = column_names(slide.tiles_path) or ()
-    for name in names:
-        if name not in known:
-            raise InvalidInputError(
-                f"columns must be of the tile table, got {name!r}{nearest(name, known)}; "
-                f"it has {', '.join(known) or 'none'}"
-            )

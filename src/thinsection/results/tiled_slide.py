@@ -39,6 +39,7 @@ class TiledSlide(RecordedSlide):
     """A slide and its tile grid: plain values that travel between processes.
 
     Attributes:
+        grid: name of the tile grid.
         tiles_path: file of the tile grid.
         num_tiles: number of tiles in the grid.
         plan: how the tiles are read; None for a grid of another tool.
@@ -47,6 +48,7 @@ class TiledSlide(RecordedSlide):
             float32, and NaN for no category.
     """
 
+    grid: str
     tiles_path: Path
     num_tiles: int
     plan: ReadPlan | None
@@ -84,9 +86,7 @@ class TiledSlide(RecordedSlide):
                 f"column {name!r} must hold categories as on the other slides, got numbers in "
                 f"{str(place.path)!r}; write it again"
             )
-        codes = recoded(
-            values, table.categories[place.column], self.categories[name]
-        )
+        codes = recoded(values, table.categories[place.column], self.categories[name])
         # datasets of tiles hold numbers; NaN is no value, as in other columns
         return np.where(codes == NONE, np.nan, codes).astype(np.float32)
 
@@ -122,6 +122,7 @@ def tiled_slide(results: Results, ledger: SlideLedger, grid: str) -> TiledSlide:
         size_l0=recorded.size_l0,
         reader=recorded.reader,
         rendering=recorded.rendering,
+        grid=grid,
         tiles_path=tiles_path,
         num_tiles=int(facts["num_tiles"]),
         plan=from_mapping(ReadPlan, facts["plan"]) if "plan" in facts else None,

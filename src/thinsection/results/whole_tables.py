@@ -23,11 +23,11 @@ SlideColumn = tuple[str, str, Any, Colors | None]
 def columns_of_slides(
     rows: TableRows,
     grid: str,
-    columns: Sequence[str] | None,
-    colors: Mapping[str, Colors] | None,
     slides: Sequence[str],
     read_tiles: ReadTiles,
     *,
+    columns: Sequence[str] | None,
+    colors: Mapping[str, Colors] | None,
     partial: bool,
 ) -> Iterator[SlideColumn]:
     """Yields each column of each slide; all rows are matched before the first one.
@@ -35,10 +35,10 @@ def columns_of_slides(
     Args:
         rows: rows of the table.
         grid: grid of the tiles.
-        columns: names of columns; None for all.
-        colors: colours by column.
         slides: slides of the folder that have tiles in this grid.
         read_tiles: reads the tiles of a slide.
+        columns: names of columns; None for all.
+        colors: colours by column.
         partial: True if tiles may lack a row.
 
     Raises InvalidInputError: no such column, a row without a tile, or a tile without a row.
@@ -55,7 +55,9 @@ def columns_of_slides(
             f"{counted(len(rows.slide_ids), 'row')} and {counted(len(names), 'column')}"
         )
     order = {
-        slide_id: _row_of_tiles(rows, slide_id, grid, slides, read_tiles, partial)
+        slide_id: _row_of_tiles(
+            rows, slide_id, grid, slides, read_tiles, partial=partial
+        )
         for slide_id in dict.fromkeys(rows.slide_ids.tolist())
     }
     for slide_id, row_of_tile in order.items():
@@ -70,6 +72,7 @@ def _row_of_tiles(
     grid: str,
     slides: Sequence[str],
     read_tiles: ReadTiles,
+    *,
     partial: bool,
 ) -> npt.NDArray[np.int64]:
     """Row of the table for each tile of a slide; -1 for a tile without one."""
@@ -81,7 +84,9 @@ def _row_of_tiles(
             'their grid, grid="...", or leave these rows out'
         )
     tiles = read_tiles(slide_id, grid)
-    tile_of = {corner: row for row, corner in enumerate(map(tuple, tiles.coords_l0.tolist()))}
+    tile_of = {
+        corner: row for row, corner in enumerate(map(tuple, tiles.coords_l0.tolist()))
+    }
     row_of_tile = np.full(len(tile_of), -1, dtype=np.int64)
     lost = []
     for row in table_rows.tolist():
@@ -100,7 +105,7 @@ def _row_of_tiles(
         shown = ", ".join(map(str, lost[:_SHOWN]))
         raise InvalidInputError(
             f"rows must be tiles of {grid}, got {len(lost)} of {len(table_rows)} at other "
-            f"places in {slide_id!r}: {shown}; pass the grid of the table: grid=\"...\""
+            f'places in {slide_id!r}: {shown}; pass the grid of the table: grid="..."'
         )
     num_without = int((row_of_tile < 0).sum())
     if num_without and not partial:
@@ -112,7 +117,7 @@ def _row_of_tiles(
 
 
 def _in_order(column: Any, row_of_tile: npt.NDArray[np.int64]) -> Any:
-    """Values of a pandas column in the order of a slide's tiles; missing ones where there is none."""
+    """Values of a pandas column in the order of a slide's tiles; missing where there is no row."""
     plain = column.reset_index(drop=True)
     if (row_of_tile >= 0).all():
         return plain.iloc[row_of_tile]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,23 +71,41 @@ def annotation(polygons: "Geometry", name: str, color: Color) -> Feature:
     }
 
 
-def tile_features(
-    table: TilesFile, kind: str, *, digits: int, classes: Sequence[str] = ()
-) -> Iterator[Feature]:
-    """Tiles as QuPath's features; finite columns become measurements.
+@dataclass(frozen=True)
+class TileClass:
+    """Class of a tile in QuPath."""
 
-    `classes` has the class of each tile; '' means no class.
+    name: str = ""  # '' means no class
+    color: Color | None = None  # red, green and blue; None lets QuPath choose
+
+
+def tile_features(
+    table: TilesFile, kind: str, *, digits: int, classes: Sequence[TileClass] = ()
+) -> Iterator[Feature]:
+    """Tiles as QuPath's features; finite numbers become measurements, categories do not.
+
+    `classes` has the class of each tile.
     """
+    numbers = {
+        name: column
+        for name, column in table.columns.items()
+        if name not in table.categories
+    }
     width, height = table.size_l0
     corners = ((0, 0), (width, 0), (width, height), (0, height), (0, 0))
     for index, (x, y) in enumerate(table.coords_l0.tolist()):
         measurements = {}
-        for name, column in table.columns.items():
-            if np.isfinite(column[index]):
-                measurements[name] = float(f"{column[index]:.{digits}g}")
+        for name, column in numbers.items():
+            value = float(column[index])
+            if np.isfinite(value):
+                measurements[name] = float(f"{value:.{digits}g}")
         properties: Document = {"objectType": kind}
-        if classes and classes[index]:
-            properties["classification"] = {"name": classes[index]}
+        if classes and classes[index].name:
+            classification: Document = {"name": classes[index].name}
+            color = classes[index].color
+            if color is not None:
+                classification["color"] = list(color)
+            properties["classification"] = classification
         properties["measurements"] = measurements
         ring = [[x + dx, y + dy] for dx, dy in corners]
         yield {
@@ -96,15 +115,29 @@ def tile_features(
         }
 
 
+def classes_of_column(table: TilesFile, column: str) -> list[TileClass]:
+    """Class of each tile, with its colour, by a column of categories."""
+    categories = table.categories[column]
+    kinds = [
+        TileClass(name, categories.rgb(code))
+        for code, name in enumerate(categories.names)
+    ]
+    kinds.append(TileClass())  # the last one: code -1
+    return [kinds[code] for code in table.columns[column].tolist()]
+
+
 def write_tiles_geojson(path: Path, table: TilesFile) -> None:
-    """Writes tiles as QuPath's tile objects, atomically.
+    """Writes tiles as QuPath's tile objects, atomically; the first categories are their classes.
 
     Memory: the text of one tile.
     """
+    classes: list[TileClass] = []
+    for column in table.categories:
+        classes = classes or classes_of_column(table, column)
     with atomic_path(path) as tmp, tmp.open("w", encoding="utf-8") as file:
         file.write('{"type": "FeatureCollection", "features": [\n')
         separator = ""
-        for feature in tile_features(table, "tile", digits=6):
+        for feature in tile_features(table, "tile", digits=6, classes=classes):
             file.write(separator + json.dumps(feature, allow_nan=False))
             separator = ",\n"
         file.write("\n]}\n")

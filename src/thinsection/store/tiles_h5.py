@@ -2,8 +2,8 @@
 
     GRID/tiles/ID.h5         /coords (N, 2) int64, level-0 px, with TRIDENT's attributes;
                              /tiles/* (N,) values per tile: tissue_fraction, QC checks
-    GRID/column_X/ID.h5      /coords and /tiles/X (N,), values that the caller has stored; categories
-                             are codes, with their names and colours as attributes
+    GRID/column_X/ID.h5      /coords and /tiles/X (N,), values that the caller has stored;
+                             categories are codes, with names and colours as attributes
     GRID/features_X/ID.h5    /coords and /features (N, D), float32 or float16
     GRID/tokens_X/ID.h5      /coords and /tokens (N, T, C), float16
     GRID/slide_features_Y/ID.h5  /features (D,), under the same name as in TRIDENT
@@ -445,9 +445,7 @@ def stored_categories(file: "h5py.File", name: str, path: Path) -> Categories | 
     return Categories(names=tuple(names), colors=complete_colors(names, chosen))
 
 
-def _check_codes(
-    codes: Column, categories: Categories, name: str, path: Path
-) -> None:
+def _check_codes(codes: Column, categories: Categories, name: str, path: Path) -> None:
     """Raises StoreError: a code is not the place of a name."""
     is_place = codes.dtype.kind in "iu"
     if is_place and len(codes):

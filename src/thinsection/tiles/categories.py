@@ -85,7 +85,7 @@ def complete_colors(
 
 
 def joined_categories(parts: Sequence[Categories]) -> Categories:
-    """Categories of several slides as one: names in order of appearance, the first colour of each."""
+    """Categories of several slides as one: names in order of appearance, their first colours."""
     color_by_name: dict[str, str] = {}
     for part in parts:
         color_by_name = part.color_by_name | color_by_name

@@ -19,7 +19,6 @@ from thinsection.report.stored import (
     outlines_of_masks,
 )
 from thinsection.report.values import (
-    CLASS_COLORS,
     COLORMAP_OF_KIND,
     column_words,
     map_colors,
@@ -32,8 +31,9 @@ from thinsection.slide.annotation_formats import class_name_of, features_of
 from thinsection.store.geojson import Feature
 from thinsection.store.hdf5 import open_h5, read_values
 from thinsection.store.ledger import SLIDES
-from thinsection.store.tile_tables import TILES, EmbeddingRows
+from thinsection.store.tile_tables import OWN_COLUMN, TILES, EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
+from thinsection.tiles.categories import CLASS_COLORS, Categories
 from thinsection.tiles.table import Column
 from thinsection.types import Json
 
@@ -46,6 +46,8 @@ _COMPONENTS = 32
 Scores = npt.NDArray[np.float32]
 # outlines of the checks and of tissue have names of ours; other classes are the user's words
 _OWN_OUTLINES = ("tissue", "qc_")
+# group of the columns that the caller has stored
+OWN_COLUMNS = "columns"
 # beginning of the folder's name -> words for it
 _FOLDERS = {
     "heatmap_": "Heatmap",
@@ -58,6 +60,7 @@ _FOLDERS = {
 _TILE_FOLDERS = {
     "tiles": "Tiles, their tissue and checks",
     "measures": "Tiles, measures",
+    OWN_COLUMNS: "Your columns",
 }
 # kinds of layers whose tiles have values, and the data type in the response
 _DTYPES = {
@@ -65,10 +68,15 @@ _DTYPES = {
     "values": "<f4",
     "colours": "u1",
     "classes": "u1",
+    "categories": "<u2",
     "edges": "<i4",
 }
+# number of a tile without a category
+NO_CATEGORY = 65535
 # colour of outlines if the class has none
 _GRAY = (90, 90, 90)
+# kinds of layers that show a column of a tile table
+_COLUMN_KINDS = ("values", "categories")
 # reads the values of a file's tiles
 _Values = Callable[[TilesFile], npt.NDArray[np.generic]]
 
@@ -79,7 +87,8 @@ class Layer:
 
     For 'outlines' this is JSON, a list of GeoJSON geometries. All other kinds are little-endian: 5
     uint32 (N, tile width and height, stride x and y in level-0 px), int32 (N, 2) corners, then of
-    'values' float32 (N,), 'colours' uint8 (N, 3), 'classes' uint8 (N,), 'edges' int32 (E, 2) rows.
+    'values' float32 (N,), 'colours' uint8 (N, 3), 'classes' uint8 (N,), 'edges' int32 (E, 2) rows,
+    'categories' uint16 (N,), places in `names`, 65535 for none.
     """
 
     group: str
@@ -89,6 +98,7 @@ class Layer:
     # of 'values' and 'classes': kind of the values, their unit in words, and the colours
     scale: str = ""
     colors: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of 'categories', a name for each colour
     is_empty: bool = False  # it shows nothing on this slide
     read: Callable[[], bytes]
 
@@ -100,7 +110,8 @@ class Layer:
     @property
     def key(self) -> str:
         """Name in an address of the viewer; a column's is unique in its grid."""
-        group = self.group.partition("/")[0] if self.kind == "values" else self.group
+        is_column = self.kind in _COLUMN_KINDS
+        group = self.group.partition("/")[0] if is_column else self.group
         return f"{group}/{self.name}"
 
 
@@ -145,14 +156,28 @@ def _grid_layers(results: Results, slide_id: str, grid: str) -> Iterator[Layer]:
             yield _tile_layer(grid, name, "edges", tiles_path, _edges_of(graph_path))
     for table in tables:
         empty: set[str] = set()
+        categories: dict[str, Categories] = {}
         # a damaged table is reported when one of its layers is drawn
         with contextlib.suppress(StoreError):
+            categories = table.categories()
             empty = table.empty_columns()
+        group = table.address
+        if group.startswith(f"{grid}/{OWN_COLUMN}"):
+            group = f"{grid}/{OWN_COLUMNS}"
         for column in table.columns:
             label = table.label(column)
-            layer = _tile_layer(
-                table.address, label, "values", table.path, _column_of(column)
-            )
+            if column in categories:
+                layer = _tile_layer(
+                    group, label, "categories", table.path, _codes_of(column)
+                )
+                yield replace(
+                    layer,
+                    is_empty=column in empty,
+                    colors=categories[column].colors,
+                    names=categories[column].names,
+                )
+                continue
+            layer = _tile_layer(group, label, "values", table.path, _column_of(column))
             kind = value_kind(column)
             yield replace(
                 layer,
@@ -198,6 +223,16 @@ def _column_of(name: str) -> _Values:
         return np.asarray(shown_values(name, tiles.columns[name]))
 
     return column
+
+
+def _codes_of(name: str) -> _Values:
+    """Places of the tiles' categories; -1 becomes 65535."""
+
+    def codes(tiles: TilesFile) -> Column:
+        values = tiles.columns[name]
+        return np.where(values < 0, NO_CATEGORY, values)
+
+    return codes
 
 
 def _edges_of(path: Path) -> _Values:
@@ -330,6 +365,8 @@ def tile_clusters(scores: Scores, count: int) -> npt.NDArray[np.int64]:
 
 def layer_words(group: str, name: str, kind: str) -> str:
     """Name of a layer in words: 'Pen, blue' of 'qc_pen_blue', 'Score, tumor' of a heatmap."""
+    if kind == "categories":
+        return name
     if kind == "values":
         folder, _, column = name.rpartition(":")
         if folder and column.startswith("score_"):

@@ -403,6 +403,7 @@ def _layer_facts(layer: Layer) -> dict[str, object]:
         "color": layer.color,
         "scale": layer.scale,
         "colors": layer.colors,
+        "names": layer.names,
         "empty": layer.is_empty,
     }
 

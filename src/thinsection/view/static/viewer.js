@@ -110,7 +110,7 @@ async function load(layer) {
   const answer = await get(at(slide.id, "layers", layer.number));
   if (layer.kind === "outlines") return shapes(await answer.json());
   const bytes = await answer.arrayBuffer(), [count, width, height, dx, dy] = new Uint32Array(bytes, 0, 5), start = 20 + 8 * count;
-  const Values = { values: Float32Array, edges: Int32Array }[layer.kind] || Uint8Array;
+  const Values = { values: Float32Array, edges: Int32Array, categories: Uint16Array }[layer.kind] || Uint8Array;
   const data = { count, width, height, dx, dy, coords: new Int32Array(bytes, 20, 2 * count), values: new Values(bytes, start) };
   raster(data, painter(layer, data));
   return data;
@@ -134,6 +134,7 @@ function painter({ kind, scale, colors }, data) {  // the colour and the opacity
   const { values } = data, classes = colors.map(rgb);
   if (kind === "colours") return i => [...values.subarray(3 * i, 3 * i + 3), 255];
   if (kind === "classes") return i => [...classes[values[i] % classes.length], 255];
+  if (kind === "categories") return i => values[i] < classes.length ? [...classes[values[i]], 255] : [0, 0, 0, 0];
   if (kind !== "values") return null;
   const finite = values.filter(Number.isFinite), sorted = (scale === "signed" ? finite.map(Math.abs) : finite).sort();
   let [low, high] = [0.01, 0.99].map(share => sorted[Math.round(share * (sorted.length - 1))] || 0);
@@ -203,8 +204,9 @@ function legend() {
     if (layer.kind === "colours") box.append(" 1, 2, 3 as red, green, blue");
     if (layer.kind === "edges") box.append(`, drawn when at most ${MOST_EDGES.toLocaleString("en")} edges are visible`);
     const sizes = [];
-    if (layer.kind === "classes") for (const c of data.values) sizes[c] = (sizes[c] || 0) + 1;
-    sizes.forEach((size, c) => box.append(make("br"), swatch(layer.colors[c % layer.colors.length]), `${c}: ${size} tile${size === 1 ? "" : "s"}`));
+    if (layer.kind === "classes" || layer.kind === "categories") for (const c of data.values) sizes[c] = (sizes[c] || 0) + 1;
+    const named = c => layer.kind === "classes" ? c : layer.names[c] ?? "none", sign = c => c < layer.colors.length || layer.kind === "classes" ? [swatch(layer.colors[c % layer.colors.length])] : [];
+    sizes.forEach((size, c) => box.append(make("br"), ...sign(c), `${named(c)}: ${size} tile${size === 1 ? "" : "s"}`));
     return box;
   });
   $("legend").replaceChildren(...boxes);
@@ -346,9 +348,9 @@ new OpenSeadragon.MouseTracker({ element: viewer.container, moveHandler: event =
   if (!slide || !viewer.world.getItemAt(0)) return;
   const [x, y] = place(event.position), told = [`x ${x}, y ${y}`];
   pointer = [x, y];
-  for (const { data, words } of slide.layers.filter(layer => layer.on && layer.data && ["values", "classes"].includes(layer.kind))) {
+  for (const { data, words, kind, names } of slide.layers.filter(layer => layer.on && layer.data && ["values", "classes", "categories"].includes(layer.kind))) {
     const i = tileAt(data, x, y);
-    if (i >= 0) told.push(`${words} ${+data.values[i].toPrecision(4)}`);
+    if (i >= 0) told.push(`${words} ${kind === "categories" ? names[data.values[i]] ?? "none" : +data.values[i].toPrecision(4)}`);
   }
   $("place").textContent = told.join(" · ");
 } });
