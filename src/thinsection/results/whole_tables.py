@@ -54,11 +54,18 @@ def columns_of_slides(
             "table must have a row per tile and a column besides slide_id, x and y, got "
             f"{counted(len(rows.slide_ids), 'row')} and {counted(len(names), 'column')}"
         )
+    named = dict.fromkeys(rows.slide_ids.tolist())
+    for slide_id in named:
+        if slide_id not in slides:
+            count = int((rows.slide_ids == slide_id).sum())
+            raise InvalidInputError(
+                f"rows must be of slides with tiles in {grid}, got "
+                f"{counted(count, 'row')} of {slide_id!r}{nearest(slide_id, slides)}; pass "
+                'their grid, grid="...", or leave these rows out'
+            )
     order = {
-        slide_id: _row_of_tiles(
-            rows, slide_id, grid, slides, read_tiles, partial=partial
-        )
-        for slide_id in dict.fromkeys(rows.slide_ids.tolist())
+        slide_id: _row_of_tiles(rows, slide_id, grid, read_tiles, partial=partial)
+        for slide_id in named
     }
     for slide_id, row_of_tile in order.items():
         for name in names:
@@ -70,19 +77,12 @@ def _row_of_tiles(
     rows: TableRows,
     slide_id: str,
     grid: str,
-    slides: Sequence[str],
     read_tiles: ReadTiles,
     *,
     partial: bool,
 ) -> npt.NDArray[np.int64]:
     """Row of the table for each tile of a slide; -1 for a tile without one."""
     table_rows = np.flatnonzero(rows.slide_ids == slide_id)
-    if slide_id not in slides:
-        raise InvalidInputError(
-            f"rows must be of slides with tiles in {grid}, got "
-            f"{counted(len(table_rows), 'row')} of {slide_id!r}{nearest(slide_id, slides)}; pass "
-            'their grid, grid="...", or leave these rows out'
-        )
     tiles = read_tiles(slide_id, grid)
     tile_of = {
         corner: row for row, corner in enumerate(map(tuple, tiles.coords_l0.tolist()))
