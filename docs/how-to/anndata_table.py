@@ -13,9 +13,7 @@ ts.run("slides", out="results", until="embeddings", tile_px=128)
 # --8<-- [start:script]
 import anndata
 
-from thinsection.exchange.anndata import export_anndata
-
-export_anndata("results", "tiles.h5ad")
+ts.export_anndata("results", "tiles.h5ad")
 table = anndata.read_h5ad("tiles.h5ad")
 print(table, table.obsm["spatial"][:3])
 # --8<-- [end:script]

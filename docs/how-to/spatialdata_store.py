@@ -9,7 +9,6 @@ from pathlib import Path
 import spatialdata
 
 import thinsection as ts
-from thinsection.exchange.spatialdata import export_spatialdata
 from thinsection.testing.synthetic import write_he_slide
 
 folder = Path(tempfile.mkdtemp())
@@ -18,7 +17,7 @@ write_he_slide(folder / "s.svs", (1400, 1000), seed=3, mpp=0.5)
 # %%
 # --8<-- [start:script]
 ts.run([folder / "s.svs"], out=folder / "results", until="tiles", tile_px=128)
-export_spatialdata(folder / "results", folder / "stores")
+ts.export_spatialdata(folder / "results", folder / "stores")
 data = spatialdata.read_zarr(folder / "stores" / "s.zarr")
 # --8<-- [end:script]
 extent = spatialdata.get_extent(data, coordinate_system="um")
