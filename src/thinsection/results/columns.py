@@ -185,7 +185,13 @@ def _names_and_array(
             )
         names = _checked_names(name, [str(word) for word in values.categories])
         return names, np.asarray(values.codes)
-    array = _plain_array(values)
+    try:
+        array = _plain_array(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInputError(
+            f"values of {name!r} must be an array of one value for each tile, got "
+            f"{type(values).__name__}: {error}"
+        ) from error
     if array.ndim != 1:
         raise InvalidInputError(
             f"values of {name!r} must be one for each tile, of shape (N,), got shape "
@@ -237,6 +243,9 @@ def _plain_array(values: Values) -> npt.NDArray[Any]:
         return np.asarray(values.to_numpy(dtype=getattr(dtype, "numpy_dtype", None)))
     if is_of_pandas:
         return np.asarray(values.to_numpy(dtype=object, na_value=None))
+    if isinstance(values, list | tuple) and any(isinstance(v, str) for v in values):
+        # NumPy would make words of numbers, and of NaN
+        return np.array(values, dtype=object)
     return np.asarray(values)
 
 

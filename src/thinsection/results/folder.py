@@ -555,7 +555,13 @@ class Results:
             tiles = self._tile_table(slide_id, grid)
             items.append(self._to_store(slide_id, grid, tiles, column))
         self._store(items, overwrite)
-        missing = [name for name in with_tiles if name not in set(rows.slide_ids)]
+        in_table = set(rows.slide_ids.tolist())
+        missing = [
+            slide_id
+            for slide_id in with_tiles
+            if slide_id not in in_table
+            and self.ledgers[slide_id].stages[f"{grid}/{TILES}"].facts.get("num_tiles")
+        ]
         if missing:
             shown = ", ".join(missing[:_SHOWN_SLIDES])
             more = ", ..." if len(missing) > _SHOWN_SLIDES else ""

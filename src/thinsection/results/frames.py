@@ -74,6 +74,8 @@ def to_pandas(
     categories = shared_categories(parts)
     tables = []
     for part in parts:
+        if not len(part.tiles.coords_l0):
+            continue  # it has no row
         coords_l0 = part.tiles.coords_l0
         columns: dict[str, object] = {"slide_id": part.slide_id}
         if with_corners:
