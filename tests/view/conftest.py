@@ -19,6 +19,7 @@ from thinsection.view import Viewer
 
 GRID = "256px_0.5mpp"
 A, B = "a #1 &amp; 'ü' 日本", "b"
+OWN_CLASS = "own <b>class"  # a column of categories, some tiles have none
 HOSTILE = '<img src=x onerror="document.title=1">'
 
 
@@ -34,7 +35,7 @@ def view_slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def view_results(
     tmp_path_factory: pytest.TempPathFactory, view_slides: Path
 ) -> Results:
-    """With checks, measures, a graph, embeddings, and a heatmap that no ledger names."""
+    """With checks, measures, a graph, embeddings, a heatmap that no ledger names, and classes."""
     out = tmp_path_factory.mktemp("view") / "results"
     flat = {"memory": "256MiB", "pretrained": False, "qc": "auto", "measures": True}
     config = replace_flat(RunConfig(), {**flat, "graph": "knn:4"})
@@ -52,6 +53,9 @@ def view_results(
             writer.add_column(
                 HOSTILE.replace("/", ""), coords_l0[:, 0].astype(np.float32)
             )
+        words = [(HOSTILE, "fat", "")[row % 3] for row in range(len(coords_l0))]
+        colors = {HOSTILE: "#FF0000", "fat": "#0000FF"}
+        results.write_column(slide_id, OWN_CLASS, words, colors=colors)
     return results
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from PIL import Image
-from tests.view.conftest import HOSTILE, A, B
+from tests.view.conftest import HOSTILE, OWN_CLASS, A, B
 from tests.view.test_layers import brute_force
 
 from thinsection.results.folder import Results
@@ -123,6 +123,43 @@ def test_it_zooms_to_the_files_px_and_says_where(page: Any, view_slides: Path) -
     page.wait_for_function(
         "() => /x (999|100.), y (699|70.)/.test($('place').textContent)"
     )
+
+
+def test_classes_of_a_column_have_their_colours_and_names(
+    page: Any, view_results: Results
+) -> None:
+    page.evaluate("Promise.all(slide.layers.map(layer => turn(layer, false)))")
+    stored = view_results.tiles(A)
+    words = stored.values(OWN_CLASS).tolist()
+    code = "name => turn(slide.layers.find(layer => layer.name === name), true)"
+    page.evaluate(code, OWN_CLASS)
+    page.evaluate("viewer.viewport.goHome(true)")
+    settled(page)
+    page.evaluate("draw()")
+    lines = page.inner_text("#legend").splitlines()
+    assert lines[0] == OWN_CLASS
+    for name in set(words):
+        count = words.count(name)
+        text = f"{name or 'none'}: {count} tile{'s' * (count > 1)}"
+        assert text in lines
+    painted = canvas(page, "over")
+    frame = page.evaluate("frame()")
+    colors = {HOSTILE: (255, 0, 0), "fat": (0, 0, 255)}
+    for row in range(3):
+        x, y = stored.coords_l0[row] + 128
+        pixel = painted[
+            round(frame["y"] + y * frame["k"]), round(frame["x"] + x * frame["k"])
+        ]
+        if words[row]:
+            assert np.abs(pixel[:3].astype(int) - colors[words[row]]).max() <= 2
+            assert pixel[3] == pytest.approx(128, abs=3)
+        else:
+            assert pixel[3] == 0
+        page.mouse.move(*place_of(page, int(x), int(y)))
+        told = f"{OWN_CLASS} {words[row] or 'none'}"
+        page.wait_for_function(
+            "told => $('place').textContent.includes(told)", arg=told
+        )
 
 
 def test_layers_are_drawn_with_opacity_and_legend(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.decomposition import PCA
-from tests.view.conftest import HOSTILE, A, B
+from tests.view.conftest import HOSTILE, OWN_CLASS, A, B
 
 from thinsection.errors import InvalidInputError, StoreError, ThinsectionError
 from thinsection.results.folder import Results, open_results
@@ -50,6 +50,7 @@ def test_every_table_graph_mask_and_embedding_is_a_layer(
     assert kinds[grid, "tiles"] == "grid"
     assert kinds[grid, "graph_knn-4"] == "edges"
     assert kinds[f"{grid}/tiles", "tissue_fraction"] == "values"
+    assert kinds[f"{grid}/columns", OWN_CLASS] == "categories"
     assert kinds[f"{grid}/measures", "px_focus"] == "values"
     heatmap = f"heatmap_m:{HOSTILE.replace('/', '')}"
     assert kinds[f"{grid}/heatmap_m", heatmap] == "values"
