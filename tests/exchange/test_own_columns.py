@@ -402,3 +402,9 @@ def test_a_share_per_slide_can_be_the_target_of_a_label_table(
             assert share == pytest.approx((words == name).mean())
         mean = with_clusters.tiles(slide_id, SMALL).columns["distance"].mean()
         assert small.loc[slide_id, "distance_mean"] == pytest.approx(mean)
+    target = "leiden_share_stroma 1"
+    small.reset_index()[["slide_id", target]].to_csv(tmp_path / "l.csv", index=False)
+    command = ["labels", str(tmp_path / "l.csv"), "--target", target]
+    ended = CliRunner().invoke(build_app(["labels"]), command)
+    assert ended.exit_code == 0, ended.output
+    assert target in ended.output and "regression" in ended.output

@@ -26,18 +26,20 @@ from thinsection.files.pages import data_uri
 from thinsection.files.tables import open_table
 from thinsection.report.stored import thumbnail_file
 from thinsection.results.choice import matching, newest_of, say_choice
+from thinsection.results.column_files import (
+    ColumnToStore,
+    column_address,
+    store_column,
+    used_colors,
+)
 from thinsection.results.columns import (
     Colors,
-    ColumnToStore,
     OwnColumn,
     Values,
     check_length,
     check_name,
-    column_address,
     own_column,
     rows_in_order,
-    store_column,
-    used_colors,
 )
 from thinsection.results.frames import (
     SlideRows,
@@ -461,7 +463,7 @@ class Results:
                 Other categories keep the colours of the other slides, or get one of their own.
             overwrite: replace other values of this name. Equal values are never written again.
 
-        Memory: 40 bytes per tile.
+        Memory: 110 bytes per tile.
 
         Raises:
             InvalidInputError: values of another length, type or order, an infinite number, or a
@@ -512,7 +514,7 @@ class Results:
             partial: True if tiles of a slide may lack a row: they get no value.
             overwrite: replace other values of these names.
 
-        Memory: the table, and 100 bytes per row.
+        Memory: the table, and 250 bytes per row and column.
 
         Raises:
             InvalidInputError: a row without a tile, a tile without a row, or as for `write_column`.
