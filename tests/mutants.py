@@ -33,7 +33,10 @@ TARGETS = {
     "thinsection.segment.windows": "tests/segment",
     "thinsection.slide.cohort": "tests/slide/test_cohort.py",
     "thinsection.slide.geometry": "tests/slide/test_geometry.py",
-    "thinsection.exchange.qupath": "tests/exchange/test_qupath.py",
+    "thinsection.exchange.qupath": "tests/exchange/test_qupath.py "
+    "tests/exchange/test_own_columns.py",
+    "thinsection.results.columns": "tests/results/test_columns.py",
+    "thinsection.results.column_files": "tests/results/test_columns.py",
     "thinsection.exchange.peer_import": "tests/exchange/test_peer_import.py",
 }
 LEAST_NOTICED = 0.85
