@@ -37,7 +37,7 @@ class Categories:
     def labels(self, codes: npt.NDArray[np.integer]) -> npt.NDArray[np.str_]:
         """Name of each tile (N,); '' for a tile without one."""
         names = np.array([*self.names, ""], dtype=np.str_)
-        return names[codes]  # -1 is the last one
+        return np.asarray(names[codes])  # -1 is the last one
 
     @property
     def color_by_name(self) -> dict[str, str]:
