@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def results(made: Path, tmp_path: Path) -> Results:
     return open_results(tmp_path / "results")
 
 
-def clustered(table) -> None:
+def clustered(table: Any) -> None:
     """Adds clusters of k-means to a table, as scanpy would, with names and colours."""
     from sklearn.cluster import KMeans
 
@@ -157,7 +158,7 @@ def test_a_tile_without_a_category_is_none_in_the_viewer(results: Results) -> No
     assert layers[f"{SMALL}/e"].is_empty
 
 
-def tiles_of(path: Path) -> list[dict]:
+def tiles_of(path: Path) -> list[dict[str, Any]]:
     features = json.loads(path.read_text())["features"]
     kinds = ("detection", "tile")
     return [f for f in features if f["properties"]["objectType"] in kinds]
@@ -253,21 +254,24 @@ def test_a_heatmap_of_classes_has_their_colours(
         assert ts.heatmap(column, with_clusters.folder, out=tmp_path / "h", grid=SMALL)
 
 
+def legend_of(axes: Any) -> list[str]:
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
 def test_plots_draw_classes(with_clusters: Results) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     axes = ts.plot.heatmap(with_clusters, A, "leiden", SMALL)
     stored = with_clusters.tiles(A, SMALL).values("leiden").tolist()
-    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    texts = legend_of(axes)
     for name in set(stored):
         count = stored.count(name)
         assert f"{name}: {count} tile{'s' * (count > 1)}" in texts
     axes = ts.plot.embedding(with_clusters, features(SMALL), color="leiden")
-    labels = {text.get_text() for text in axes.get_legend().get_texts()}
-    assert labels == set(NAMES)
+    assert set(legend_of(axes)) == set(NAMES)
     from matplotlib.colors import to_hex
 
     for dots in axes.collections:
-        assert to_hex(dots.get_facecolor()[0]).upper() == COLORS[dots.get_label()]
+        assert to_hex(dots.get_facecolor()[0]).upper() == COLORS[str(dots.get_label())]
     ts.plot.heatmap(with_clusters, A, "distance", SMALL)
     pyplot.close("all")
 
@@ -306,8 +310,7 @@ def test_codes_of_a_dataset_mean_the_same_on_all_slides(results: Results) -> Non
     names = data.categories["c"].names
     assert names == ("x", "y", "z")
     for item in data:
-        words = results.tiles(item["slide_id"], SMALL).values("c")
-        word = words[item["row"]]
+        word = results.tiles(item["slide_id"], SMALL).values("c")[item["row"]]
         assert np.isnan(item["c"]) if not word else names[int(item["c"])] == word
 
 
@@ -378,7 +381,9 @@ def test_geopandas_gets_squares_with_the_columns(with_clusters: Results) -> None
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-def test_every_export_takes_text_and_paths(made: Path, tmp_path: Path, kind) -> None:
+def test_every_export_takes_text_and_paths(
+    made: Path, tmp_path: Path, kind: type
+) -> None:
     folder = kind(made / "results")
     assert ts.export_anndata(folder, kind(tmp_path / "t.h5ad"), features=SMALL) > 0
     assert ts.export_qupath(folder, kind(tmp_path / "q"), grid=SMALL) == 2
