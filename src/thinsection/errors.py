@@ -29,6 +29,8 @@ _ASK_AGAIN_S = 0.05
 # begins the words of an error for want of memory, by which a retry asks for more
 OUT_OF_MEMORY = "out of memory"
 _LOG = logging.getLogger("thinsection")
+# begins the line of `naming_part`
+_IN_PART = "raised in "
 
 
 class ThinsectionError(Exception):
@@ -171,8 +173,17 @@ def error_words(error: BaseException) -> str:
     """An error in words for a user, on one line; the names of classes are for the log.
 
     An error of this package says what is to be done. Of another error that nobody foresaw, the
-    words say so; a traceback beside it has its class.
+    words say so; a traceback beside it has its class. An error of a part of another package names
+    the part.
     """
+    notes = getattr(error, "__notes__", ())
+    parts = [note for note in notes if note.startswith(_IN_PART)]
+    words = _words_alone(error)
+    return f"{words} ({'; '.join(parts)})" if parts else words
+
+
+def _words_alone(error: BaseException) -> str:
+    """Words of an error without its notes, see `error_words`."""
     text = " ".join(str(error).split())
     if isinstance(error, ThinsectionError):
         return text
@@ -260,6 +271,46 @@ class slide_boundary:
 def add_note(error: BaseException, note: str) -> None:
     """Adds a line to the error, as `BaseException.add_note` of Python 3.11 does."""
     error.__notes__ = [*getattr(error, "__notes__", []), note]
+
+
+class naming_part:
+    """Adds to an error of the block which part of another package raised it.
+
+    Wherever a reader, encoder, check, head or another part is called that another package may
+    bring, the call stands in such a block. Parts of this package add no line.
+
+    Args:
+        kind: what the part is: 'reader', 'encoder'.
+        name: its name, as a person types it.
+        part: the class, function or object that is called.
+    """
+
+    __slots__ = ("_kind", "_name", "_part")
+
+    def __init__(self, kind: str, name: str, part: object) -> None:
+        self._kind = kind
+        self._name = name
+        self._part = part
+
+    def __enter__(self) -> None:
+        """Begins the block."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends the block; an error goes on."""
+        if not isinstance(error, Exception):
+            return
+        part = getattr(self._part, "func", self._part)  # the function of a partial
+        package = str(getattr(part, "__module__", "")).partition(".")[0]
+        if package in ("", "thinsection"):
+            return
+        note = f"{_IN_PART}{self._kind} {self._name!r} of package {package!r}"
+        if note not in getattr(error, "__notes__", ()):
+            add_note(error, note)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from thinsection.encode.memory import weights_bytes as weights_bytes
     from thinsection.encode.own import OwnTileEncoder as OwnTileEncoder
     from thinsection.encode.own import make_encoder as make_encoder
+    from thinsection.encode.preprocessing import TilePixels as TilePixels
     from thinsection.encode.preprocessing import preprocess as preprocess
     from thinsection.encode.registry import DEFAULT_ENCODER as DEFAULT_ENCODER
     from thinsection.encode.registry import Architecture as Architecture
@@ -28,7 +29,7 @@ _NAMES_OF = {
     "load": "load_encoder",
     "memory": "batch_bytes largest_batch_size weights_bytes",
     "own": "OwnTileEncoder make_encoder",
-    "preprocessing": "preprocess",
+    "preprocessing": "TilePixels preprocess",
     "registry": "DEFAULT_ENCODER Architecture EncoderSpec declared_encoders encoder_spec",
 }
 __getattr__ = lazy_names(__name__, _NAMES_OF)

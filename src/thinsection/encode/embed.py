@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from thinsection.encode.answers import check_attributes, encoded
 from thinsection.encode.encoder import TileEncoder
 from thinsection.errors import InvalidInputError
 from thinsection.slide import Slide
@@ -90,6 +91,8 @@ class BatchEncoder(Generic[S, Item]):
         if not encoders:
             raise InvalidInputError("encoders must name at least one encoder, got none")
         self._encoders = tuple(encoders)
+        for encoder in self._encoders:
+            check_attributes(encoder)
         self._labels = [encoder.label for encoder in encoders]
         if len(set(self._labels)) < len(self._labels):
             raise InvalidInputError(
@@ -179,9 +182,8 @@ class BatchEncoder(Generic[S, Item]):
     ) -> PendingResult | Arrays:
         """Runs one encoder; returns a copy that is in progress on a GPU, else the arrays."""
         encoder = self._encoders[number]
-        encode: Encode = encoder.encode_with_tokens
-        if request == "embeddings":
-            encode = partial(_encode_without_tokens, encoder)
+        with_tokens = request == "tokens"
+        encode: Encode = partial(encoded, encoder, with_tokens=with_tokens)
         halving = self._halving[number]
         if halving is None:
             return tuple(x.float().cpu().numpy() for x in encode(host))
@@ -226,11 +228,6 @@ class BatchEncoder(Generic[S, Item]):
             tokens=tokens,
             notes=pending.notes,
         )
-
-
-def _encode_without_tokens(encoder: TileEncoder, tiles: Tensor) -> tuple[Tensor]:
-    """Embeddings in the form of `encode_with_tokens`."""
-    return (encoder.encode(tiles),)
 
 
 def pinned_allocator(

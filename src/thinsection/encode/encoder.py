@@ -5,9 +5,10 @@ Shapes: B tiles, [B, H, W, 3] uint8 in; embeddings [B, D] and tokens [B, T, C] f
 
 from __future__ import annotations
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinsection.encode.backbone import Backbone, cast_matmul_weights, unfilled_backbone
 from thinsection.encode.engine import (
@@ -26,7 +27,7 @@ from thinsection.encode.engine import (
 )
 from thinsection.encode.preprocessing import (
     CPU_TILES,
-    TileBatch,
+    TilePixels,
     as_uint8_batch,
     preprocess,
 )
@@ -46,28 +47,58 @@ from thinsection.weights.placement import DTYPES, Placement
 class TileEncoder(ABC):
     """Encoder from tiles to one vector per tile. The same batch gives the same bytes.
 
-    An encoder of another package sets the attributes without a value and the abstract methods. It
-    overrides `encode_with_tokens` if it has a dense map.
+    An encoder of another package sets `spec` and defines `encode`; docs/encoders.md has the
+    shortest one. It overrides `encode_with_tokens` if it has a dense map. Attributes may be set in
+    the class or in `__init__`.
+
+    Attributes:
+        spec: name, length of an embedding, and the tiles for which the encoder was made.
+        device: device on which it computes. A class that sets it computes nowhere else.
+        precision: precision of matrix products: fp32, fp16 or bf16.
+        version: stands for code that no weights stand for. Change it whenever the same tiles give
+            other embeddings than before; stored ones are then computed again.
+        origin: origin of the weights; `load_encoder` sets it.
+        engine: name and version, and why no other engine is used. It is recorded, but is not part
+            of the identity: in fp32, engines differ only as sums in another order do.
     """
 
     spec: EncoderSpec
     device: torch.device
-    precision: str  # precision of matrix products: fp32, fp16 or bf16
-    origin: Origin = Origin()  # origin of the weights; `load_encoder` sets it
-    # Name and version, and why no other engine is used. It is recorded, but is not part of the
-    # identity: in fp32, engines differ only as sums in another order do.
+    precision: str
+    version: str = ""
+    origin: Origin = Origin()
     engine: str = f"torch {torch.__version__}"
 
-    @property
-    @abstractmethod
+    def __init__(
+        self, *, device: str | torch.device = "cpu", precision: str = "fp32"
+    ) -> None:
+        """Sets where it computes; a subclass then makes its network."""
+        if not hasattr(type(self), "device"):
+            self.device = torch.device(device)
+        self.precision = precision
+
+    @cached_property
     def weights_hash(self) -> str:
-        """sha256 of the weights' names and bytes."""
+        """sha256 of the weights of all networks among the attributes; '' if there is none.
+
+        An encoder with weights elsewhere sets this attribute itself.
+        """
+        values = vars(self).values()
+        return hash_networks([v for v in values if isinstance(v, nn.Module)])
 
     @abstractmethod
-    def encode(self, tiles_u8: TileBatch) -> Tensor:
-        """float32 [B, D] on `device`."""
+    def encode(self, tiles_u8: TilePixels) -> Tensor:
+        """Embeddings of tiles.
 
-    def encode_with_tokens(self, tiles_u8: TileBatch) -> tuple[Tensor, Tensor]:
+        Args:
+            tiles_u8: uint8 [B, H, W, 3], a tensor or a NumPy array. In a run it is a tensor, on
+                `device` if that is a GPU.
+
+        Returns:
+            Floating-point numbers [B, D] on `device`. A run takes a NumPy array as well.
+        """
+
+    def encode_with_tokens(self, tiles_u8: TilePixels) -> tuple[Tensor, Tensor]:
         """Embeddings, exactly those of `encode`, and tokens float32 [B, T, C], from one pass.
 
         Tokens are patch tokens in row-major order, without prefix tokens, or the positions of a
@@ -82,7 +113,7 @@ class TileEncoder(ABC):
             f"these have: {', '.join(names)}"
         )
 
-    def encode_tokens(self, tiles_u8: TileBatch) -> Tensor:
+    def encode_tokens(self, tiles_u8: TilePixels) -> Tensor:
         """float32 [B, T, C] on `device`: only the tokens of `encode_with_tokens`."""
         return self.encode_with_tokens(tiles_u8)[1]
 
@@ -90,6 +121,14 @@ class TileEncoder(ABC):
     def dim(self) -> int:
         """Length D of an embedding."""
         return self.spec.dim
+
+    @property
+    def has_tokens(self) -> bool:
+        """True if it has a dense map: its spec says so, and its class defines it."""
+        method = type(self).encode_with_tokens
+        return (
+            self.spec.supports_tokens and method is not TileEncoder.encode_with_tokens
+        )
 
     @property
     def identity(self) -> dict[str, str]:
@@ -101,8 +140,10 @@ class TileEncoder(ABC):
         identity = self.origin.identity(
             self.spec.name, precision=self.precision, weights_hash=self.weights_hash
         )
-        preprocessing = json.dumps(self.spec.preprocessing, sort_keys=True)
-        return identity | {"preprocessing": preprocessing}
+        preprocessing = dict(self.spec.preprocessing)
+        if self.version:
+            preprocessing["version"] = self.version
+        return identity | {"preprocessing": json.dumps(preprocessing, sort_keys=True)}
 
     @property
     def provenance(self) -> dict[str, str]:
@@ -140,9 +181,17 @@ def encoder_identity(encoder: TileEncoder) -> EncoderIdentity:
         name=encoder.spec.name,
         label=encoder.label,
         provenance=encoder.provenance,
-        supports_tokens=encoder.spec.supports_tokens,
+        supports_tokens=encoder.has_tokens,
         files=encoder.origin.files,
     )
+
+
+def hash_networks(networks: Sequence[nn.Module]) -> str:
+    """sha256 of the weights of all networks, in any order; '' without a network."""
+    hashes = [hash_state_dict(network.state_dict()) for network in networks]
+    if len(hashes) < 2:
+        return "".join(hashes)
+    return hashlib.sha256("".join(sorted(hashes)).encode()).hexdigest()
 
 
 def _picture(spec: EncoderSpec) -> RgbArray:
@@ -245,7 +294,7 @@ class NetworkTileEncoder(TileEncoder):
         self.engine = network.engine
         return check
 
-    def encode(self, tiles_u8: TileBatch) -> Tensor:
+    def encode(self, tiles_u8: TilePixels) -> Tensor:
         """float32 [B, D] embeddings on `device`; InvalidInputError for tiles of a wrong shape.
 
         Memory: see `batch_bytes`. On a CPU the network receives `CPU_TILES` at a time, so that a
@@ -254,7 +303,7 @@ class NetworkTileEncoder(TileEncoder):
         (embeddings,) = self._answers(tiles_u8, with_tokens=False)
         return embeddings
 
-    def encode_with_tokens(self, tiles_u8: TileBatch) -> tuple[Tensor, Tensor]:
+    def encode_with_tokens(self, tiles_u8: TilePixels) -> tuple[Tensor, Tensor]:
         """Embeddings [B, D] and patch tokens [B, T, C], float32, from one pass.
 
         Memory: as `encode`, and 4 B T C bytes; see `batch_bytes(..., tokens=True)`.
@@ -268,7 +317,7 @@ class NetworkTileEncoder(TileEncoder):
         """Number of tiles of a batch that the network receives at a time on this device."""
         return min(batch_size, CPU_TILES) if self.device.type == "cpu" else batch_size
 
-    def _answers(self, tiles_u8: TileBatch, *, with_tokens: bool) -> list[Tensor]:
+    def _answers(self, tiles_u8: TilePixels, *, with_tokens: bool) -> list[Tensor]:
         """Embeddings and, if requested, tokens of a batch, float32, computed part by part."""
         assert self._network is not None, "its graph is loaded by to_openvino"
         batch = as_uint8_batch(tiles_u8)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from thinsection.encode.answers import load_from_package
 from thinsection.encode.backbone import (
     Backbone,
     build_backbone,
@@ -82,7 +83,14 @@ def load_encoder(
                 f"engine must be auto or torch for {name!r}, which another package provides, "
                 f"got {engine!r}"
             )
-        brought = _load_from_package(name, device, precision, weights, pretrained, seed)
+        brought = load_from_package(
+            name,
+            device=device,
+            precision=precision,
+            weights=weights,
+            pretrained=pretrained,
+            seed=seed,
+        )
         brought.origin = replace(origin, name=name)
         return brought
     spec = find_spec(name)
@@ -117,31 +125,6 @@ def load_encoder(
         return NetworkTileEncoder(spec, backbone, placement, origin, weights_hash)
 
     return _on_engine(load_on_torch, engine, is_random=not pretrained)
-
-
-def _load_from_package(  # noqa: PLR0917 - the arguments of `load_encoder`
-    name: str,
-    device: str | torch.device,
-    precision: str,
-    weights: str | Path | None,
-    pretrained: bool,
-    seed: int,
-) -> TileEncoder:
-    """Encoder that another package registers."""
-    placement = place(device, precision)
-    encoder = ENCODERS.load(name)(
-        device=placement.device,
-        precision=placement.precision,
-        weights=weights,
-        pretrained=pretrained,
-        seed=seed,
-    )
-    if not isinstance(encoder, TileEncoder):
-        raise InvalidInputError(
-            f"entry point {name!r} must return a TileEncoder, got {type(encoder).__name__}; "
-            "subclass TileEncoder"
-        )
-    return encoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ embeddings of four fixed tiles, which a run compares with the sample of stored r
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -25,12 +24,12 @@ from torch import Tensor, nn
 from thinsection.encode.encoder import (
     TileEncoder,
     arithmetic,
+    hash_networks,
     seeded_tiles,
 )
-from thinsection.encode.preprocessing import CPU_TILES, TileBatch, as_uint8_batch
+from thinsection.encode.preprocessing import CPU_TILES, TilePixels, as_uint8_batch
 from thinsection.encode.registry import ENCODERS, Architecture, EncoderSpec, our_name
 from thinsection.errors import InvalidInputError
-from thinsection.weights.files import hash_state_dict
 from thinsection.weights.origin import Origin, slug
 from thinsection.weights.placement import Placement, Precision, place
 
@@ -135,7 +134,8 @@ class OwnTileEncoder(TileEncoder):
         self._network = network
         self._networks = networks
         self._transform = transform
-        self._hash = _hash_networks(networks)
+        # `current` hashes the weights again
+        self.weights_hash = hash_networks([*networks.values()])
         self.spec = _spec(name, network, tile_px)
         embeddings = self._tested()
         self.spec = replace(self.spec, dim=embeddings.shape[1])
@@ -147,16 +147,11 @@ class OwnTileEncoder(TileEncoder):
             f"<{self.label}: {kind}, {self.dim}-d, {self.precision} on {self.device}>"
         )
 
-    @property
-    def weights_hash(self) -> str:
-        """sha256 of the weights when it was made; of nothing if it has none."""
-        return self._hash
-
     @cached_property
     def identity(self) -> dict[str, str]:
         """Name, hash of the weights, precision and version."""
         identity = self.origin.identity(
-            self.spec.name, precision=self.precision, weights_hash=self._hash
+            self.spec.name, precision=self.precision, weights_hash=self.weights_hash
         )
         # `predict` compares this fact, too
         return identity | {"preprocessing": json.dumps({"version": self.version})}
@@ -173,7 +168,7 @@ class OwnTileEncoder(TileEncoder):
         named = Origin(
             name=f"{self.spec.name}{version}", own_weights=bool(self._networks)
         )
-        return named.label("", precision=self.precision, weights_hash=self._hash)
+        return named.label("", precision=self.precision, weights_hash=self.weights_hash)
 
     def current(self) -> OwnTileEncoder:
         """The same encoder with the hash and the sample of its weights and code of now."""
@@ -189,13 +184,13 @@ class OwnTileEncoder(TileEncoder):
 
     def check_unchanged(self) -> None:
         """Raises InvalidInputError: the weights are others than when it was made."""
-        if _hash_networks(self._networks) != self._hash:
+        if hash_networks([*self._networks.values()]) != self.weights_hash:
             raise InvalidInputError(
                 f"weights must not change while they are in use, got others in {self.label!r}; "
                 "its embeddings of this run may mix both: run again with overwrite=True"
             )
 
-    def encode(self, tiles_u8: TileBatch) -> Tensor:
+    def encode(self, tiles_u8: TilePixels) -> Tensor:
         """float32 [B, D] on `device`. Memory: see `make_encoder`."""
         batch = as_uint8_batch(tiles_u8)
         if not len(batch):
@@ -321,14 +316,6 @@ def _networks_of(network: nn.Module | TileFunction) -> dict[str, nn.Module]:
     else:
         found |= getattr(network, "__dict__", {})
     return {name: one for name, one in found.items() if isinstance(one, nn.Module)}
-
-
-def _hash_networks(networks: Mapping[str, nn.Module]) -> str:
-    """sha256 of all weights; '' without a network."""
-    hashes = [hash_state_dict(network.state_dict()) for network in networks.values()]
-    if len(hashes) < 2:
-        return "".join(hashes)
-    return hashlib.sha256("".join(sorted(hashes)).encode()).hexdigest()
 
 
 def _device_of(networks: Mapping[str, nn.Module]) -> torch.device:

@@ -18,7 +18,7 @@ from torch import Tensor
 from thinsection.encode.registry import EncoderSpec, Rgb
 from thinsection.errors import InvalidInputError
 
-TileBatch = Tensor | npt.NDArray[np.uint8]  # uint8 [B, H, W, 3]
+TilePixels = Tensor | npt.NDArray[np.uint8]  # uint8 [B, H, W, 3]
 
 # Tiles in the network at a time on a CPU. Compared with 32, this is some per cent slower at most,
 # needs a fraction of the memory, and has a more constant peak (benchmarks/bench_heap.py).
@@ -26,7 +26,7 @@ CPU_TILES = 4
 
 
 def preprocess(
-    tiles_u8: TileBatch, spec: EncoderSpec, *, out: Tensor | None = None
+    tiles_u8: TilePixels, spec: EncoderSpec, *, out: Tensor | None = None
 ) -> Tensor:
     """Tiles resized, cropped, normalised: float32 [B, 3, input_px, input_px], channels last.
 
@@ -73,7 +73,7 @@ def preprocess(
     return out
 
 
-def as_uint8_batch(tiles_u8: TileBatch) -> Tensor:
+def as_uint8_batch(tiles_u8: TilePixels) -> Tensor:
     """Tiles as a uint8 tensor [B, H, W, 3], without a copy if possible."""
     if isinstance(tiles_u8, np.ndarray):
         # torch has no read-only tensors; it would warn and then allow writes to the array

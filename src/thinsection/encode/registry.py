@@ -66,13 +66,17 @@ class Architecture:
     options: Document = field(default_factory=dict, hash=False)
 
 
+_NOT_BUILT_HERE = Architecture(kind="custom", model="")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
     """Declared facts of a tile encoder, known before it is loaded."""
 
     name: str  # name in the registry
     dim: int  # length D of an embedding
-    architecture: Architecture
+    # the network that is built by this package; other encoders build their own
+    architecture: Architecture = _NOT_BUILT_HERE
     # edge in pixels at `tile_mpp` of the tiles for which it was made
     tile_px: int = 224
     # µm/px of those tiles; None if the publisher gives none
@@ -121,7 +125,7 @@ class EncoderSpec:
     def needs(self) -> tuple[str, ...]:
         """Python packages beyond the package's own dependencies."""
         kind = self.architecture.kind
-        if kind == "lite0":
+        if kind in ("lite0", "custom"):
             return ()
         if kind in _PACKAGE_OF:
             return (_PACKAGE_OF[kind], "huggingface_hub")
@@ -186,7 +190,10 @@ def _entries() -> Iterator[Entry]:
 
 
 class LoadEncoder(Protocol):
-    """Entry of another package, which returns a TileEncoder."""
+    """Entry of another package, which returns a TileEncoder: a class of it, or a function.
+
+    It takes those of these arguments that it needs.
+    """
 
     def __call__(
         self,

@@ -22,6 +22,7 @@ from thinsection.errors import (
     InvalidInputError,
     UnknownEncoderError,
     WeightsError,
+    naming_part,
 )
 from thinsection.registry import Entry, Registry
 from thinsection.types import GIB, CoordsL0, Size
@@ -144,7 +145,8 @@ class SlideEncoder(ABC):
 
         An encoder that needs the step between tiles, or tiles that are not square, overrides this.
         """
-        return self.encode(tile_embeddings, coords_l0, tile_px_l0=layout.size_l0[0])
+        with naming_part("slide encoder", self.name, self):
+            return self.encode(tile_embeddings, coords_l0, tile_px_l0=layout.size_l0[0])
 
     def encode_case(self, slides: Iterable[TiledSlide]) -> SlideEmbedding:
         """Embedding (D',) of all slides of a case, at least one.

@@ -14,12 +14,12 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import numpy as np
 import torch
 
-from thinsection.config import as_mapping, nearest
+from thinsection.config import as_mapping, nearest, replace_flat
 from thinsection.errors import (
     ClusterError,
     ConfigError,
@@ -78,6 +78,9 @@ from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.types import Document, counted, ignore_message, rounded
 
+if TYPE_CHECKING:
+    from thinsection.settings_types import TrainSettings
+
 SEARCHABLE = (
     "lr",
     "weight_decay",
@@ -104,6 +107,7 @@ def train(
     against: Sequence[str | Path] = (),
     overwrite: bool = False,
     on_message: Callable[[str], None] | None = None,
+    **settings: Unpack[TrainSettings],
 ) -> Document:
     """Trains a head on stored embeddings and scores it; returns the content of experiment.json.
 
@@ -114,6 +118,8 @@ def train(
         data: a results folder, or features of TRIDENT, CLAM, STAMP or slide2vec.
         out: folder of the experiment; `RESULTS/experiments/NAME` appears on the results' page.
         config: all settings; `labels.labels` and `labels.target` have no default.
+        settings: single settings by name, which replace those of `config`: labels="labels.csv",
+            target=("grade",), head="abmil".
         against: other experiments, for comparisons on the cases of both.
         overwrite: True replaces a model of other labels or settings in `out`.
         on_message: called with lines of text for the user.
@@ -126,7 +132,7 @@ def train(
     Raises ThinsectionError: labels that do not match, bad settings, a lost cluster, a model of
     other labels or settings in `out`.
     """
-    config = config or TrainConfig()
+    config = replace_flat(config or TrainConfig(), settings)
     on_message = on_message or ignore_message
     out = Path(out).absolute()
     folder = Path(data).absolute()

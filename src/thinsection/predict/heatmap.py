@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,9 @@ from thinsection.store.tiles_h5 import TilesFile
 from thinsection.store.tiles_h5 import read_tiles as read_tiles_file
 from thinsection.types import Document, counted, ignore_message
 from thinsection.weights.origin import slug
+
+if TYPE_CHECKING:
+    from thinsection.settings_types import HeatmapSettings
 
 TILE_PX = 192  # edge of a tile on the sheet in pixels
 GAP_PX = 6  # gap between tiles of the sheet in pixels
@@ -155,7 +158,7 @@ def heatmap(
     on_event: OnEvent | None = None,
     on_message: Callable[[str], None] | None = None,
     on_left_out: Callable[[str], None] | None = None,
-    **settings: object,
+    **settings: Unpack[HeatmapSettings],
 ) -> list[Path]:
     """Draws a model's heatmaps or a stored per-tile column; returns the files that were written.
 

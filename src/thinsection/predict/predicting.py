@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from thinsection.config import as_mapping, from_mapping, option, replace_flat, section
 from thinsection.errors import (
@@ -68,6 +68,9 @@ from thinsection.store.outcome import known_slides
 from thinsection.tiles.budget import StreamConfig
 from thinsection.types import Document, ignore_message
 from thinsection.weights.origin import slug
+
+if TYPE_CHECKING:
+    from thinsection.settings_types import PredictSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +178,7 @@ def predict(
     overwrite: bool = False,
     on_event: OnEvent | None = None,
     on_message: Callable[[str], None] | None = None,
-    **settings: object,
+    **settings: Unpack[PredictSettings],
 ) -> Predictions:
     """Predicts slides and their cases by a model; existing predictions are reused.
 

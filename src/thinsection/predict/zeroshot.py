@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,7 @@ from thinsection.weights.origin import slug
 
 if TYPE_CHECKING:
     from thinsection.encode.text import TextEncoder
+    from thinsection.settings_types import ZeroshotSettings
 
 
 FOLDER = "zeroshot_"
@@ -137,7 +138,7 @@ def zeroshot(
     text_encoder: TextEncoder | None = None,
     config: ZeroshotRunConfig | None = None,
     on_message: Callable[[str], None] | None = None,
-    **settings: object,
+    **settings: Unpack[ZeroshotSettings],
 ) -> Zeroshot:
     """Scores the tiles and slides of a results folder for classes that are described by texts.
 

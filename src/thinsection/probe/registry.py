@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thinsection.errors import DatasetError, InvalidInputError, ThinsectionError
+from thinsection.errors import (
+    DatasetError,
+    InvalidInputError,
+    ThinsectionError,
+    naming_part,
+)
 from thinsection.probe.config import ProbeConfig, RobustnessConfig, SegmentConfig
 from thinsection.probe.data.cases import load_cases, load_survival
 from thinsection.probe.data.load import load_robustness, load_tiles, load_values
@@ -70,7 +75,8 @@ class Probe:
             DatasetError: what is left without damaged slides does not do for the probe.
         """
         try:
-            returned = self.function(data, config)
+            with naming_part("probe", self.name, self.function):
+                returned = self.function(data, config)
         except ThinsectionError as error:
             facts: Mapping[str, Any] = getattr(data, "facts", {})
             left_out: Mapping[str, str] = facts.get(LEFT_OUT, {})

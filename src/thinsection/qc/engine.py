@@ -12,7 +12,7 @@ from pathlib import Path
 
 from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
 from thinsection.config import user_cache_dir
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, InvalidInputError, naming_part
 from thinsection.qc.checks.artefact_network import artefact_maps, ink_of
 from thinsection.qc.checks.by_example import ExampleCheck, trained_model
 from thinsection.qc.checks.check import (
@@ -286,7 +286,9 @@ class _CheckRunner:
             statistics=check.statistics or self._pipeline.statistics,
             affected_areas=affected_areas,
         )
-        outcome = check(view)
+        with naming_part("qc check", check.kind, check):
+            outcome = check(view)
+            _check_outcome(check, outcome, view)
         warnings = [
             f"{check.name} writes the column {column} of an earlier check"
             for column in outcome.scores
@@ -377,6 +379,30 @@ class _CheckRunner:
             if mask_for_tiles is not None and area_for_tiles is not None:
                 mask_for_tiles = mask_for_tiles & ~area_for_tiles
         return mask_use, mask_for_tiles
+
+
+def _check_outcome(check: QcCheck, outcome: object, view: QcView) -> None:
+    """Refuses what is no outcome for this view: checks come from other packages, too.
+
+    Raises InvalidInputError: names the class, the array and the remedy.
+    """
+    place = type(check).__name__
+    if not isinstance(outcome, Outcome):
+        raise InvalidInputError(
+            f"{place} must return an Outcome, got {type(outcome).__name__}; return "
+            "view.left(mask, self.name), or Outcome(...)"
+        )
+    shape = view.mask_use.shape
+    for name in ("mask_use", "affected_area", "sure_area"):
+        area = getattr(outcome, name)
+        if area is None:
+            continue
+        kind = str(getattr(area, "dtype", type(area).__name__))
+        if kind != "bool" or area.shape != shape:
+            raise InvalidInputError(
+                f"{name} of {place} must be bool of shape {shape}, as view.mask_use, got {kind} "
+                f"{getattr(area, 'shape', '')}; compare the values with a threshold first"
+            )
 
 
 def _removal_warning(

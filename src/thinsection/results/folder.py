@@ -64,6 +64,7 @@ from thinsection.store.tile_tables import (
     tile_table_files,
 )
 from thinsection.store.tiles_h5 import (
+    EmbeddedTiles,
     TilesFile,
     read_embedded_tiles,
     read_slide_embedding,
@@ -357,7 +358,9 @@ class Results:
         }
         return tuple(tile_table_files(self.folder, address, slide_id, files))
 
-    def tile_embeddings(self, slide_id: str, features: str | None = None) -> TilesFile:
+    def tile_embeddings(
+        self, slide_id: str, features: str | None = None
+    ) -> EmbeddedTiles:
         """Embeddings (N, D) and coordinates of a slide's tiles.
 
         `features` is one of `features`, or its last part without 'features_'; None for that of the

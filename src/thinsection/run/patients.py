@@ -279,6 +279,5 @@ def _tiled_slides(
     """Tile embeddings, coordinates and layout of these slides, read one after another."""
     for file in patient.slides:
         if file.slide_id in slide_ids:
-            tiles = read_tiles(file.path)
-            assert tiles.features is not None
-            yield tiles.features, tiles.coords_l0, layout_of(tiles, file, pooling)
+            tiles = read_embedded_tiles(file.path)
+            yield tiles.embeddings, tiles.coords_l0, layout_of(tiles, file, pooling)

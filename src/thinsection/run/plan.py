@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 import numpy as np
 from torch.nn.functional import cosine_similarity
@@ -50,6 +50,9 @@ from thinsection.types import (
     parse_bytes,
 )
 from thinsection.weights.placement import cpu_has_bf16, place
+
+if TYPE_CHECKING:
+    from thinsection.settings_types import RunSettings
 
 # bf16 is proposed if it encodes at least this many times as many tiles per CPU-second
 BF16_GAIN = 1.25
@@ -108,13 +111,15 @@ def plan(
     *,
     config: RunConfig | None = None,
     on_message: Listener | None = None,
+    **settings: Unpack[RunSettings],
 ) -> RunPlan:
     """Predicts peak memory and time from headers, thumbnails and this machine's calibration.
 
     Args:
         slides: files, folders or cohort CSVs; or the entries of `load_cohort`.
-        config: settings of the planned run.
+        config: all settings of the planned run.
         on_message: called before each measurement, once per machine and encoder.
+        settings: single settings by name, which replace those of `config`, as for `run`.
 
     On a CPU with bf16 units, some tiles of one slide are read as well. They serve to measure the
     error in bf16 of encoders that would run in fp32.
@@ -126,7 +131,7 @@ def plan(
         CohortError: no slides.
         BudgetError: no slide opens.
     """
-    spec = resolve(config or RunConfig())
+    spec = resolve(config or RunConfig(), dict(settings))
     entries = cohort_of(slides, spec.slides, spec.regions)
     sizes, unreadable = measure_slides(entries, partial(slide_size, spec=spec))
     if not sizes:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import thinsection
 from thinsection.config import as_mapping
@@ -57,6 +57,7 @@ from thinsection.usage.monitor import resource_monitor
 
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
+    from thinsection.settings_types import RunSettings
 
 MIN_FREE_BYTES = 256 * MIB
 _SHOWN_GROUPS = 5  # groups of slides with equal content that are listed in full
@@ -105,7 +106,7 @@ def run(
     executor: object = None,
     on_event: OnEvent | None = None,
     on_message: OnMessage | None = None,
-    **settings: object,
+    **settings: Unpack[RunSettings],
 ) -> RunSummary:
     """Takes slides from files to embeddings, and resumes earlier runs.
 
@@ -133,19 +134,20 @@ def run(
             before work starts. A bad slide does not raise.
     """
     config = config or RunConfig()
+    overrides: dict[str, object] = dict(settings)
     if isinstance(executor, str):
-        settings = {**settings, "executor": executor}
+        overrides["executor"] = executor
         executor = None
-    _check_tissue_form(settings.get("tissue"))
+    _check_tissue_form(overrides.get("tissue"))
     # an encoder object of the caller, not one that the settings name
     own_encoder = None
     if isinstance(encoder, str):
-        settings = {**settings, "encoders": (encoder,)}
+        overrides["encoders"] = (encoder,)
     elif encoder is not None:
         # the weights may have changed since `make_encoder`
         own_encoder = with_current_weights(encoder)
     own_name = None if own_encoder is None else settings_name(own_encoder)
-    spec = resolve(config, settings, own_encoder=own_name)
+    spec = resolve(config, overrides, own_encoder=own_name)
     if own_encoder is not None and (executor or not spec.executor.in_process):
         raise ConfigError(
             "executor must be 'inline' with an encoder of this process, got "

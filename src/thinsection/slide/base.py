@@ -14,6 +14,7 @@ from thinsection.errors import (
     SlideOpenError,
     SlideReadError,
     ThinsectionError,
+    naming_part,
 )
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
@@ -360,14 +361,15 @@ class Slide(Closing):
     @contextmanager
     def _reading(self, subject: str) -> Iterator[None]:
         """Turns every error of a decoder into SlideReadError: the boundary of every reader."""
-        try:
-            yield
-        except (ThinsectionError, MemoryError):
-            raise
-        except Exception as error:
-            raise self._unreadable(
-                f"{subject} must be readable, got {error!r}"
-            ) from error
+        with naming_part("reader", self.reader, self):
+            try:
+                yield
+            except (ThinsectionError, MemoryError):
+                raise
+            except Exception as error:
+                raise self._unreadable(
+                    f"{subject} must be readable, got {error!r}"
+                ) from error
 
     def _unreadable(self, problem: str, remedy: str = "") -> SlideReadError:
         """Returns the error for pixels that cannot be decoded."""

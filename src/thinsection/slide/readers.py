@@ -11,7 +11,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from thinsection.errors import InvalidInputError, SlideOpenError, ThinsectionError
+from thinsection.errors import (
+    InvalidInputError,
+    SlideOpenError,
+    ThinsectionError,
+    naming_part,
+)
 from thinsection.files.urls import is_url
 from thinsection.registry import Entry, Registry
 from thinsection.slide.base import Slide
@@ -162,8 +167,16 @@ def load_slide(
         arguments["image"] = image
     else:
         only_picture(image, name, path)
-    with parsing(name):
-        return reader(path, slide_mpp=slide_mpp, **arguments)
+    with naming_part("reader", name, reader):
+        with parsing(name):
+            slide = reader(path, slide_mpp=slide_mpp, **arguments)
+        # a reader of another package need not be a subclass of `Slide`
+        if not hasattr(slide, "read_region"):
+            raise InvalidInputError(
+                f"reader {name!r} must return a Slide, got {type(slide).__name__}; subclass "
+                "thinsection.slide.Slide"
+            )
+    return slide
 
 
 @contextmanager

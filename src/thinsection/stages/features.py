@@ -26,7 +26,7 @@ from thinsection.stages.stage import (
 )
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.tile_tables import Block, EmbeddingRows
-from thinsection.store.tiles_h5 import TilesFile, TilesWriter, read_tiles
+from thinsection.store.tiles_h5 import EmbeddedTiles, TilesWriter, read_embedded_tiles
 from thinsection.tiles import TileTable
 from thinsection.tiles.stream import EmbeddedBatch
 from thinsection.tiles.transforms import StainConfig, StainStatistics
@@ -45,7 +45,7 @@ def features_label(encoder: str, *, dtype: str, stain: StainConfig | None) -> st
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeaturesStage(Stage[TilesFile]):
+class FeaturesStage(Stage[EmbeddedTiles]):
     """`GRID/features_ENCODER/ID.h5`: `features` (N, D) and `coords` (N, 2).
 
     Embeddings depend on pixels, tile grid and encoder, and on nothing else.
@@ -120,7 +120,7 @@ class FeaturesStage(Stage[TilesFile]):
         text = json.dumps(parts, sort_keys=True, default=str)
         return hashlib.sha256(text.encode())
 
-    def reuse(self, work: SlideWork, table: TileTable) -> Output[TilesFile] | None:
+    def reuse(self, work: SlideWork, table: TileTable) -> Output[EmbeddedTiles] | None:
         """Reuses the file of the same tiles under another grid's name; None if there is none."""
         content = self.content(work, table)
         for address, record in work.ledger.stages.items():
@@ -157,9 +157,9 @@ class FeaturesStage(Stage[TilesFile]):
     def open(self, tiles: GridTiles) -> "EmbeddingsWriter":
         return EmbeddingsWriter(self, self, tiles)
 
-    def load(self, work: SlideWork) -> TilesFile:
+    def load(self, work: SlideWork) -> EmbeddedTiles:
         """The stored embeddings. Memory: 4 N D bytes."""
-        return read_tiles(work.path(self.file(work.entry.slide_id)))
+        return read_embedded_tiles(work.path(self.file(work.entry.slide_id)))
 
 
 def result_fields(identity: PlainValues) -> PlainValues:

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypedDict
 
-from thinsection.errors import ConfigError, StoreError
+from thinsection.errors import ConfigError, StoreError, naming_part
 from thinsection.files.atomic import atomic_path
 from thinsection.pool.encoder import SlideEncoderIdentity, check_fit
 from thinsection.report.draw import write_drawing
@@ -290,7 +290,6 @@ class FormatStage(Stage[None]):
         slide_id = work.entry.slide_id
         name = self.file(slide_id, FORMATS.entry(self.format).suffixes[0])
         stored = self.features.load(work)
-        assert stored.features is not None
         # sorted by name, so that a fresh table gives the same file as one that was loaded
         columns = dict(sorted(work.value(self.features.tiles).columns.items()))
         if self.measures is not None:
@@ -300,9 +299,11 @@ class FormatStage(Stage[None]):
             patient_id=work.ledger.slide.get("patient_id"),
             label=work.ledger.slide.get("label"),
             coords_l0=stored.coords_l0,
-            tile_embeddings=stored.features,
+            tile_embeddings=stored.embeddings,
             columns=columns,
         )
         with atomic_path(work.path(name)) as tmp:
-            FORMATS.load(self.format)(table, tmp)
+            write = FORMATS.load(self.format)
+            with naming_part("format", self.format, write):
+                write(table, tmp)
         return Output(files=(name,))

@@ -176,6 +176,19 @@ class TilesFile:
         return int(width), int(height)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedTiles(TilesFile):
+    """The content of a file with the embeddings of its tiles, which are never None."""
+
+    # (N, D), under the name of the dataset, which TRIDENT and CLAM chose
+    features: Embeddings
+
+    @property
+    def embeddings(self) -> Embeddings:
+        """Embeddings of the tiles, (N, D)."""
+        return self.features
+
+
 class TilesWriter(Closing):
     """Writes a tiles file piece by piece, to a temporary path from `atomic_path`.
 
@@ -338,7 +351,7 @@ class _GrowingDataset:
 
 
 def read_tiles(
-    path: Path, *, verify: bool = True, embeddings: bool = True
+    path: str | Path, *, verify: bool = True, embeddings: bool = True
 ) -> TilesFile:
     """Reads a tiles file of ours, of TRIDENT or of CLAM.
 
@@ -355,6 +368,7 @@ def read_tiles(
             written.
         InvalidInputError: shapes do not fit each other, or embeddings are not finite.
     """
+    path = Path(path)
     with open_h5(path) as file:
         coords = read_values(file, "coords", path, verify=verify).astype(np.int64)
         if coords.ndim == 3:
@@ -457,7 +471,7 @@ def _check_codes(codes: Column, categories: Categories, name: str, path: Path) -
         )
 
 
-def read_embedded_tiles(path: Path) -> TilesFile:
+def read_embedded_tiles(path: str | Path) -> EmbeddedTiles:
     """Reads a file of tile embeddings, see `read_tiles`.
 
     Raises:
@@ -469,7 +483,12 @@ def read_embedded_tiles(path: Path) -> TilesFile:
             f"file must contain the embeddings of its tiles, got none in {str(path)!r}; remove "
             "the file and run the same command again"
         )
-    return tiles
+    return EmbeddedTiles(
+        coords_l0=tiles.coords_l0,
+        features=tiles.features,
+        attributes=tiles.attributes,
+        columns=tiles.columns,
+    )
 
 
 def _read_features(

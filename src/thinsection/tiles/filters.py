@@ -9,7 +9,7 @@ from PIL import Image
 
 from thinsection.arrays import filters, get_namespace
 from thinsection.config import nearest
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, InvalidInputError, naming_part
 from thinsection.qc.rules import QcRule, parse_rule
 from thinsection.registry import Entry, Registry
 from thinsection.tiles.table import TileTable
@@ -159,6 +159,24 @@ def load_filters(names: Sequence[str]) -> tuple[TileFilter, ...]:
         if rule.column in MEASURES:
             loaded.append(partial(rule_filter, rule))
     return tuple(loaded)
+
+
+def passing(tile_filter: TileFilter, tiles: TileArray) -> TileMask:
+    """Tiles that a filter keeps, bool (B,).
+
+    Raises:
+        InvalidInputError: a filter of another package returns something else.
+    """
+    name = getattr(tile_filter, "__name__", "")
+    with naming_part("tile filter", name, tile_filter):
+        keep = tile_filter(tiles)
+        form = (getattr(keep, "dtype", None), getattr(keep, "shape", None))
+        if form != (np.bool_, (len(tiles),)):
+            raise InvalidInputError(
+                f"tile filter {name!r} must return bool of shape ({len(tiles)},), True for a tile "
+                f"that stays, got {type(keep).__name__} {form[0]} {form[1]}"
+            )
+    return keep
 
 
 def rule_filter(rule: QcRule, tiles: TileArray) -> TileMask:

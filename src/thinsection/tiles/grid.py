@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from thinsection.slide.resize import Resample
 from thinsection.tiles.filters import MASK_FILTER
 from thinsection.tiles.table import Column, TileTable
 from thinsection.types import CoordsL0, MaskArray, MaskFrame, PlainValues, Size
+
+if TYPE_CHECKING:
+    from thinsection.settings_types import TilesSettings
 
 REGION = "region"
 REGION_ROW = "region_row"
@@ -245,7 +248,7 @@ def tile_grid(
     config: TilesConfig | None = None,
     *,
     tissue: AnyTissue | None = None,
-    **settings: object,
+    **settings: Unpack[TilesSettings],
 ) -> TileTable:
     """The tiles of a slide that hold enough tissue.
 

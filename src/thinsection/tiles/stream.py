@@ -37,7 +37,7 @@ from thinsection.tiles.budget import (
     resample_scratch_bytes,
     split_tasks,
 )
-from thinsection.tiles.filters import TileFilter
+from thinsection.tiles.filters import TileFilter, passing
 from thinsection.tiles.table import TileTable
 from thinsection.tiles.transforms import TileTransform
 from thinsection.types import CoordsL0, TileArray
@@ -449,7 +449,7 @@ class TileStream(Generic[Entry, S]):
         with self._scratch.taken(scratch_bytes), self.clock.timed("decode_busy"):
             read_tiles(slide, table.plan, table.coords_l0[indices], tiles)
             for tile_filter in self._filters:
-                keep &= tile_filter(tiles)
+                keep &= passing(tile_filter, tiles)
             if source.measures:
                 kept = tiles if keep.all() else tiles[keep]
                 for measure in source.measures:

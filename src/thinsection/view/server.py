@@ -16,6 +16,7 @@ from html import escape
 from itertools import chain
 from mimetypes import guess_type
 from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
 
 from thinsection.config import replace_flat
 from thinsection.errors import (
@@ -36,6 +37,9 @@ with importing("the viewer must have starlette and uvicorn", "view"):
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
+
+if TYPE_CHECKING:
+    from thinsection.settings_types import ViewSettings
 
 _STATIC = Path(__file__).parent / "static"
 _LIBRARY = "openseadragon.min.js"
@@ -75,7 +79,7 @@ class Viewer(Closing):
         self,
         source: Slide | Source,
         config: ViewConfig | None = None,
-        **settings: object,
+        **settings: Unpack[ViewSettings],
     ) -> None:
         config = replace_flat(config or ViewConfig(), settings)
         tokens = Tokens()
@@ -213,7 +217,7 @@ def _refuse(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": "\n".join(lines)}, 422, _HEADERS)
 
 
-def view(source: Slide | Source, **settings: object) -> Viewer:
+def view(source: Slide | Source, **settings: Unpack[ViewSettings]) -> Viewer:
     """Shows a slide or results in a viewer, which a notebook displays as a frame.
 
     It runs in a thread until `close()`. Close it before you close a slide that it shows.

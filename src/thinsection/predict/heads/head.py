@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, InvalidInputError, naming_part
 from thinsection.evaluation.target import Target
 from thinsection.predict.heads.config import HEADS, HeadConfig
 
@@ -70,12 +70,37 @@ class Head(nn.Module, ABC):
         self.outputs = outputs
         self.settings = settings
 
+    def __call__(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
+        """Answer of `forward`, checked: heads come from other packages too."""
+        with naming_part("head", self.settings.head, self):
+            output: object = super().__call__(embeddings, coords)
+            return self._checked(output)
+
+    def _checked(self, output: object) -> HeadOutput:
+        """The output if it is one for K outputs.
+
+        Raises InvalidInputError: names the class, the value and the remedy.
+        """
+        place = type(self).__name__
+        if not isinstance(output, HeadOutput):
+            raise InvalidInputError(
+                f"{place}.forward must return a HeadOutput, got {type(output).__name__}; "
+                "return HeadOutput(logits)"
+            )
+        shape = tuple(output.logits.shape)
+        if shape != (self.outputs,):
+            raise InvalidInputError(
+                f"logits of {place}.forward must have shape ({self.outputs},), one number per "
+                f"output, got {shape}; a bag is one case, without a batch axis"
+            )
+        return output
+
     @abstractmethod
-    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
+    def forward(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """Logits, attention and evidence of one bag.
 
         Args:
-            features: (N, D) float32, N >= 1.
+            embeddings: (N, D) float32, N >= 1.
             coords: int64 (N, 2), column and row of each tile in units of tiles (`grid_cells`); only
                 'transformer' reads them.
 
@@ -98,8 +123,16 @@ class Head(nn.Module, ABC):
 
 
 def load_head(name: str) -> type[Head]:
-    """The class of a head. Raises ConfigError: no such head."""
-    head: type[Head] = HEADS.load(name)
+    """The class of a head.
+
+    Raises ConfigError: no such head. InvalidInputError: another package's head is none.
+    """
+    head: object = HEADS.load(name)
+    if not (isinstance(head, type) and issubclass(head, Head)):
+        raise InvalidInputError(
+            f"head {name!r} must be a subclass of thinsection.predict.heads.Head, got "
+            f"{head!r}; repair or remove the package that provides it"
+        )
     return head
 
 
@@ -120,7 +153,9 @@ def build_head(settings: HeadConfig, dim: int, outputs: int) -> Head:
         raise ConfigError(f"hidden_dim must be >= 0, got {settings.hidden_dim}")
     if not 0 <= settings.dropout < 1:
         raise ConfigError(f"dropout must be in [0, 1), got {settings.dropout}")
-    return load_head(settings.head)(dim, outputs, settings)
+    head = load_head(settings.head)
+    with naming_part("head", settings.head, head):
+        return head(dim, outputs, settings)
 
 
 class Thresholds(nn.Module):
@@ -164,9 +199,9 @@ class OrdinalHead(Head):
         self.bag_weight = self.score.bag_weight
         self.needs_cells = self.score.needs_cells
 
-    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
+    def forward(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`."""
-        output: HeadOutput = self.score(features, coords)
+        output = self.score(embeddings, coords)
         return output._replace(logits=self.thresholds(output.logits))
 
     def extra_loss(

@@ -40,14 +40,14 @@ class LinearHead(Head):
         super().__init__(dim, outputs, settings)
         self.classifier = nn.Linear(dim, outputs)
 
-    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
+    def forward(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`."""
-        logits = self.classifier(features.mean(0))
+        logits = self.classifier(embeddings.mean(0))
         if self.training:
             return HeadOutput(logits)
-        count = len(features)
-        attention = features.new_full((count, 1), 1 / count)
-        evidence = features @ self.classifier.weight.T / count
+        count = len(embeddings)
+        attention = embeddings.new_full((count, 1), 1 / count)
+        evidence = embeddings @ self.classifier.weight.T / count
         return HeadOutput(logits, attention, evidence)
 
 
@@ -59,9 +59,9 @@ class MlpHead(Head):
         self.embed, hidden = projection(dim, settings)
         self.classifier = nn.Linear(hidden, outputs)
 
-    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
+    def forward(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`."""
-        return HeadOutput(self.classifier(self.embed(features.mean(0))))
+        return HeadOutput(self.classifier(self.embed(embeddings.mean(0))))
 
 
 class AbmilHead(Head):
@@ -80,9 +80,9 @@ class AbmilHead(Head):
         )
         self.classifier = nn.Linear(hidden, outputs)
 
-    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
+    def forward(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`."""
-        return self.pool(self.embed(features))
+        return self.pool(self.embed(embeddings))
 
     def pool(self, hidden: Tensor) -> HeadOutput:
         """Logits, attention and evidence of projected tiles (N, H)."""
@@ -179,14 +179,14 @@ class DsmilHead(Head):
         )
         self.classifier = nn.Conv1d(outputs, outputs, kernel_size=dim)
 
-    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
+    def forward(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`. Memory: 4 N (D + 256 + K²) bytes."""
-        instances = self.instance_classifier(features)
-        critical = features[instances.argmax(0)]
-        score = self.query(features) @ self.query(critical).T
+        instances = self.instance_classifier(embeddings)
+        critical = embeddings[instances.argmax(0)]
+        score = self.query(embeddings) @ self.query(critical).T
         attention = (score / QUERY_DIM**0.5).softmax(0)
         weight = self.classifier.weight.flatten(0, 1)
-        votes = (features @ weight.T).view(-1, self.outputs, self.outputs)
+        votes = (embeddings @ weight.T).view(-1, self.outputs, self.outputs)
         evidence = (votes * attention[:, None]).sum(2)
         logits = evidence.sum(0) + self.classifier.bias
         return HeadOutput(logits, attention, evidence, instances)

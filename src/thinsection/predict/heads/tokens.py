@@ -110,10 +110,10 @@ class TransmilHead(Head):
         )
         self.classifier = nn.Linear(width, outputs)
 
-    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
+    def forward(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`. Memory: 4 N (D + 10 H + 2 num_heads H) bytes."""
-        h = self.embed(features)
-        count = len(features)
+        h = self.embed(embeddings)
+        count = len(embeddings)
         side = math.isqrt(count - 1) + 1
         h = torch.cat([self.cls_token, h, h[: side * side - count]])
         h = h + self.layers[0](self.norms[0](h))[0]
@@ -173,14 +173,14 @@ class TransformerHead(AbmilHead):
         )
         self.norm = nn.LayerNorm(width)
 
-    def forward(self, features: Tensor, coords: Tensor | None = None) -> HeadOutput:
+    def forward(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`. Memory: 4 N (D + 8 H) bytes and the attention's 512 MiB."""
         shape = None if coords is None else tuple(coords.shape)
-        if shape != (len(features), 2):
+        if shape != (len(embeddings), 2):
             raise InvalidInputError(
-                f"coords must be of shape ({len(features)}, 2), got {shape}"
+                f"coords must be of shape ({len(embeddings)}, 2), got {shape}"
             )
-        h = self.embed(features)
+        h = self.embed(embeddings)
         for block in self.blocks:
             h = block(h, coords)
         return self.pool(self.norm(h))

@@ -231,7 +231,7 @@ def embed_rows(
     def embed(rows: IndexArray) -> tuple[Embeddings, IndexArray]:
         vectors, kept = embed_images(
             [data.images[i] for i in rows],
-            encoder.encode,
+            embeddings_by(encoder),
             batch_size=batch_size,
             leave_out=left_out.__setitem__,
         )
@@ -310,6 +310,13 @@ def embed_images(
     return out[:done], np.array(kept, dtype=np.int64)
 
 
+def embeddings_by(encoder: "TileEncoder") -> Encode:
+    """Function that gives an encoder's embeddings of a batch, checked."""
+    from thinsection.encode.answers import encoded
+
+    return lambda batch: encoded(encoder, batch)[0]
+
+
 def class_and_mean(encoder: "TileEncoder") -> tuple[Encode, str]:
     """PathoROB's embedding, [CLS | mean of the patch tokens], and what it is made of.
 
@@ -317,16 +324,17 @@ def class_and_mean(encoder: "TileEncoder") -> tuple[Encode, str]:
     """
     import torch
 
-    if encoder.spec.pooling != "cls" or not encoder.spec.supports_tokens:
+    from thinsection.encode.answers import encoded
+
+    if encoder.spec.pooling != "cls" or not encoder.has_tokens:
         return (
-            encoder.encode,
+            embeddings_by(encoder),
             f"the output that the encoder declares ({encoder.spec.pooling})",
         )
 
     def encode(batch: RgbArray) -> torch.Tensor:
-        return torch.cat(
-            [encoder.encode(batch), encoder.encode_tokens(batch).mean(dim=1)], dim=1
-        )
+        embeddings, tokens = encoded(encoder, batch, with_tokens=True)
+        return torch.cat([embeddings, tokens.mean(dim=1)], dim=1)
 
     return encode, "class token and mean of the patch tokens"
 

@@ -11,6 +11,7 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 from skimage.color import hed2rgb, rgb2hed
 
+from thinsection.encode.answers import encoded
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.embeddings import Embeddings
 from thinsection.evaluation.rows import Ratios
@@ -80,7 +81,8 @@ def invariance_probe(path: Path, config: ProbeConfig) -> ProbeResult:
         def encode(
             batch: RgbArray, change: Callable[..., RgbArray] = change
         ) -> torch.Tensor:
-            return encoder.encode(np.stack([change(tile) for tile in batch]))
+            changed_tiles = np.stack([change(tile) for tile in batch])
+            return encoded(encoder, changed_tiles)[0]
 
         moved, _ = images.embed_images(refs, encode, batch_size=size)
         cosines[name] = (unit * _unit(moved)).sum(axis=1)

@@ -1,0 +1,1 @@
+"""Parts of Thinsection in a package of its own."""

@@ -1,0 +1,195 @@
+"""Calls of tile encoders, which other packages bring too: each answer is checked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinsection.encode.encoder import TileEncoder, seeded_tiles
+from thinsection.encode.preprocessing import TilePixels
+from thinsection.encode.registry import ENCODERS, EncoderSpec
+from thinsection.errors import InvalidInputError, naming_part
+from thinsection.weights.placement import place
+
+# attribute of an encoder -> its type, and what an author writes to set it
+_ATTRIBUTES: dict[str, tuple[type, str]] = {
+    "spec": (EncoderSpec, 'set spec = EncoderSpec(name="...", dim=...) in the class'),
+    "device": (
+        torch.device,
+        "call super().__init__(device=device, precision=precision) in __init__",
+    ),
+    "precision": (
+        str,
+        "call super().__init__(device=device, precision=precision) in __init__",
+    ),
+}
+# relative distance of two answers to the same tiles: far above rounding, far below dropout
+_SAME = 1e-3
+
+
+def encoded(
+    encoder: TileEncoder, tiles_u8: TilePixels, *, with_tokens: bool = False
+) -> tuple[Tensor, ...]:
+    """Embeddings [B, D], and tokens [B, T, C] if requested, as `encoder` gives them.
+
+    Arrays of NumPy become tensors. An error of an encoder of another package names the encoder.
+
+    Raises:
+        InvalidInputError: an answer is no array of floating-point numbers, or has another shape.
+    """
+    with naming_part("encoder", encoder.spec.name, encoder), torch.no_grad():
+        if not with_tokens:
+            answers: tuple[object, ...] = (encoder.encode(tiles_u8),)
+        else:
+            answers = encoder.encode_with_tokens(tiles_u8)
+        method = "encode_with_tokens" if with_tokens else "encode"
+        called = f"{type(encoder).__name__}.{method}"
+        tensors = tuple(_tensor(answer, called) for answer in answers)
+        _check_shape(tensors[0], len(tiles_u8), encoder, called)
+    return tensors
+
+
+def _tensor(answer: object, called: str) -> Tensor:
+    """An answer as a tensor of floating-point numbers."""
+    if isinstance(answer, np.ndarray) and answer.dtype.kind == "f":
+        return torch.from_numpy(np.ascontiguousarray(answer))
+    if isinstance(answer, Tensor) and answer.is_floating_point():
+        return answer
+    kind = str(getattr(answer, "dtype", type(answer).__name__))
+    raise InvalidInputError(
+        f"{called} must return a tensor or a NumPy array of floating-point numbers, got "
+        f"{kind.removeprefix('torch.')}; return float32"
+    )
+
+
+def _check_shape(
+    embeddings: Tensor, num_tiles: int, encoder: TileEncoder, called: str
+) -> None:
+    shape = tuple(embeddings.shape)
+    if shape == (num_tiles, encoder.dim):
+        return
+    remedy = "return one vector per tile, such as the mean over height and width"
+    if len(shape) == 2 and shape[0] == num_tiles:
+        remedy = f"set dim={shape[1]} in the EncoderSpec of {type(encoder).__name__}"
+    raise InvalidInputError(
+        f"{called} must return shape ({num_tiles}, {encoder.dim}) for {num_tiles} tiles, got "
+        f"{shape}; {remedy}"
+    )
+
+
+def check_attributes(encoder: TileEncoder) -> None:
+    """Raises InvalidInputError: an attribute is missing, with its class and what sets it."""
+    class_name = type(encoder).__name__
+    for name, (kind, remedy) in _ATTRIBUTES.items():
+        value = getattr(encoder, name, None)
+        if not isinstance(value, kind):
+            got = "none" if value is None else repr(value)
+            raise InvalidInputError(
+                f"{class_name} must have the attribute {name}, {kind.__name__}, got {got}; {remedy}"
+            )
+    if encoder.dim < 1:
+        raise InvalidInputError(
+            f"dim in the EncoderSpec of {class_name} must be >= 1, got {encoder.dim}; it is the "
+            "length of an embedding"
+        )
+
+
+def load_from_package(
+    name: str,
+    *,
+    device: str | torch.device,
+    precision: str,
+    weights: str | Path | None,
+    pretrained: bool,
+    seed: int,
+) -> TileEncoder:
+    """Encoder that another package registers, tried on four tiles.
+
+    Its class or function gets those arguments that it takes.
+
+    Raises InvalidInputError: it cannot be called so, takes no weights and some are given, or does
+    not keep the contract of `TileEncoder`.
+    """
+    factory = ENCODERS.load(name)
+    placement = place(device, precision)
+    offered: dict[str, object] = {
+        "device": placement.device,
+        "precision": placement.precision,
+        "weights": weights,
+        "pretrained": pretrained,
+        "seed": seed,
+    }
+    with naming_part("encoder", name, factory):
+        encoder = factory(**_accepted(factory, name, offered))  # type: ignore[arg-type]
+        if not isinstance(encoder, TileEncoder):
+            raise InvalidInputError(
+                f"entry point {name!r} must return a TileEncoder, got "
+                f"{type(encoder).__name__}; subclass TileEncoder"
+            )
+        check_attributes(encoder)
+        if encoder.device.type != placement.device.type and str(device) != "auto":
+            raise InvalidInputError(
+                f"device must be {encoder.device.type} for encoder {name!r}, which computes "
+                f"nowhere else, got {str(device)!r}"
+            )
+    _try(encoder)
+    return encoder
+
+
+def _accepted(
+    factory: Callable[..., object], name: str, offered: dict[str, object]
+) -> dict[str, object]:
+    """The offered arguments that a class or function takes."""
+    missing = sorted(getattr(factory, "__abstractmethods__", ()))
+    if missing:
+        raise InvalidInputError(
+            f"encoder {name!r} must define {', '.join(missing)}, got none in "
+            f"{getattr(factory, '__name__', factory)}; see docs/encoders.md"
+        )
+    signature = inspect.signature(factory)
+    parameters = signature.parameters.values()
+    accepted = offered
+    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        accepted = {
+            key: value for key, value in offered.items() if key in signature.parameters
+        }
+    if offered["weights"] is not None and "weights" not in accepted:
+        raise InvalidInputError(
+            f"weights must be left out for encoder {name!r}, which takes none, got "
+            f"{str(offered['weights'])!r}"
+        )
+    try:
+        signature.bind(**accepted)
+    except TypeError as error:
+        raise InvalidInputError(
+            f"encoder {name!r} must take no other arguments than {', '.join(offered)}, got "
+            f"{getattr(factory, '__name__', factory)}{signature}: {error}; give the others a "
+            "default"
+        ) from None
+    return accepted
+
+
+def _try(encoder: TileEncoder) -> None:
+    """Encodes four tiles twice. Raises InvalidInputError: the answers break the contract."""
+    class_name = type(encoder).__name__
+    tiles = seeded_tiles(encoder.spec.tile_px)
+    if encoder.device.type != "cpu":
+        tiles = tiles.to(encoder.device)
+    (first,) = encoded(encoder, tiles)
+    (second,) = encoded(encoder, tiles)
+    if not bool(first.isfinite().all()):
+        raise InvalidInputError(
+            f"{class_name}.encode must return finite numbers, got NaN or infinity for four "
+            "coloured tiles; tiles have values from 0 to 255: divide them by 255"
+        )
+    distance = float((first.double() - second.double()).norm())
+    if distance > _SAME * float(first.double().norm()):
+        raise InvalidInputError(
+            f"{class_name}.encode must return the same for the same tiles, got other numbers at "
+            "the second call; call .eval() on its network, and leave out random crops"
+        )
