@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ class OnCard(TileEncoder):
     """Takes `COMPUTE_S` a batch, and memory for `most` tiles."""
 
     spec, device, precision, weights_hash = (
-        encoder_spec("lunit_vits16"),
+        replace(encoder_spec("lunit_vits16"), dim=DIM),
         CUDA,
         "fp32",
         "0",

@@ -47,6 +47,7 @@ REGISTRIES = (
     "thinsection.pool.encoder:SLIDE_ENCODERS",
     "thinsection.stages.formats:FORMATS",
     "thinsection.jobs.executor:EXECUTORS",
+    "thinsection.predict.heads.config:HEADS",
     "thinsection.probe.registry:PROBES",
 )
 

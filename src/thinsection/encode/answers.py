@@ -116,7 +116,8 @@ def load_from_package(
     not keep the contract of `TileEncoder`.
     """
     factory = ENCODERS.load(name)
-    placement = place(device, precision)
+    # only an author who takes the precision will compute in another one than fp32
+    placement = place(device, precision, half_precision=_takes_precision(factory))
     offered: dict[str, object] = {
         "device": placement.device,
         "precision": placement.precision,
@@ -141,36 +142,55 @@ def load_from_package(
     return encoder
 
 
+def _takes_precision(factory: Callable[..., object]) -> bool:
+    """True if a class or function has a parameter for the precision of its own."""
+    if getattr(factory, "__init__", None) is TileEncoder.__init__:
+        return False
+    return _takes(_signature(factory), "precision")
+
+
+def _signature(factory: Callable[..., object]) -> inspect.Signature | None:
+    """Signature of a class or function; None if it has none, as built-in types."""
+    try:
+        return inspect.signature(factory)
+    except (TypeError, ValueError):
+        return None
+
+
+def _takes(signature: inspect.Signature | None, name: str) -> bool:
+    """True if an argument may be passed by that name; unknown signatures take everything."""
+    if signature is None or name in signature.parameters:
+        return True
+    parameters = signature.parameters.values()
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
 def _accepted(
     factory: Callable[..., object], name: str, offered: dict[str, object]
 ) -> dict[str, object]:
     """The offered arguments that a class or function takes."""
+    called = getattr(factory, "__name__", repr(factory))
     missing = sorted(getattr(factory, "__abstractmethods__", ()))
     if missing:
         raise InvalidInputError(
-            f"encoder {name!r} must define {', '.join(missing)}, got none in "
-            f"{getattr(factory, '__name__', factory)}; see docs/encoders.md"
+            f"encoder {name!r} must define {', '.join(missing)}, got none in {called}; see "
+            "docs/encoders.md"
         )
-    signature = inspect.signature(factory)
-    parameters = signature.parameters.values()
-    accepted = offered
-    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        accepted = {
-            key: value for key, value in offered.items() if key in signature.parameters
-        }
+    signature = _signature(factory)
+    accepted = {key: v for key, v in offered.items() if _takes(signature, key)}
     if offered["weights"] is not None and "weights" not in accepted:
         raise InvalidInputError(
             f"weights must be left out for encoder {name!r}, which takes none, got "
             f"{str(offered['weights'])!r}"
         )
-    try:
-        signature.bind(**accepted)
-    except TypeError as error:
-        raise InvalidInputError(
-            f"encoder {name!r} must take no other arguments than {', '.join(offered)}, got "
-            f"{getattr(factory, '__name__', factory)}{signature}: {error}; give the others a "
-            "default"
-        ) from None
+    if signature is not None:
+        try:
+            signature.bind(**accepted)
+        except TypeError as error:
+            raise InvalidInputError(
+                f"encoder {name!r} must take no other arguments than {', '.join(offered)}, got "
+                f"{called}{signature}: {error}; give the others a default"
+            ) from None
     return accepted
 
 

@@ -121,7 +121,7 @@ class PyramidKind:
 
 
 def write_pyramid(
-    path: Path, size: Size, kind: PyramidKind | None = None
+    path: str | Path, size: Size, kind: PyramidKind | None = None
 ) -> list[RgbArray]:
     """Writes `position_pixels`, on lower levels every n-th of them, and returns the levels.
 
@@ -139,7 +139,9 @@ def write_pyramid(
     return levels
 
 
-def write_levels(path: Path, levels: Sequence[RgbArray], kind: PyramidKind) -> None:
+def write_levels(
+    path: str | Path, levels: Sequence[RgbArray], kind: PyramidKind
+) -> None:
     """Writes these levels, finest first, one for each downsample of the kind."""
     height, width = levels[0].shape[:2]
     with tifffile.TiffWriter(path, bigtiff=False) as writer:
@@ -252,7 +254,7 @@ def _write_options(kind: PyramidKind, size: Size, index: int) -> dict[str, objec
 
 
 def write_he_slide(
-    path: Path,
+    path: str | Path,
     size: Size,
     *,
     seed: int = 0,
