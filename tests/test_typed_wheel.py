@@ -1,6 +1,7 @@
 """The wheel that users install: its files, its types, and what it does with no extra beside it."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.check  # builds a wheel and checks it with mypy
 SCRIPT = '''
 """What a user writes; every name below has its own type, none is Any."""
 
-from typing import assert_type
+from pathlib import Path
+from typing import Any, assert_type
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +53,18 @@ assert_type(ts.load_slide_encoder("mean"), SlideEncoder)
 assert_type(ts.run_qc(ts.open_slide("a.svs"), "histoqc-light"), QcResult)
 assert_type(ts.plan(["slides/"]), RunPlan)
 assert_type(ts.run(["slides/"], out="results", config=ts.RunConfig()), RunSummary)
+# settings by name: one of each form, and paths where a text is expected
+ts.run("slides", out=Path("results"), until="tiles", tile_mpp=[0.5, 2.0], qc=Path("a.toml"))
+ts.run("slides", out="results", encoders=["uni"], slide_encoders=("mean",), executor="pool")
+ts.plan(Path("slides"), tile_px=224, encoders=["uni", "phikon"])
+ts.train(Path("results"), out="head", labels="labels.csv", target=["grade"], head="abmil")
+ts.predict(Path("model.safetensors"), "slides", out=Path("results"), device="cpu")
+ts.heatmap("px_focus", Path("results"), scale="cohort")
+ts.tile_grid(slide, tile_px=224, tile_mpp="native")
+# embeddings that were read are there
+stored = results.tile_embeddings("a")
+assert_type(stored.embeddings, npt.NDArray[np.floating[Any]])
+assert_type(stored.features, npt.NDArray[np.floating[Any]])
 '''
 
 # a type checker sees each of them only where the names are typed
@@ -60,7 +74,31 @@ MISTAKES = {
     'ts.open_slide("a.svs").size.heigth': "attr-defined",
     "ts.tissue_mask()": "call-arg",
     'ts.run(["a.svs"], out=1)': "arg-type",
+    'ts.run(["a.svs"], out="results", untill="tiles")': "call-arg",
+    'ts.run(["a.svs"], out="results", until="tile")': "arg-type",
+    'ts.run(["a.svs"], out="results", encoders="uni")': "arg-type",
+    'ts.plan(["a.svs"], tile_pxx=224)': "call-arg",
+    'ts.train("results", out="head", heads="abmil")': "call-arg",
+    'ts.train("results", out="head", folds="5")': "arg-type",
+    'ts.predict("model.safetensors", "results", devise="cpu")': "call-arg",
+    'ts.heatmap("px_focus", "results", scales="slide")': "call-arg",
+    'ts.zeroshot("results", "prompts.toml", top=5)': "call-arg",
+    'ts.tile_grid(ts.open_slide("a.svs"), tile_pixels=224)': "call-arg",
+    'ts.view("results", ports=80)': "call-arg",
 }
+# libraries without types that the scripts of docs/how-to import
+UNTYPED = ("anndata", "pyarrow", "shapely", "sklearn", "spatialdata", "umap")
+# torch does not declare the types of `backward`
+STRICT = """
+[mypy]
+strict = true
+untyped_calls_exclude = torch
+"""
+WITHOUT_TYPES = """
+[mypy-{package}.*]
+ignore_missing_imports = true
+follow_imports = skip
+"""
 
 
 @pytest.fixture(scope="module")
@@ -106,23 +144,22 @@ def pip(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def mypy_strict(text: str, installed: Path) -> list[str]:
-    """What mypy says of a script beside the installed package, away from our configuration."""
-    script = installed.parent / "script.py"
-    script.write_text(text)
+def mypy_strict(paths: list[str], installed: Path, config: str = "") -> list[str]:
+    """What mypy says of files beside the installed package, away from our configuration."""
+    folder = installed.parent
     command = [
         sys.executable,
         "-m",
         "mypy",
         "--strict",
-        "--config-file=",
+        f"--config-file={config}",
         "--no-error-summary",
     ]
-    command += ["--cache-dir", str(script.parent / "cache"), script.name]
+    command += ["--cache-dir", str(folder / "cache"), *paths]
     environment = {k: v for k, v in os.environ.items() if k != "MYPYPATH"}
     environment["PYTHONPATH"] = str(installed)
     done = subprocess.run(
-        command, cwd=script.parent, env=environment, capture_output=True, text=True
+        command, cwd=folder, env=environment, capture_output=True, text=True
     )
     assert not done.stderr, done.stderr
     return done.stdout.splitlines()
@@ -153,7 +190,9 @@ def test_mypy_strict_passes_on_a_users_script_and_sees_its_mistakes(
     installed: Path,
 ) -> None:
     """assert_type fails where a name is Any; no import is ignored."""
-    said = mypy_strict(SCRIPT + "\n".join(MISTAKES) + "\n", installed)
+    script = installed.parent / "script.py"
+    script.write_text(SCRIPT + "\n".join(MISTAKES) + "\n")
+    said = mypy_strict([script.name], installed)
     first = SCRIPT.count("\n") + 1
     wanted = [
         (f"script.py:{n}", f"[{code}]")
@@ -161,6 +200,26 @@ def test_mypy_strict_passes_on_a_users_script_and_sees_its_mistakes(
     ]
     seen = [(line.split(": ")[0], line.split("  ")[-1]) for line in said]
     assert seen == wanted, "\n".join(said)
+
+
+@pytest.mark.timeout(900)
+def test_mypy_strict_passes_on_what_users_copy(installed: Path) -> None:
+    """The scripts of docs/how-to and the example of a plug-in, as they stand."""
+    folder = installed.parent
+    scripts = sorted((ROOT / "docs" / "how-to").glob("*.py"))
+    assert len(scripts) > 9
+    for script in scripts:
+        shutil.copy(script, folder)
+    plugin = ROOT / "examples" / "plugin"
+    shutil.copytree(plugin / "example_plugin", folder / "example_plugin")
+    shutil.copy(plugin / "tests" / "test_reader.py", folder)
+    parts = [STRICT, *(WITHOUT_TYPES.format(package=name) for name in UNTYPED)]
+    (folder / "mypy.ini").write_text("".join(parts))
+    names = [script.name for script in scripts]
+    said = mypy_strict(
+        [*names, "example_plugin", "test_reader.py"], installed, "mypy.ini"
+    )
+    assert not said, "\n".join(said)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import nn
 
 import thinsection as ts
@@ -15,7 +16,7 @@ for number in range(2):
 network = nn.Sequential(nn.Conv2d(3, 16, 9, 4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-def transform(tile):
+def transform(tile: Image.Image) -> torch.Tensor:
     pixels = torch.frombuffer(bytearray(tile.tobytes()), dtype=torch.uint8)
     return pixels.reshape(tile.height, tile.width, 3).permute(2, 0, 1) / 255
 
@@ -25,7 +26,7 @@ encoder = ts.make_encoder(network, name="my_network", transform=transform)
 ts.run("slides", out="results", encoder=encoder)
 results = ts.open_results("results")
 for slide_id in results.slides:
-    print(slide_id, results.tile_embeddings(slide_id).features.shape)
+    print(slide_id, results.tile_embeddings(slide_id).embeddings.shape)
 # --8<-- [end:script]
 
-assert results.tile_embeddings("s0").features.shape[1] == 16
+assert results.tile_embeddings("s0").embeddings.shape[1] == 16

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.parquet
 import shapely
 from sklearn.linear_model import LogisticRegression
@@ -19,26 +20,31 @@ from sklearn.preprocessing import StandardScaler
 import thinsection as ts
 
 # its own imports need more packages, so it is looked for and not imported
-DATA = Path(find_spec("histolytics").submodule_search_locations[0]) / "data"
+package = find_spec("histolytics")
+assert package is not None and package.origin is not None
+DATA = Path(package.origin).parent / "data"
 CROPS = {"hgsc_nest": "hgsc_nest", "hgsc_stromal_he": "hgsc_stromal_cells"}
 
 # --8<-- [start:script]
 encoder = ts.load_encoder("efficientnet_lite0", device="cpu")
-embeddings, labels, strips, corners = [], [], [], []
+embeddings: list[npt.NDArray[np.float32]] = []
+labels: list[bool] = []
+strips: list[str] = []
+corners: list[npt.NDArray[np.int64]] = []
 for picture, nuclei in CROPS.items():
     slide = ts.open_slide(DATA / f"{picture}.jpg", slide_mpp=(0.5, 0.5))
     tiles = ts.tile_grid(slide, tile_px=100, tile_mpp=0.5)
-    vectors, tiles = ts.embed_tiles(slide, tiles, encoder)
+    tile_embeddings, tiles = ts.embed_tiles(slide, tiles, encoder)
     table = pyarrow.parquet.read_table(DATA / f"{nuclei}.parquet").to_pydict()
     centres = shapely.get_coordinates(
         shapely.centroid(shapely.from_wkb(table["geometry"]))
     )
     is_tumour = np.array(table["class_name"]) == "neoplastic"
-    for vector, corner in zip(vectors, tiles.coords_l0):
+    for embedding, corner in zip(tile_embeddings, tiles.coords_l0):
         inside = ((centres >= corner) & (centres < corner + 100)).all(axis=1)
         if inside.sum() >= 3:  # tiles with fewer nuclei have no label
-            embeddings.append(vector)
-            labels.append(is_tumour[inside].mean() > 0.5)
+            embeddings.append(embedding)
+            labels.append(bool(is_tumour[inside].mean() > 0.5))
             if picture == "hgsc_nest":
                 corners.append(corner)
             strips.append(f"{picture} {corner[0] // 300}")  # tested as a whole

@@ -18,7 +18,7 @@ for slide_id in results.slides:
     fine = results.tile_embeddings(slide_id, "128px_0.5mpp")
     coarse = results.tile_embeddings(slide_id, "128px_2mpp")
     rows = ts.parent_rows(fine, coarse)  # -1 without a parent
-    joined = np.hstack([fine.features, coarse.features[rows]])[rows >= 0]
+    joined = np.hstack([fine.embeddings, coarse.embeddings[rows]])[rows >= 0]
     print(slide_id, joined.shape)
 # --8<-- [end:script]
 

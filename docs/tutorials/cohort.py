@@ -59,4 +59,4 @@ ts.run([slides], out=folder / "results", qc="auto", embedding_dtype="float16").c
 # %%
 results = ts.open_results(folder / "results")
 stored = results.tile_embeddings("s0")
-print(stored.features.shape, stored.features.dtype, stored.tile_px_l0)
+print(stored.embeddings.shape, stored.embeddings.dtype, stored.tile_px_l0)

@@ -24,7 +24,7 @@ _QUOTED = re.compile(r'^"([^"]+)" (.+)$')
 _SPAN = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _EXIT = re.compile(r"exits with (\d+)")
-_INCLUDE = re.compile(r'^--8<-- "([\w/.-]+\.(?:py|nf)):(\w+)"$', re.MULTILINE)
+_INCLUDE = re.compile(r'^--8<-- "([\w/.-]+\.(?:py|nf|toml)):(\w+)"$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,11 @@ def text_of(page: str) -> str:
 
 
 def _section(include: re.Match[str]) -> str:
-    """Part of a script of docs/ between its marks, as the site shows it."""
-    script = (ROOT / "docs" / include[1]).read_text(encoding="utf-8")
+    """Part of a file of docs/ or of the repository between its marks, as the site shows it."""
+    path = ROOT / "docs" / include[1]
+    if not path.is_file():
+        path = ROOT / include[1]
+    script = path.read_text(encoding="utf-8")
     marked = script.split(f"[start:{include[2]}]\n")[1].split("--8<-- [end")[0]
     # the last line has the sign of a comment before the mark
     return marked.rpartition("\n")[0]

@@ -230,9 +230,10 @@ def foreign(kind: str) -> frozenset[str]:
 
 @cache
 def plugin_commands() -> frozenset[str]:
-    """Commands of a package that a page lets its reader write."""
-    table = tomllib.loads(Path(__file__).with_name("foreign.toml").read_text())
-    return frozenset(table["plugins"]["commands"])
+    """Commands that the example of a plug-in adds."""
+    path = ROOT / "examples" / "plugin" / "pyproject.toml"
+    points = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["entry-points"]
+    return frozenset(f"probe {name}" for name in points["thinsection.probes"])
 
 
 @cache
