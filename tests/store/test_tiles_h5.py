@@ -1,5 +1,6 @@
 """tiles.h5: what was written comes back, files of TRIDENT and CLAM too, bad ones are named."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -8,7 +9,13 @@ import pytest
 
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.store.hdf5 import DATASETS, damaged_datasets
-from thinsection.store.tiles_h5 import TilesWriter, column_names, read_tiles
+from thinsection.store.tiles_h5 import (
+    EmbeddedTiles,
+    TilesWriter,
+    column_names,
+    read_embedded_tiles,
+    read_tiles,
+)
 
 COORDS = np.random.default_rng(0).integers(0, 100_000, (300, 2)).astype(np.int64)
 FEATURES = np.random.default_rng(1).normal(size=(300, 40)).astype(np.float32)
@@ -74,6 +81,22 @@ def test_coordinates_alone_are_a_valid_file(tmp_path: Path) -> None:
     with TilesWriter(tmp_path / "t.h5", dim=0, attributes={}) as writer:
         writer.append(COORDS, None)
     assert read_tiles(tmp_path / "t.h5").features is None
+    with pytest.raises(StoreError, match="must contain the embeddings of its tiles"):
+        read_embedded_tiles(tmp_path / "t.h5")
+
+
+def test_embeddings_of_a_file_of_embeddings_are_there_by_both_names(
+    tmp_path: Path,
+) -> None:
+    with TilesWriter(tmp_path / "a b.h5", dim=40, attributes={"name": "a b"}) as writer:
+        writer.append(COORDS, FEATURES)
+    for path in (tmp_path / "a b.h5", str(tmp_path / "a b.h5")):
+        stored = read_embedded_tiles(path)
+        assert stored.embeddings is stored.features
+        np.testing.assert_array_equal(stored.embeddings, FEATURES)
+        np.testing.assert_array_equal(stored.coords_l0, COORDS)
+        assert stored.attributes["name"] == "a b"
+        assert isinstance(replace(stored, plan=None), EmbeddedTiles)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
