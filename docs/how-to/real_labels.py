@@ -21,8 +21,8 @@ import thinsection as ts
 
 # its own imports need more packages, so it is looked for and not imported
 package = find_spec("histolytics")
-assert package is not None and package.origin is not None
-DATA = Path(package.origin).parent / "data"
+assert package is not None and package.submodule_search_locations is not None
+DATA = Path(package.submodule_search_locations[0]) / "data"
 CROPS = {"hgsc_nest": "hgsc_nest", "hgsc_stromal_he": "hgsc_stromal_cells"}
 
 # --8<-- [start:script]

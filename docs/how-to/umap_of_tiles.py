@@ -11,6 +11,9 @@ for number in range(2):
 ts.run("slides", out="results", until="embeddings", tile_px=128)
 
 # --8<-- [start:script]
+from matplotlib import pyplot
+
 results = ts.open_results("results")
-ts.plot.embedding(results, method="umap", color="slide_id").figure.savefig("umap.png")
+ts.plot.embedding(results, method="umap", color="slide_id")
+pyplot.savefig("umap.png")
 # --8<-- [end:script]
