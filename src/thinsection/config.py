@@ -7,6 +7,7 @@ configuration, so that `tiles.overlap` in TOML is `--overlap` on the command lin
 
 import contextlib
 import difflib
+import html
 import math
 import os
 import re
@@ -394,6 +395,48 @@ def keywords_in_errors(
             for part in error.args
         )
         raise
+
+
+_SHOWN_CHARACTERS = 240
+
+
+class Settings:
+    """Mixin of a whole configuration, whose repr has the settings that differ from the defaults.
+
+    The dataclass is made with `repr=False`. A notebook shows all settings.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        changed = []
+        for owner, name, value, is_default in _settings(self):
+            if not is_default:
+                changed.append(f"{owner}.{name}={value!r}")
+        text = ", ".join(changed) or "all defaults"
+        if len(text) > _SHOWN_CHARACTERS:
+            text = f"{text[:_SHOWN_CHARACTERS]}..., {len(changed)} settings"
+        return f"{type(self).__name__}({text})"
+
+    def _repr_html_(self) -> str:
+        rows = ""
+        for owner, name, value, is_default in _settings(self):
+            cell = html.escape(repr(value))
+            cell = cell if is_default else f"<b>{cell}</b>"
+            rows += f"<tr><td>{owner}.{name}</td><td>{cell}</td></tr>"
+        title = html.escape(repr(self))
+        return f"<details><summary>{title}</summary><table>{rows}</table></details>"
+
+
+def _settings(config: object) -> Iterator[tuple[str, str, object, bool]]:
+    """Yields section, name and value of each setting, and whether it has its default."""
+    kind = cast("type[DataclassInstance]", type(config))
+    for name, (owner, f, _) in flat_fields(kind).items():
+        value = getattr(getattr(config, owner), name)
+        default = f.default
+        if f.default_factory is not MISSING:
+            default = f.default_factory()
+        yield owner, name, value, value == default
 
 
 def as_mapping(config: "DataclassInstance") -> Document:

@@ -165,6 +165,10 @@ class ClusterError(ThinsectionError, RuntimeError):
     """A scheduler refused, lost or cannot run a task."""
 
 
+class CopyError(ThinsectionError, TypeError):
+    """An object that owns an open file, a thread or a lock was to be copied or pickled."""
+
+
 class StaleResultError(StoreError):
     """A result under this name was made from another file or with other settings."""
 

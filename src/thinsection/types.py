@@ -6,14 +6,14 @@ Frames: `_l0` level-0 px, `_lv` px of a pyramid level, `_tl` px of a tile, `_th`
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, CopyError
 
 if TYPE_CHECKING:  # Python 3.10 has no Self
     from typing import Self
@@ -69,6 +69,22 @@ class Closing(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Uncopied:
+    """Mixin: an object that owns an open file, a thread or a lock refuses copies and pickles.
+
+    A copy would share what the original closes, or close it while the original still uses it.
+    """
+
+    # what to pass to another process in place of the object
+    copy_remedy = "make another one where it is needed"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise CopyError(
+            f"{type(self).__name__} must stay in the process that made it, got a copy or a pickle "
+            f"of it; {self.copy_remedy}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +147,18 @@ def rounded(value: float, rows: int, sign: str = "") -> str:
 def counted(number: int, noun: str) -> str:
     """A number with its noun: '1 slide', '2 slides'."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def shortened(names: Iterable[str], *, most: int = 80) -> str:
+    """Names with commas, in at most so many characters: 'a, b and 3 more'; 'none' without any."""
+    left = list(names)
+    text = ", ".join(left) or "none"
+    shown = list(left)
+    while len(text) > most and shown:
+        shown.pop()
+        rest = len(left) - len(shown)
+        text = f"{', '.join(shown)} and {rest} more" if shown else counted(rest, "name")
+    return text
 
 
 def format_mpp(mpp: Mpp | None) -> str:

@@ -282,10 +282,10 @@ def test_a_name_that_means_none_says_which_there_are(results: Results) -> None:
 
 
 def test_a_line_per_folder_fits_on_a_screen(results: Results) -> None:
-    lines = repr(results).splitlines()
+    lines = str(results).splitlines()
     assert lines[0] == f"<Results {str(results.folder)!r}: 2 slides>"
     assert len(lines) == 1 + len(results.folders)
-    assert f"{GRID}/features_{RESNET}" in repr(results)
+    assert f"{GRID}/features_{RESNET}" in str(results)
     assert all(len(line) <= 100 for line in lines[1:])
 
 

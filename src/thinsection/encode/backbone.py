@@ -103,19 +103,23 @@ def _no_head(features: Tensor) -> Tensor:
     raise NotImplementedError("network has no head of its own")
 
 
+def _last_hidden_state(network: Foreign, pixels: Tensor) -> Tensor:
+    states: Tensor = network(pixel_values=pixels).last_hidden_state
+    return states
+
+
+def _class_token(features: Tensor) -> Tensor:
+    return features[:, 0]
+
+
 def transformers_backbone(network: Foreign, pooling: Pooling) -> Backbone:
     """A vision transformer of `transformers`: tokens are its last hidden state."""
     num_registers = int(getattr(network.config, "num_register_tokens", 0) or 0)
-
-    def last_hidden_state(pixels: Tensor) -> Tensor:
-        states: Tensor = network(pixel_values=pixels).last_hidden_state
-        return states
-
     return Backbone(
         network,
         pooling,
-        features=last_hidden_state,
-        head=lambda features: features[:, 0],  # the class token
+        features=partial(_last_hidden_state, network),
+        head=_class_token,
         num_prefix_tokens=1 + num_registers,
     )
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,12 +37,21 @@ from thinsection.encode.registry import (
     EncoderSpec,
     declared_encoders,
 )
-from thinsection.errors import InvalidInputError
+from thinsection.errors import (
+    InvalidInputError,
+    MissingDependencyError,
+    WeightsError,
+)
 from thinsection.files.pages import notebook_html
 from thinsection.types import RgbArray
 from thinsection.weights.files import hash_state_dict
 from thinsection.weights.origin import Origin
-from thinsection.weights.placement import DTYPES, Placement
+from thinsection.weights.placement import (
+    DTYPES,
+    NEED_TORCHVISION,
+    Placement,
+    optional_package,
+)
 
 
 class TileEncoder(ABC):
@@ -162,6 +172,9 @@ class TileEncoder(ABC):
             self.spec.name, precision=self.precision, weights_hash=weights_hash
         )
 
+    def __repr__(self) -> str:
+        return f"<{self.spec.name}: {self.dim}-d, {self.precision} on {self.device}, {self.engine}>"
+
     def _repr_html_(self) -> str:
         """Returns its facts beside a picture of a tile and of the part that the network sees."""
         spec = self.spec
@@ -220,7 +233,16 @@ def _picture(spec: EncoderSpec) -> RgbArray:
 
 
 class NetworkTileEncoder(TileEncoder):
-    """`Backbone` with its preprocessing, on one device, in one precision."""
+    """`Backbone` with its preprocessing, on one device, in one precision.
+
+    A copy or a pickle has the weights, once more in memory. An encoder on OpenVINO, which has
+    released them, is copied by their hash: whoever receives it loads the stored graph of these
+    weights, or else the encoder by its name again, and refuses other weights.
+    """
+
+    # loads the same encoder again; `load_encoder` sets it
+    reload: Callable[[], TileEncoder] | None = None
+    _graphs: Path | None = None  # folder of the stored graphs; None: the user's cache
 
     def __init__(
         self,
@@ -252,8 +274,16 @@ class NetworkTileEncoder(TileEncoder):
             cast_matmul_weights(self.backbone, DTYPES[self.precision])
         self._network = self.backbone
 
-    def __repr__(self) -> str:
-        return f"<{self.spec.name}: {self.dim}-d, {self.precision} on {self.device}, {self.engine}>"
+    def __reduce_ex__(self, protocol: Any) -> str | tuple[Any, ...]:
+        """Copies and pickles the weights, or the hash of the weights of a stored graph."""
+        if self._network is None or isinstance(self._network, Backbone):
+            modules = self.backbone.modules()
+            packages = {type(each).__module__.partition(".")[0] for each in modules}
+            needed = sorted(packages.intersection(NEED_TORCHVISION))
+            return _empty_encoder, (type(self), needed), vars(self)
+        placement = Placement(self.device, self.precision)  # type: ignore[arg-type]
+        arguments = (self.spec, placement, self.origin, self.weights_hash)
+        return _load_graph_again, (*arguments, self._graphs, self.reload)
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -291,6 +321,7 @@ class NetworkTileEncoder(TileEncoder):
                 cache_dir=cache_dir,
             )
         self._network = network
+        self._graphs = cache_dir
         self.engine = network.engine
         return check
 
@@ -338,6 +369,44 @@ class NetworkTileEncoder(TileEncoder):
                 for whole, part in zip(wholes, parts, strict=True):
                     whole[start : start + step] = part
         return wholes
+
+
+def _empty_encoder(
+    kind: type[NetworkTileEncoder], packages: Sequence[str]
+) -> NetworkTileEncoder:
+    """Makes an encoder without values, and imports the packages of its network before they come."""
+    for package in packages:
+        optional_package(package)
+    return kind.__new__(kind)
+
+
+def _load_graph_again(  # noqa: PLR0917 - what a pickle holds
+    spec: EncoderSpec,
+    placement: Placement,
+    origin: Origin,
+    weights_hash: str,
+    cache_dir: Path | None,
+    reload: Callable[[], TileEncoder] | None,
+) -> TileEncoder:
+    """Loads an encoder on OpenVINO that was copied or pickled.
+
+    Raises:
+        WeightsError: there is no graph of its weights here, and they cannot be loaded again.
+    """
+    encoder = NetworkTileEncoder(spec, None, placement, origin, weights_hash)
+    encoder.reload = reload
+    try:
+        encoder.to_openvino(cache_dir)
+    except (InvalidInputError, MissingDependencyError) as error:
+        loaded = None if reload is None else reload()
+        if loaded is None or loaded.weights_hash != weights_hash:
+            raise WeightsError(
+                f"encoder {spec.name!r} must be loaded with weights {weights_hash[:12]}, got "
+                f"{'others' if loaded else 'no graph of them'} on this machine; load it here by "
+                "load_encoder"
+            ) from error
+        return loaded
+    return encoder
 
 
 @contextmanager

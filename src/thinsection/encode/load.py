@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -99,6 +100,17 @@ def load_encoder(
     origin = replace(origin, name=path.stem if path and is_named else spec.name)
     placement = place(device, precision, half_precision=spec.half_precision)
 
+    reload = partial(
+        load_encoder,
+        name if path is None else str(path.absolute()),
+        device=str(placement.device),
+        precision=placement.precision,
+        weights=_absolute(weights),
+        pretrained=pretrained,
+        allow_remote_code=allow_remote_code,
+        seed=seed,
+        engine=engine,
+    )
     file = None
     if not pretrained:
         # the spec of a folder or of the hub may change; those of other names cannot
@@ -112,6 +124,7 @@ def load_encoder(
         if not why_torch(engine, placement.device, is_random=False):
             stored = _load_stored_graph(spec, file, placement, origin)
             if stored is not None:
+                stored.reload = reload
                 return stored
 
     def load_on_torch() -> NetworkTileEncoder:
@@ -124,7 +137,16 @@ def load_encoder(
             backbone = build_backbone(spec, seed=seed)
         return NetworkTileEncoder(spec, backbone, placement, origin, weights_hash)
 
-    return _on_engine(load_on_torch, engine, is_random=not pretrained)
+    encoder = _on_engine(load_on_torch, engine, is_random=not pretrained)
+    encoder.reload = reload
+    return encoder
+
+
+def _absolute(weights: str | Path | None) -> str | Path | None:
+    """Source of weights for a process with another working folder."""
+    if weights is not None and Path(weights).exists():
+        return Path(weights).absolute()
+    return weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from thinsection.encode.encoder import (
 )
 from thinsection.encode.preprocessing import CPU_TILES, TilePixels, as_uint8_batch
 from thinsection.encode.registry import ENCODERS, Architecture, EncoderSpec, our_name
-from thinsection.errors import InvalidInputError
+from thinsection.errors import InvalidInputError, WeightsError
 from thinsection.weights.origin import Origin, slug
 from thinsection.weights.placement import Placement, Precision, place
 
@@ -114,6 +114,9 @@ class OwnTileEncoder(TileEncoder):
     """A network or function of this session; `make_encoder` makes it.
 
     Its hash and its sample are those of the time at which it was made; `current` makes it again.
+
+    A copy or a pickle has the network, or the name of the function. Whoever receives it embeds the
+    four fixed tiles, and refuses a function that has become another one there.
     """
 
     def __init__(
@@ -169,6 +172,31 @@ class OwnTileEncoder(TileEncoder):
             name=f"{self.spec.name}{version}", own_weights=bool(self._networks)
         )
         return named.label("", precision=self.precision, weights_hash=self.weights_hash)
+
+    def __getstate__(self) -> dict[str, object]:
+        # the networks belong to `_network`, and are looked up again where the copy arrives
+        return {
+            name: value for name, value in vars(self).items() if name != "_networks"
+        }
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Takes the values of a copy, and compares its weights and its sample with the original's.
+
+        Raises:
+            WeightsError: they differ: a function is looked up by its name, and found another one.
+        """
+        vars(self).update(state)
+        self._networks = _networks_of(self._network)
+        embeddings = self.encode(seeded_tiles(self.spec.tile_px))
+        sample = _projected(embeddings.double().cpu().numpy())
+        has_weights = hash_networks([*self._networks.values()]) == self.weights_hash
+        if has_weights and samples_agree(sample, self.sample, self.precision):
+            return
+        raise WeightsError(
+            f"network must be the one of the original, got other weights or code for "
+            f"{self.spec.name!r}; pass make_encoder the torch.nn.Module in place of a function, or "
+            "send the encoder by cloudpickle"
+        )
 
     def current(self) -> OwnTileEncoder:
         """The same encoder with the hash and the sample of its weights and code of now."""

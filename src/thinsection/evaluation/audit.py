@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from thinsection.config import section
+from thinsection.config import Settings, section
 from thinsection.evaluation.cases import listed_names, patient_of
 from thinsection.evaluation.cell_values import is_missing
 from thinsection.evaluation.copies import CopyPair, copied_slides
@@ -35,8 +35,8 @@ MAX_VALUES = 10
 _PARTS = re.compile(r"[^\W\d_]+|\d+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AuditConfig(Settings):
     """Settings of `thinsection audit`."""
 
     labels: LabelsConfig = section(LabelsConfig)

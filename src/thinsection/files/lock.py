@@ -31,6 +31,7 @@ import psutil
 from thinsection.errors import StoreError, rewording
 from thinsection.files.atomic import TMP_MARK, output_errors, read_json
 from thinsection.machine import file_text
+from thinsection.types import Uncopied
 
 # name of the lock file in the folder of a slide or a job
 LOCK_NAME = ".lock"
@@ -62,8 +63,10 @@ class LockOwner:
         return f"process {self.pid} on {self.host!r}"
 
 
-class FileLock:
+class FileLock(Uncopied):
     """One lock file. Not re-entrant; any thread may release it."""
+
+    copy_remedy = "pass its path"
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -24,7 +24,7 @@ from thinsection.files.urls import (
     whole_url,
     without_secrets,
 )
-from thinsection.types import KIB, MIB
+from thinsection.types import KIB, MIB, Uncopied
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -42,22 +42,39 @@ if TYPE_CHECKING:
 # share of a file that is streamed before a source that may keep a copy fetches it whole
 _STREAMED_SHARE = 0.03
 _COPY_BYTES = 8 * MIB  # bytes that a copy fetches at once
+# names under which the stores of fsspec state the version of a file
+_VERSIONS = (
+    "ETag",
+    "etag",
+    "Content-MD5",
+    "md5Hash",
+    "Last-Modified",
+    "LastModified",
+    "mtime",
+)
 
 
-class _Descriptor(int):
-    """An open file that is closed when no thread reads from it any more."""
+class Descriptor(Uncopied, int):
+    """Number of an open file, which is closed when nothing holds this object any more.
+
+    A thread that reads keeps a reference, so that the file stays open until it has read.
+    """
+
+    copy_remedy = "open the file again"
 
     def __del__(self) -> None:
         os.close(self)
 
 
-class FileSource:
+class FileSource(Uncopied):
     """A local file, read by `pread`, which needs no shared position and so no lock. Thread-safe."""
+
+    copy_remedy = "open the file again"
 
     def __init__(self, path: str) -> None:
         self.name = path
         self._file = Path(path).name
-        self._descriptor: _Descriptor | None = _Descriptor(os.open(path, os.O_RDONLY))
+        self._descriptor: Descriptor | None = Descriptor(os.open(path, os.O_RDONLY))
 
     def read_at(self, offset: int, length: int) -> bytes:
         """Reads exactly `length` bytes; SlideReadError if the source ends before."""
@@ -84,21 +101,27 @@ class FileSource:
         self._descriptor = None
 
 
-class FsspecSource:
+class FsspecSource(Uncopied):
     """A file of `size` bytes, read by range requests through fsspec. Thread-safe.
 
     Requests and fetched bytes are counted.
     """
 
+    copy_remedy = "open the URL again"
+
     def __init__(self, url: str) -> None:
         self._fs, self._path, self.name = filesystem(url)
         try:
-            self.size = int(self._fs.size(self._path))
+            details = self._fs.info(self._path)
+            self.size = int(details["size"])
         except Exception as error:  # noqa: BLE001 - each store has its own errors
             check_connection(error, self.name)
             raise SlideOpenError(
                 f"slide must be reachable, got {without_secrets(repr(error))} for {self.name!r}"
             ) from None
+        # what the server states about the version of the file; '' if it states nothing
+        versions = [details[name] for name in _VERSIONS if details.get(name)]
+        self.version = str(versions[0]) if versions else ""
         self._lock = threading.Lock()
         self.fetched_bytes = 0
         self.requests = 0

@@ -25,7 +25,7 @@ from thinsection.errors import (
     naming_part,
 )
 from thinsection.registry import Entry, Registry
-from thinsection.types import GIB, CoordsL0, Size
+from thinsection.types import GIB, CoordsL0, Size, shortened
 from thinsection.weights.origin import Origin
 
 if TYPE_CHECKING:
@@ -185,6 +185,19 @@ class SlideEncoder(ABC):
                 f"{str(options.weights)!r}"
             )
         return cls()
+
+    def __repr__(self) -> str:
+        facts = [
+            "slide embeddings" if self.dim is None else f"{self.dim}-d",
+            self.precision,
+        ]
+        expects = self.expects
+        if expects.tile_encoders:
+            facts.append(f"tiles of {shortened(expects.tile_encoders)}")
+        if expects.tile_px is not None:
+            mpp = "" if expects.tile_mpp is None else f" at {expects.tile_mpp:g} µm/px"
+            facts.append(f"{expects.tile_px} px{mpp}")
+        return f"<{self.name}: {', '.join(facts)}>"
 
     @property
     def identity(self) -> dict[str, str]:

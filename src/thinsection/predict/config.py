@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from thinsection.config import option, section
+from thinsection.config import Settings, option, section
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.parts import FoldUnit
 from thinsection.jobs.executor import ExecutorConfig
@@ -123,8 +123,8 @@ class LabelsRunConfig:
     columns: LabelsConfig = section(LabelsConfig)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TrainConfig(Settings):
     """All settings of `thinsection train`, by section."""
 
     labels: LabelsConfig = section(LabelsConfig)

@@ -126,7 +126,7 @@ class HeatmapConfig:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class HeatmapRunConfig(PredictRunConfig):
     """All settings of `thinsection heatmap`, by section."""
 

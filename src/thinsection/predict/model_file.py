@@ -32,7 +32,7 @@ from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import Head, head_for
 from thinsection.predict.inputs import Inputs
 from thinsection.predict.usual import Usual
-from thinsection.types import MIB, Document, Floats, Reals
+from thinsection.types import MIB, Document, Floats, Reals, counted, shortened
 from thinsection.weights.files import (
     MODEL_KEY,
     fill_strictly,
@@ -115,13 +115,21 @@ class ModelCard:
     format: int = FORMAT
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Model:
     """Model in memory."""
 
     card: ModelCard
     heads: tuple[Head, ...]  # same order as `card.members`
     usual: Usual
+
+    def __repr__(self) -> str:
+        card = self.card
+        inputs = card.inputs
+        return (
+            f"Model({card.name!r}: {card.head.head} for {shortened(card.target.names)}, "
+            f"{counted(len(self.heads), 'member')}, tiles of {inputs.encoder}, {inputs.dim}-d)"
+        )
 
     def answers(self, logits: Reals, members: Sequence[int]) -> Floats:
         """Calibrated predictions (M, K) from some members' logits (M, K); see `Target.answers`."""

@@ -13,7 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
-from thinsection.config import as_mapping, from_mapping, option, replace_flat, section
+from thinsection.config import (
+    Settings,
+    as_mapping,
+    from_mapping,
+    option,
+    replace_flat,
+    section,
+)
 from thinsection.errors import (
     ConfigError,
     InvalidInputError,
@@ -66,7 +73,7 @@ from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.store.outcome import known_slides
 from thinsection.tiles.budget import StreamConfig
-from thinsection.types import Document, ignore_message
+from thinsection.types import Document, counted, ignore_message
 from thinsection.weights.origin import slug
 
 if TYPE_CHECKING:
@@ -134,8 +141,8 @@ class ValidationConfig:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictRunConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PredictRunConfig(Settings):
     """All settings of `thinsection predict`, by section; the model file has those of training."""
 
     predict: PredictConfig = section(PredictConfig, "Prediction")
@@ -154,6 +161,13 @@ class Predictions(NamedTuple):
     validation: Document | None = None  # content of validation.json
     page: Path | None = None  # page of the validation
     heatmaps: Path | None = None  # GRID/heatmap_MODEL, if requested
+
+    def __repr__(self) -> str:
+        rows = counted(len(self.rows), "prediction")
+        tested = "" if self.validation is None else ", validated"
+        return (
+            f"Predictions({rows} in {self.table.name!r}, from {self.address!r}{tested})"
+        )
 
 
 class Source(NamedTuple):

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.config import (
+    Settings,
     as_mapping,
     nearest,
     option,
@@ -45,7 +46,7 @@ from thinsection.stages.tiles import write_columns
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.tiles.table import Column
-from thinsection.types import Document, Floats, Json
+from thinsection.types import Document, Floats, Json, counted, shortened
 from thinsection.weights.origin import slug
 
 if TYPE_CHECKING:
@@ -97,8 +98,8 @@ class ZeroshotConfig:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ZeroshotRunConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ZeroshotRunConfig(Settings):
     """All settings of `thinsection zeroshot`, by section."""
 
     zeroshot: ZeroshotConfig = section(ZeroshotConfig, "Zero-shot")
@@ -129,6 +130,12 @@ class Zeroshot(NamedTuple):
     rows: list[SlideScores]
     columns: tuple[str, ...]  # names for `heatmap`, one for each class
     unread: tuple[str, ...]  # slides whose embeddings cannot be read
+
+    def __repr__(self) -> str:
+        return (
+            f"Zeroshot({counted(len(self.rows), 'slide')} in {self.folder.name!r}, columns: "
+            f"{shortened(self.columns)}, {len(self.unread)} unread)"
+        )
 
 
 def zeroshot(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from thinsection.config import option, section
+from thinsection.config import Settings, option, section
 from thinsection.errors import ConfigError
 from thinsection.probe.protocol import Geometry, Protocol, get_protocol
 from thinsection.types import parse_bytes
@@ -110,8 +110,8 @@ class ComputeSection(EngineSection):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ProbeConfig(Settings):
     """Settings of `thinsection probe`."""
 
     data: DataSection = section(DataSection)
@@ -199,8 +199,8 @@ class CacheSection:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SegmentConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SegmentConfig(Settings):
     """Settings of `thinsection probe segment`."""
 
     segment: SegmentSection = section(SegmentSection)

@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import thinsection
-from thinsection.config import as_mapping, option, read_toml, replace_flat, section
+from thinsection.config import (
+    Settings,
+    as_mapping,
+    option,
+    read_toml,
+    replace_flat,
+    section,
+)
 from thinsection.errors import ConfigError, ThinsectionError, error_words, naming_file
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.tables import TABLE_SUFFIXES
@@ -96,7 +103,7 @@ class GridSection:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ProbeGridConfig(ProbeConfig):
     """Settings of `thinsection probe grid`."""
 
@@ -104,8 +111,8 @@ class ProbeGridConfig(ProbeConfig):
     executor: ExecutorConfig = section(ExecutorConfig, "Workers and clusters")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BenchConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class BenchConfig(Settings):
     """Settings of `thinsection bench`."""
 
     executor: ExecutorConfig = section(ExecutorConfig, "Workers and clusters")

@@ -70,7 +70,13 @@ from thinsection.store.tiles_h5 import (
     read_slide_embedding,
     read_tiles,
 )
-from thinsection.types import Document, PlainValues, counted, format_bytes
+from thinsection.types import (
+    Document,
+    PlainValues,
+    counted,
+    format_bytes,
+    shortened,
+)
 
 if TYPE_CHECKING:
     import anndata
@@ -80,6 +86,7 @@ if TYPE_CHECKING:
 Listener = Callable[[str], None]  # receives a line of text
 _SHOWN_SLIDES = 8  # thumbnails in `_repr_html_`
 _SHOWN_PX = 96  # height of a thumbnail in pixels
+_SHOWN_PATH = 60  # characters of the folder's path in `repr`
 
 
 def open_results(out: str | Path) -> Results:
@@ -126,6 +133,24 @@ class Results:
     def slides(self) -> tuple[str, ...]:
         """Slide ids."""
         return tuple(self.ledgers)
+
+    def __getstate__(self) -> dict[str, object]:
+        """State of a copy, for a process with another working folder."""
+        return vars(self) | {"folder": self.folder.absolute()}
+
+    def __len__(self) -> int:
+        return len(self.ledgers)
+
+    def __bool__(self) -> bool:
+        """True also for a folder without slides."""
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the slide ids."""
+        return iter(self.ledgers)
+
+    def __contains__(self, slide_id: object) -> bool:
+        return slide_id in self.ledgers
 
     @cached_property
     def folders(self) -> tuple[FolderRow, ...]:
@@ -750,6 +775,16 @@ class Results:
         return failures
 
     def __repr__(self) -> str:
+        size = format_bytes(sum(row.num_bytes for row in self.folders))
+        folders = shortened((row.address for row in self.folders), most=140)
+        place = str(self.folder)
+        if len(place) > _SHOWN_PATH:
+            place = f"...{place[-_SHOWN_PATH:]}"
+        slides = counted(len(self), "slide")
+        return f"Results({place!r}: {slides}, {size}, folders: {folders})"
+
+    def __str__(self) -> str:
+        """Returns a line for each folder, for `print`."""
         lines = [f"<Results {str(self.folder)!r}: {len(self.slides)} slides>"]
         for row in self.folders:
             size = format_bytes(row.num_bytes)

@@ -45,12 +45,15 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Record:
     """Record of one invocation."""
 
     folder: Path  # OUT/records/NAME
     document: Document  # content of run.json
+
+    def __repr__(self) -> str:
+        return f"Record({self.folder.name!r}: {self.document.get('command', 'no command')})"
 
     @classmethod
     def read(cls, folder: Path) -> "Record":

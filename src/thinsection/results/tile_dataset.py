@@ -28,7 +28,14 @@ from thinsection.results.tiled_slide import TiledSlide, tiled_slides, with_colum
 from thinsection.tiles.budget import CHANNELS
 from thinsection.tiles.categories import Categories
 from thinsection.tiles.order import ShardOrder
-from thinsection.types import Document, RgbArray, format_bytes, parse_bytes
+from thinsection.types import (
+    Document,
+    RgbArray,
+    counted,
+    format_bytes,
+    parse_bytes,
+    shortened,
+)
 
 Item = dict[str, Any]
 
@@ -167,6 +174,14 @@ class TileDataset(IterableDataset[Item]):
         self._resumed: Progress | None = None
         # Position that this iteration has reached: tiles that were read, or used (`advance`).
         self._progress: Progress | None = None
+
+    def __repr__(self) -> str:
+        columns = shortened(self._columns)
+        return (
+            f"TileDataset({counted(self.num_tiles, 'tile')} of {self.tile_px} px of "
+            f"{counted(len(self._slides), 'slide')}, columns: {columns}, rank {self._rank} of "
+            f"{self._world_size})"
+        )
 
     @property
     def categories(self) -> Mapping[str, Categories]:

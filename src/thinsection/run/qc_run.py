@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinsection.config import option, section
+from thinsection.config import Settings, option, section
 from thinsection.files.atomic import write_text
 from thinsection.files.urls import without_secrets
 from thinsection.jobs.executor import ExecutorConfig
@@ -83,8 +83,8 @@ class WorkConfig:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class QcRunConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class QcRunConfig(Settings):
     """All settings of `thinsection qc`, by section."""
 
     checks: ChecksConfig = section(ChecksConfig)

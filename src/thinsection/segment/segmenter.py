@@ -22,7 +22,7 @@ from thinsection.segment.spec import (
     declared_segmenters,
     read_spec,
 )
-from thinsection.types import RgbArray
+from thinsection.types import RgbArray, shortened
 
 if TYPE_CHECKING:
     from thinsection.segment.network import Network
@@ -33,9 +33,11 @@ PACKAGE = "package:"
 _NOT_IN_IDENTITY = ("help", "licence", "source", "weights", "sha256")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Segmenter:
     """A segmenter and its weights; the network is loaded on first use.
+
+    A copy or a pickle has the paths of its files, and loads the network again.
 
     Args:
         spec: its declaration.
@@ -50,6 +52,20 @@ class Segmenter:
     device: str = "auto"
     seed: int = 0
     code: Path | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        state = {name: value for name, value in vars(self).items() if name != "network"}
+        for name in ("weights", "code"):
+            path = getattr(self, name)
+            state[name] = None if path is None else path.absolute()
+        return state
+
+    def __repr__(self) -> str:
+        weights = "random weights" if self.weights is None else self.weights.name
+        return (
+            f"<{self.spec.name}: {shortened(self.spec.classes)}, {self.spec.mpp:g} µm/px, "
+            f"{weights} on {self.device}>"
+        )
 
     @property
     def identity(self) -> dict[str, object]:

@@ -6,10 +6,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from thinsection.errors import (
+    CopyError,
     InvalidInputError,
     SlideOpenError,
     SlideReadError,
@@ -19,6 +21,7 @@ from thinsection.errors import (
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.files.sources import FsspecSource, closed_error
 from thinsection.slide.geometry import MAX_PX, MAX_SIDE_PX, ReadPlan, lv_from_l0
+from thinsection.slide.opening import Statements
 from thinsection.slide.pictures import Picture
 from thinsection.slide.resize import PlannedTiles, TilePictures, read_resized
 from thinsection.types import (
@@ -72,8 +75,24 @@ def keep_colours(pixels: RgbArray) -> None:
     """Leaves pixels as they were read; the default of `Slide.recolor`."""
 
 
+# attributes that a copy takes over: the user or `open_slide` may have set them
+_COPIED = (
+    "choice", "mpp_source", "notes", "objective_power", "picture", "pictures", "rendering",
+    "slide_mpp",
+)  # fmt: skip
+
+
+class Reopen(Protocol):
+    """Function that opens a slide again, in this or in another process."""
+
+    def __call__(self, levels: tuple[Level, ...], statements: Statements) -> Slide: ...
+
+
 class Slide(Closing):
     """An opened slide. Thread-safe: any number of threads may read at once.
+
+    A copy or a pickle of it opens the same file again, in whichever process it arrives; close it
+    like any slide. It raises SlideOpenError if another file lies at the path by then.
 
     A subclass (a reader) calls this constructor with the metadata of the file. It implements
     `_fill`, which reads regions inside a level, and `_associated`, which reads the associated
@@ -104,12 +123,15 @@ class Slide(Closing):
             open it with a C library.
         orientation: TIFF's number for the turn that makes the pixels upright; 1 if they are
             upright, as in every slide that `open_slide` returns.
+        reopen: function that opens the same slide again; None if it was not opened by
+            `open_slide`.
     """
 
     reader: str = ""
     held_bytes: int = 0
     checked: bool = False
     associated_names: tuple[str, ...] = ()
+    reopen: Reopen | None = None
 
     def __init__(
         self,
@@ -138,9 +160,47 @@ class Slide(Closing):
         self.pictures: tuple[Picture, ...] = ()
         self.picture: Picture | None = None
         self.recolor: Callable[[RgbArray], None] = keep_colours
+        # `recolor` that opening the slide again sets
+        self._reopened_recolor: Callable[[RgbArray], None] = keep_colours
         self.source: FsspecSource | None = None
         self.on_close = ExitStack()
         self._closed = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copies and pickles the slide as the way to open it again; no pixels are copied.
+
+        Raises:
+            CopyError: the slide is closed, or was not opened by `open_slide`.
+        """
+        self._check_copied()
+        assert self.reopen is not None
+        statements: dict[str, object] = {name: getattr(self, name) for name in _COPIED}
+        if self.recolor is not self._reopened_recolor:
+            statements["recolor"] = self.recolor
+        stored = self.stored
+        if stored.recolor is not stored._reopened_recolor and stored is not self:
+            raise CopyError(
+                f"recolor must be set on the upright slide, got one on slide.stored of {self!r}; "
+                "set slide.recolor"
+            )
+        return self.reopen, (self.levels, statements)
+
+    def _check_copied(self) -> None:
+        """Raises CopyError: a copy of the slide could not open it again."""
+        if self._closed:
+            raise CopyError(
+                f"slide must be open to be copied or pickled, got {self!r}; open it again"
+            )
+        if self.reopen is None:
+            raise CopyError(
+                f"slide must come from open_slide to be copied or pickled, got {self!r}; open it "
+                "by thinsection.open_slide(path)"
+            )
+
+    def can_reopen(self, reopen: Reopen) -> None:
+        """Notes how the slide is opened again; `open_slide` calls this last."""
+        self.reopen = reopen
+        self._reopened_recolor = self.recolor
 
     def __repr__(self) -> str:
         name = Path(self.slide_path).name

@@ -8,6 +8,8 @@ import os
 import shutil
 import tempfile
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,7 @@ from thinsection.slide.base import Slide
 from thinsection.slide.dicom_series import is_dicom_path
 from thinsection.slide.geometry import plausible_mpp
 from thinsection.slide.look import Look
+from thinsection.slide.opening import FileState, Opening, Statements, file_states
 from thinsection.slide.orientation import UPRIGHT, UprightSlide, turn_mpp
 from thinsection.slide.readers import (
     AUTO,
@@ -41,7 +44,7 @@ from thinsection.slide.readers import (
     parsing,
     reader_choices,
 )
-from thinsection.types import Mpp, RgbArray, format_bytes, parse_bytes
+from thinsection.types import Level, Mpp, RgbArray, format_bytes, parse_bytes
 
 # environment variable with the disk space that staged slides may use
 CACHE_VARIABLE = "THINSECTION_STAGING_BYTES"
@@ -76,6 +79,9 @@ def open_slide(
     A slide that is stored mirrored or turned (TIFF's tag 274, EXIF) is shown upright;
     `slide.stored` is the slide as it is stored.
 
+    A slide can be copied and pickled, so that functions of other processes take it as an argument:
+    there the same file is opened again by its absolute path or URL.
+
     Args:
         path: path, or a URL that fsspec supports.
         reader: 'auto', or a name of `available_readers()`.
@@ -108,6 +114,8 @@ def open_slide(
     if reader not in choices:
         hint = nearest(reader, choices)
         raise ConfigError(f"reader must be a known name, got {reader!r}{hint}")
+    # read before the file is opened, so that a file that replaces it is never taken for it
+    files = file_states(name)
     if is_url(name) and not is_folder_slide(name):
         slide = _open_url(name, reader, slide_mpp, look, picture)
     else:
@@ -123,7 +131,72 @@ def open_slide(
     else:  # the user states the resolution of the upright picture
         slide.slide_mpp = turn_mpp(slide_mpp, slide.orientation)
         slide.mpp_source = "given"
-    return slide if slide.orientation == UPRIGHT else UprightSlide(slide)
+    # a reader of another package need not be a subclass of `Slide`
+    if not hasattr(slide, "can_reopen"):
+        return slide
+    if slide.source is not None:
+        # by URL the argument also decides whether the file is streamed
+        source = slide.source
+        files = (FileState(Path(source.name).name, source.size, source.version),)
+    elif slide.reader in choices:
+        # the reader that was chosen need not be compared with others again; a name such as
+        # 'channels' is no choice
+        reader = slide.reader
+    opening = Opening(
+        path=name if is_url(name) else str(Path(name).absolute()),
+        reader=reader,
+        slide_mpp=slide_mpp,
+        look=look,
+        image=picture,
+        files=files,
+    )
+    slide.can_reopen(partial(_reopen, opening))
+    if slide.orientation == UPRIGHT:
+        return slide
+    upright = UprightSlide(slide)
+    slide.can_reopen(partial(_reopen, replace(opening, is_stored=True)))
+    upright.can_reopen(partial(_reopen, opening))
+    return upright
+
+
+def _reopen(
+    opening: Opening, levels: tuple[Level, ...], statements: Statements
+) -> Slide:
+    """Opens a slide that was copied or pickled.
+
+    Args:
+        opening: how the original was opened.
+        levels: its levels.
+        statements: values of its attributes.
+
+    Raises:
+        SlideOpenError: another file lies at the path, or the file cannot be opened here.
+    """
+    opening.check_files()
+    slide = open_slide(
+        opening.path,
+        reader=opening.reader,
+        slide_mpp=opening.slide_mpp,
+        look=opening.look,
+        image=opening.image,
+    )
+    if opening.is_stored:
+        slide = slide.stored
+    try:
+        assert isinstance(slide.reopen, partial)
+        opening.check_same(slide.reopen.args[0].files)
+        if slide.levels != levels:
+            raise SlideOpenError(
+                f"slide must have the levels of the original, got others by reader "
+                f"{slide.reader!r} in {slide.slide_path!r}; install the same versions of readers "
+                "in both environments"
+            )
+    except SlideOpenError:
+        slide.close()
+        raise
+    for name, value in statements.items():
+        setattr(slide, name, value)
+    return slide
 
 
 def _open_file(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from thinsection.config import option, section
+from thinsection.config import Settings, option, section
 from thinsection.encode.registry import our_name, our_slide_encoder
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.jobs.executor import ExecutorConfig
@@ -294,8 +294,8 @@ class EncodingSpec:
         return tuple(name for name in names if name)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunConfig(Settings):
     """All settings of a run, by section.
 
     `spec.resolve` checks them together. They travel to workers as JSON or by pickle. Each part of
@@ -408,8 +408,8 @@ class PoolingConfig:
         parse_bytes(self.aggregate_memory, name="pooling.aggregate_memory")
 
 
-@dataclass(frozen=True, kw_only=True)
-class AggregateRunConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AggregateRunConfig(Settings):
     """All settings of `thinsection aggregate`, by section."""
 
     pooling: PoolingConfig = section(PoolingConfig, "Slide encoder")

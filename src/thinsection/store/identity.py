@@ -19,7 +19,7 @@ from thinsection.files.urls import is_url, without_secrets
 from thinsection.slide.annotations import ROLES, RegionsConfig
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.cohort_table import FingerprintMode
-from thinsection.slide.dicom_series import files_of_slide, is_dicom_path
+from thinsection.slide.opening import FOLDER_METADATA, companions
 from thinsection.slide.readers import is_folder_slide
 from thinsection.store.ledger import stage_key
 from thinsection.types import MIB, Document
@@ -27,8 +27,6 @@ from thinsection.types import MIB, Document
 _SAMPLE_BYTES = 16 * 1024
 _SAMPLES = 8
 _READ_BYTES = 8 * MIB
-# Files with the metadata of a folder of chunks.
-_METADATA = ("zarr.json", ".zattrs", ".zarray", ".zgroup")
 
 
 @dataclass(frozen=True)
@@ -190,8 +188,8 @@ def _add_samples(digest: "hashlib._Hash", path: Path | str, count: int) -> None:
 
 def _sampled_files(files: list[str]) -> list[str]:
     """Metadata of a folder, and some of its other files, spread over it."""
-    metadata = [file for file in files if Path(file).name in _METADATA]
-    chunks = [file for file in files if Path(file).name not in _METADATA]
+    metadata = [file for file in files if Path(file).name in FOLDER_METADATA]
+    chunks = [file for file in files if Path(file).name not in FOLDER_METADATA]
     if not chunks:
         return metadata
     last = len(chunks) - 1
@@ -249,14 +247,7 @@ def _companions(slide: Path | str) -> list[Path]:
     """Files beside a local slide that belong to it."""
     if is_url(str(slide)):
         return []
-    path = Path(slide)
-    suffix = path.suffix.lower()
-    folder = path.with_suffix("")
-    if suffix == ".mrxs" and folder.is_dir():
-        return sorted(file for file in folder.iterdir() if file.is_file())
-    if is_dicom_path(path):
-        return [file.path for file in files_of_slide(path) if file.path != path]
-    return []
+    return companions(Path(slide))
 
 
 @dataclass(frozen=True, kw_only=True)

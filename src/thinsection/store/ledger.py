@@ -20,7 +20,7 @@ from thinsection.config import coerce
 from thinsection.errors import StoreError
 from thinsection.files.atomic import read_json, write_json
 from thinsection.files.sources import RemoteFolder
-from thinsection.types import Document, PlainValues
+from thinsection.types import Document, PlainValues, counted
 
 SLIDES = (
     "slides"  # OUT/slides/ID holds the files of a slide that belong to no tile grid
@@ -105,7 +105,7 @@ class Elsewhere:
         return coerce(read_json(path), cls, ELSEWHERE_NAME)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SlideLedger:
     """The finished stages of one slide, and the identity of its file.
 
@@ -124,6 +124,10 @@ class SlideLedger:
     elsewhere: Elsewhere = field(default_factory=Elsewhere)
     # reason why the stored ledger cannot be used; '' if it can
     damage: str = field(default="", compare=False)
+
+    def __repr__(self) -> str:
+        words = "damaged" if self.damage else counted(len(self.stages), "stage")
+        return f"SlideLedger({self.slide_id!r}: {words} in {self.out.name!r})"
 
     @property
     def path(self) -> Path:

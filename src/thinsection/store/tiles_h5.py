@@ -27,6 +27,7 @@ import thinsection
 from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import KeepingFile, atomic_path, output_errors
+from thinsection.files.pages import notebook_html
 from thinsection.slide import Slide
 from thinsection.slide.geometry import ReadPlan, best_level, nominal_power
 from thinsection.store.hdf5 import (
@@ -47,7 +48,16 @@ from thinsection.tiles import TileTable
 from thinsection.tiles.categories import NONE, Categories, complete_colors
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.table import Column, check_coords
-from thinsection.types import KIB, Closing, CoordsL0, Size, counted
+from thinsection.types import (
+    KIB,
+    Closing,
+    CoordsL0,
+    Size,
+    Uncopied,
+    counted,
+    format_mpp,
+    shortened,
+)
 
 if TYPE_CHECKING:
     import h5py
@@ -105,7 +115,7 @@ def tile_attributes(
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TilesFile:
     """The content of a tiles file."""
 
@@ -137,6 +147,29 @@ class TilesFile:
         if name in self.categories:
             return self.categories[name].labels(self.columns[name])
         return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(self.coords_l0)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self._facts())})"
+
+    def _repr_html_(self) -> str:
+        return notebook_html(None, type(self).__name__, self._facts())
+
+    def _facts(self) -> list[str]:
+        mpp = self.attributes.get("tile_mpp")
+        if self.plan is not None:
+            mpp = self.plan.tile_mpp
+        resolution = format_mpp(None if mpp is None else (float(mpp), float(mpp)))
+        edge = self.attributes.get("patch_size")
+        size = "" if edge is None else f" of {int(np.ravel(edge)[0])} px"
+        facts = [f"{counted(len(self), 'tile')}{size} at {resolution}"]
+        if self.features is not None:
+            shape = " x ".join(map(str, self.features.shape[1:]))
+            facts.append(f"embeddings of {shape} {self.features.dtype}")
+        facts.append(f"columns: {shortened(self.columns)}")
+        return facts
 
     @property
     def tile_px_l0(self) -> int | None:
@@ -176,7 +209,7 @@ class TilesFile:
         return int(width), int(height)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class EmbeddedTiles(TilesFile):
     """The content of a file with the embeddings of its tiles, which are never None."""
 
@@ -189,7 +222,7 @@ class EmbeddedTiles(TilesFile):
         return self.features
 
 
-class TilesWriter(Closing):
+class TilesWriter(Uncopied, Closing):
     """Writes a tiles file piece by piece, to a temporary path from `atomic_path`.
 
     Args:

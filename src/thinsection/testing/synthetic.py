@@ -70,10 +70,21 @@ class ArraySlide(Slide):
             )
         super().__init__(name, described, slide_mpp=slide_mpp)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copies and pickles the slide with its arrays, since it has no file."""
+        if self._closed:
+            self._check_copied()
+        return _empty_slide, (type(self),), dict(self.__dict__)
+
     def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
         x, y = origin_lv
         height, width = out.shape[:2]
         out[:] = self._arrays[level][y : y + height, x : x + width]
+
+
+def _empty_slide(kind: type[ArraySlide]) -> ArraySlide:
+    """A slide without values, which a copy or pickle sets."""
+    return kind.__new__(kind)
 
 
 def position_pixels(size: Size) -> RgbArray:

@@ -19,13 +19,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import InvalidInputError
+from thinsection.errors import CopyError, InvalidInputError
+from thinsection.files.pages import notebook_html
 from thinsection.slide import Slide, check_slide
+from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import read_tiles
 from thinsection.tiles.budget import (
     Channel,
@@ -40,7 +43,7 @@ from thinsection.tiles.budget import (
 from thinsection.tiles.filters import TileFilter, passing
 from thinsection.tiles.table import TileTable
 from thinsection.tiles.transforms import TileTransform
-from thinsection.types import CoordsL0, TileArray
+from thinsection.types import CoordsL0, RgbArray, TileArray, counted, format_mpp
 
 Indices = npt.NDArray[np.int64]  # (b,), row numbers in a tile table
 TileMeasure = Callable[[Indices, TileArray], None]
@@ -67,6 +70,16 @@ class SlideTiles:
     error: Exception | None = field(default=None, init=False)
 
     @property
+    def slide_path(self) -> str:
+        """Path or URL of the slide; '' if no tile of it is read."""
+        return "" if self.slide is None else self.slide.slide_path
+
+    @property
+    def plan(self) -> ReadPlan | None:
+        """How the tiles are read; None if no tile is read."""
+        return None if self.table is None else self.table.plan
+
+    @property
     def num_tiles(self) -> int:
         """Tiles to read."""
         return 0 if self.table is None else len(self.table)
@@ -75,6 +88,25 @@ class SlideTiles:
         """Closes the slide if `closes_slide`."""
         if self.closes_slide and self.slide is not None:
             self.slide.close()
+
+
+class SourceOfCopy(SlideTiles):
+    """Source of a copied batch: `slide_path` and `plan`, without the opened slide and its table."""
+
+    def __init__(self, slide_path: str, plan: ReadPlan | None) -> None:
+        super().__init__(slide=None, table=None, closes_slide=False)
+        self._slide_path = slide_path
+        self._plan = plan
+
+    @property
+    def slide_path(self) -> str:
+        """See `SlideTiles.slide_path`."""
+        return self._slide_path
+
+    @property
+    def plan(self) -> ReadPlan | None:
+        """See `SlideTiles.plan`."""
+        return self._plan
 
 
 S = TypeVar("S", bound=SlideTiles)
@@ -87,9 +119,19 @@ class SlideStarted(Generic[S]):
     source: S
 
 
-@dataclass
+_SHOWN_TILES = 8  # in a notebook
+
+
+@dataclass(repr=False)
 class TileBatch(Generic[S]):
-    """Decoded tiles of one slide, in table order."""
+    """Decoded tiles of one slide, in table order.
+
+    A copy or a pickle has pixels of its own, and stays valid: hand `copy.copy(batch)` to another
+    thread or process. The `source` of a copy states `slide_path` and `plan`, without the slide and
+    its table.
+
+    Memory: 3 b tile_px² bytes for a copy; while a batch is pickled, up to four times that.
+    """
 
     source: S
     indices: Indices  # int64 (b,), row numbers of the tiles in the table
@@ -101,6 +143,45 @@ class TileBatch(Generic[S]):
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copies and pickles the batch with pixels of its own.
+
+        Raises:
+            CopyError: the batch was released, so that its pixels may be those of the next one.
+        """
+        tiles = self.tiles.copy()
+        # looked at after the copy, because another thread may release it in the meantime
+        if self._released:
+            raise CopyError(
+                "batch must be copied before the next one is asked for, got a released one; pass "
+                "copy.copy(batch)"
+            )
+        source = SourceOfCopy(self.source.slide_path, self.source.plan)
+        return TileBatch, (source, self.indices, self.coords_l0, tiles, _keep_pixels)
+
+    def __repr__(self) -> str:
+        return f"TileBatch({', '.join(self._facts())})"
+
+    def _repr_html_(self) -> str:
+        """Returns the first tiles beside the facts."""
+        picture: RgbArray | None = None
+        if len(self) and not self._released:
+            picture = np.concatenate(list(self.tiles[:_SHOWN_TILES]), axis=1)
+        return notebook_html(picture, "TileBatch", self._facts())
+
+    def _facts(self) -> list[str]:
+        plan = self.source.plan
+        mpp = None if plan is None else plan.tile_mpp
+        resolution = format_mpp(None if mpp is None else (mpp, mpp))
+        edge = self.tiles.shape[1]
+        facts = [f"{counted(len(self), 'tile')} of {edge} px at {resolution}"]
+        if len(self):
+            facts.append(f"rows {self.indices[0]} to {self.indices[-1]}")
+        facts.append(f"slide {Path(self.source.slide_path).name!r}")
+        if self._released:
+            facts.append("released")
+        return facts
 
     def release(self) -> None:
         """Gives the buffer back, once; `tiles` must not be used afterwards."""
@@ -465,6 +546,10 @@ def _close_all(parts: Sequence[Prepared[S]]) -> None:
             part.close()
 
 
+def _keep_pixels() -> None:
+    """Gives no buffer back, because a copied batch has pixels of its own."""
+
+
 def _give_back(free: Channel[TileArray | None], buffer: TileArray) -> None:
     # when the stream has ended, its buffers are not used any more
     with suppress(ChannelClosed):
@@ -482,7 +567,8 @@ def iter_tiles(
 ) -> Iterator[TileBatch[SlideTiles]]:
     """Decodes tiles of one opened slide in batches, in table order.
 
-    `batch.tiles` is valid until the next batch is asked for; copy tiles that should stay.
+    `batch.tiles` is valid until the next batch is asked for; copy tiles that should stay, or the
+    batch by `copy.copy(batch)`.
 
     Args:
         slide: opened; stays open.

@@ -5,7 +5,7 @@ The parent of a tile is the tile of a coarser grid that holds its centre.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -15,7 +15,14 @@ import numpy.typing as npt
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.slide.geometry import ReadPlan
-from thinsection.types import CoordsL0, RgbArray, Size, counted, format_mpp
+from thinsection.types import (
+    CoordsL0,
+    RgbArray,
+    Size,
+    counted,
+    format_mpp,
+    shortened,
+)
 
 Column = npt.NDArray[Any]  # (N,), numbers of any type
 Columns = Mapping[str, Column]  # name -> (N,), a value per tile
@@ -49,6 +56,25 @@ class TileTable:
 
     def __len__(self) -> int:
         return int(self.coords_l0.shape[0])
+
+    def __getitem__(
+        self, rows: int | slice | npt.NDArray[np.bool_] | npt.NDArray[np.integer]
+    ) -> TileTable:
+        """Returns the table of one tile, of a slice of tiles, or as `select` does.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        if isinstance(rows, int | np.integer):
+            row = range(len(self))[rows]
+            rows = slice(row, row + 1)
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return replace(self, coords_l0=self.coords_l0[rows], columns=columns)
+
+    def __iter__(self) -> Iterator[TileTable]:
+        """Yields the table of each tile."""
+        for row in range(len(self)):
+            yield self[row]
 
     def __repr__(self) -> str:
         return f"TileTable({', '.join(self._facts())})"
@@ -86,15 +112,14 @@ class TileTable:
             left, top = self.coords_l0.min(axis=0).tolist()
             right, bottom = (self.coords_l0.max(axis=0) + self.plan.size_l0).tolist()
             facts.append(f"x {left} to {right} and y {top} to {bottom} in level-0 px")
-        facts.append(f"columns: {', '.join(self.columns) or 'none'}")
+        facts.append(f"columns: {shortened(self.columns)}")
         return facts
 
     def select(
         self, keep: npt.NDArray[np.bool_] | npt.NDArray[np.integer]
     ) -> TileTable:
         """Returns the table of the tiles that a mask (N,) or an array of rows picks."""
-        columns = {name: column[keep] for name, column in self.columns.items()}
-        return replace(self, coords_l0=self.coords_l0[keep], columns=columns)
+        return self[keep]
 
     def with_columns(self, columns: Mapping[str, Column]) -> TileTable:
         """Returns the table with further columns."""

@@ -27,7 +27,7 @@ from thinsection.errors import (
     rewording,
 )
 from thinsection.slide import Slide
-from thinsection.types import Closing
+from thinsection.types import Closing, Uncopied
 from thinsection.view.guard import Guard, Tokens, page_of
 from thinsection.view.shown import ShownSlides, Source, ViewConfig
 
@@ -58,7 +58,7 @@ _PICTURE_HEADERS = {**_HEADERS, "Cache-Control": "private, max-age=86400"}
 Answer = Callable[[Request], Response]
 
 
-class Viewer(Closing):
+class Viewer(Uncopied, Closing):
     """Running viewer at `url`, in its own thread; a notebook shows it as a frame.
 
     Args:
@@ -74,6 +74,8 @@ class Viewer(Closing):
         ConfigError: the port is taken.
         ThinsectionError: as for `ShownSlides`.
     """
+
+    copy_remedy = "pass its url"
 
     def __init__(
         self,
@@ -120,6 +122,10 @@ class Viewer(Closing):
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
+
+    def __repr__(self) -> str:
+        words = self.url if self._thread.is_alive() else "closed"
+        return f"Viewer({words!r})"
 
     def _repr_html_(self) -> str:
         url = escape(self.url)

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 from PIL import Image
 
-from thinsection.config import option, section
+from thinsection.config import Settings, option, section
 from thinsection.errors import (
     BudgetError,
     ConfigError,
@@ -80,8 +80,8 @@ class ViewerConfig:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ViewConfig:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ViewConfig(Settings):
     """All settings of `thinsection view`, by section."""
 
     view: ViewerConfig = section(ViewerConfig, "Viewer")

@@ -19,7 +19,7 @@ from thinsection.errors import DeviceError, InvalidInputError, MissingDependency
 Precision = Literal["fp32", "fp16", "bf16"]
 PrecisionChoice = Literal["auto", "fp32", "fp16", "bf16"]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_NEED_TORCHVISION = ("timm", "transformers")
+NEED_TORCHVISION = ("timm", "transformers")
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
@@ -103,7 +103,7 @@ def optional_package(package: str) -> ModuleType:
             "pip install 'thinsection[hub]'"
         )
     # transformers falls back to Pillow without torchvision; timm cannot be imported then
-    if package in _NEED_TORCHVISION and (
+    if package in NEED_TORCHVISION and (
         package == "timm" or is_installed("torchvision")
     ):
         importable_torchvision()

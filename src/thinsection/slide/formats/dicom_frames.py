@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinsection.errors import SlideReadError, ThinsectionError
+from thinsection.files.sources import Descriptor, closed_error
 from thinsection.slide.dicom_series import DEFLATED_FILE, IMPLICIT, read_elements
 from thinsection.slide.formats.jpeg_streams import (
     Colours,
@@ -29,7 +30,7 @@ from thinsection.slide.formats.jpeg_streams import (
     with_colours,
 )
 from thinsection.slide.formats.tiff_decoder import check_jpeg2000_size
-from thinsection.types import Size
+from thinsection.types import Size, Uncopied
 
 NATIVE = (IMPLICIT, f"{IMPLICIT}.1", DEFLATED_FILE)
 _JPEG = tuple(f"{IMPLICIT}.4.{number}" for number in (50, 51, 57, 70))
@@ -138,11 +139,13 @@ class FrameFormat:
         return out.reshape(self.shape)
 
 
-class DicomFrames:
+class DicomFrames(Uncopied):
     """Frames of one file, which is parsed when the first frame is read. Thread-safe.
 
     Memory: 16 bytes per frame; for a deflated file the whole inflated file, at most 1 GiB.
     """
+
+    copy_remedy = "open the slide again"
 
     def __init__(self, path: Path, form: FrameFormat, num_frames: int) -> None:
         self.path = path
@@ -150,7 +153,8 @@ class DicomFrames:
         self.num_frames = num_frames
         self._lock = threading.Lock()
         self._places: list[tuple[int, int]] | None = None
-        self._descriptor = -1
+        self._descriptor: Descriptor | None = None
+        self._is_closed = False
         self._inflated = b""
 
     def read(self, frame: int) -> Pixels:
@@ -160,18 +164,23 @@ class DicomFrames:
             SlideReadError: the frame cannot be decoded, or is not in the file.
         """
         with self._lock:
+            if self._is_closed:
+                raise closed_error(str(self.path))
             if self._places is None:
-                self._descriptor = os.open(self.path, os.O_RDONLY)
+                self._descriptor = Descriptor(os.open(self.path, os.O_RDONLY))
                 with os.fdopen(os.dup(self._descriptor), "rb") as file:
                     self._places = self._find_places(file)
             places = self._places
+            # this reference keeps the file open if another thread calls `close`
+            descriptor = self._descriptor
         if frame >= len(places):
             raise self._error(frame, f"{len(places)} frames in the file")
         start, count = places[frame]
         if self._inflated:
             data = self._inflated[start : start + count]
         else:
-            data = os.pread(self._descriptor, count, start)
+            assert descriptor is not None  # it was opened with the places
+            data = os.pread(descriptor, count, start)
         if len(data) != count:
             raise self._error(frame, f"{len(data)} of {count} bytes")
         try:
@@ -182,12 +191,10 @@ class DicomFrames:
             raise self._error(frame, str(error)) from None
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file when no thread reads from it."""
         with self._lock:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                self._descriptor = -1
-            self._places = []
+            self._is_closed = True
+            self._descriptor = None
 
     def _find_places(self, file: BinaryIO) -> list[tuple[int, int]]:
         """Returns (offset, bytes) of each frame, including the headers of its items."""

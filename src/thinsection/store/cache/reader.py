@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import BudgetError, InvalidInputError, ThinsectionError
+from thinsection.errors import (
+    BudgetError,
+    CopyError,
+    InvalidInputError,
+    StoreError,
+    ThinsectionError,
+)
 from thinsection.store.cache import format as fmt
 from thinsection.store.cache.dtypes import F32
 from thinsection.store.cache.format import CacheKey, Shape
 from thinsection.store.cache.rows import RowNumbers, StoredRows
-from thinsection.types import GIB, MIB, Closing, format_bytes
+from thinsection.types import GIB, MIB, Closing, format_bytes, shortened
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +46,8 @@ class FeatureCache(Closing):
     Every value is returned as the float32 that was written (unless a lossy dtype was forced).
 
     A forked child (a DataLoader's worker) may use its parent's cache: it reads with its own thread
-    and buffers.
+    and buffers. A copy or a pickle opens the same folder again, and raises StoreError if another
+    cache lies there.
 
     Memory: budget_bytes for any N, and 13 N bytes for checksums and the list of checked rows.
     """
@@ -65,6 +72,22 @@ class FeatureCache(Closing):
         self._buffers: list[torch.Tensor] = []
         # batch shape and page-locking for which the buffers were made
         self._request: tuple[Shape, bool] = ((), False)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copies and pickles the cache as its folder, its budget and its checksum."""
+        if not self._rows.is_open:
+            raise CopyError(
+                f"cache must be open to be copied or pickled, got {self!r}; open it again"
+            )
+        folder = str(self.folder.absolute())
+        return _open_again, (type(self), folder, self._budget, _checksum(self))
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.shape))
+        place = "in RAM" if self.in_ram else format_bytes(self.manifest.data_bytes)
+        if not self._rows.is_open:
+            place = "closed"
+        return f"FeatureCache({shape}, {place}, {shortened([self.folder.name])!r})"
 
     @classmethod
     def find(
@@ -92,6 +115,16 @@ class FeatureCache(Closing):
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __getitem__(self, rows: int | slice | npt.NDArray[np.integer]) -> F32:
+        """Returns one row (...), or several (B, ...), in float32.
+
+        Raises:
+            IndexError: there is no such row.
+        """
+        if isinstance(rows, int | np.integer):
+            return np.asarray(self.read([range(len(self))[rows]])[0])
+        return self.read(np.arange(len(self))[rows])
 
     def read(self, rows: npt.ArrayLike) -> F32:
         """Reads rows into a new float32 array (B, ...), in the given order.
@@ -207,6 +240,28 @@ class FeatureCache(Closing):
             torch.empty((rows, *shape[1:]), dtype=torch.float32, pin_memory=pinned)
             for _ in range(count)
         ]
+
+
+def _checksum(cache: FeatureCache) -> str:
+    """Checksum of the manifest, in which are the checksums of all rows."""
+    return str(cache.manifest.as_mapping()["crc32"])
+
+
+def _open_again(
+    kind: type[FeatureCache], folder: str, budget_bytes: int, checksum: str
+) -> FeatureCache:
+    """Opens the folder of a cache that was copied or pickled.
+
+    Raises:
+        StoreError: another cache lies there.
+    """
+    cache = kind(Path(folder), budget_bytes=budget_bytes)
+    if _checksum(cache) != checksum:
+        cache.close()
+        raise StoreError(
+            f"cache must be the one that was opened, got another in {folder!r}; open it again"
+        )
+    return cache
 
 
 def _reading_thread() -> ThreadPoolExecutor:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, StoreError
+from thinsection.files.sources import Descriptor
 from thinsection.store.cache import format as fmt
 from thinsection.store.cache.dtypes import (
     BLOCK,
@@ -20,7 +21,7 @@ from thinsection.store.cache.dtypes import (
     widen_into,
 )
 from thinsection.store.cache.format import Chunk, Shape
-from thinsection.types import MIB, Closing
+from thinsection.types import MIB, Closing, Uncopied
 
 # Bytes per read while the file is loaded into RAM.
 LOAD_BYTES = 64 * MIB
@@ -33,7 +34,7 @@ _LEAST_AT_ONCE = 4
 RowNumbers = npt.NDArray[np.int64]  # (B,)
 
 
-class StoredRows(Closing):
+class StoredRows(Uncopied, Closing):
     """Rows of features.bin, read with `preadv` (which adds no pages to the RSS), or kept in RAM.
 
     Several threads may read at once. Raises StoreError if the file differs from the manifest.
@@ -62,13 +63,17 @@ class StoredRows(Closing):
         self._checked = np.zeros(self._num_rows, np.bool_)
         # the whole file, if it is in RAM
         self.held: Bytes | None = None
+        # None after `close`
+        self._descriptor: Descriptor | None = None
         try:
-            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = Descriptor(
+                os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            )
         except OSError as error:
             raise self._unreadable(error) from error
-        stored_size = os.fstat(self._file).st_size
+        stored_size = os.fstat(self._descriptor).st_size
         if stored_size != size:
-            os.close(self._file)
+            self._descriptor = None
             raise StoreError(
                 f"cache data must have {size} bytes, got {stored_size} in "
                 f"{str(self._path)!r}; {fmt.remedy(folder)}"
@@ -124,8 +129,22 @@ class StoredRows(Closing):
         return damaged
 
     def close(self) -> None:
+        """Closes the file when no thread reads from it; a second call does nothing."""
         self.held = None
-        os.close(self._file)
+        self._descriptor = None
+
+    @property
+    def is_open(self) -> bool:
+        """False after `close`."""
+        return self._descriptor is not None
+
+    def _opened(self) -> Descriptor:
+        """Open file; whoever holds it keeps it open. Raises StoreError: it was closed."""
+        if self._descriptor is None:
+            raise StoreError(
+                f"cache must be open, got a closed one in {str(self._folder)!r}; open it again"
+            )
+        return self._descriptor
 
     def _runs(self, rows: RowNumbers) -> Iterator[tuple[StoredDtype, int, int]]:
         """Yields dtype, first position and end position of rows that are fetched together.
@@ -189,10 +208,11 @@ class StoredRows(Closing):
         firsts = [0, *breaks.tolist()]
         target = out.reshape(-1).data
         places = offsets.tolist()
+        descriptor = self._opened()
         for first, last in pairwise([*firsts, len(places)]):
             view = target[first * row_bytes : last * row_bytes]
             try:
-                count = os.preadv(self._file, [view], places[first])
+                count = os.preadv(descriptor, [view], places[first])
             except OSError as error:
                 raise self._unreadable(error) from error
             if count != len(view):
@@ -202,9 +222,10 @@ class StoredRows(Closing):
     def _read(self, offset: int, out: Bytes) -> None:
         """Fills `out`, with as many system calls as the kernel needs."""
         view = out.data
+        descriptor = self._opened()
         while view:
             try:
-                count = os.preadv(self._file, [view], offset)
+                count = os.preadv(descriptor, [view], offset)
             except OSError as error:
                 raise self._unreadable(error) from error
             if count == 0:

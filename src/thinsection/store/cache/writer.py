@@ -31,7 +31,7 @@ from thinsection.store.cache.dtypes import (
 )
 from thinsection.store.cache.format import CacheKey, Chunk, Manifest, Shape
 from thinsection.store.cache.rows import StoredRows
-from thinsection.types import GIB, MIB, Closing, format_bytes
+from thinsection.types import GIB, MIB, Closing, Uncopied, format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ CHUNK_BYTES = 64 * MIB
 SPARE_DISK_BYTES = 16 * MIB
 
 
-class CacheWriter(Closing):
+class CacheWriter(Uncopied, Closing):
     """Appends rows in order; `finish` completes the cache. Use as a context manager.
 
     Rows that were appended before an error, a full disk or a kill are kept: the next writer
