@@ -87,7 +87,7 @@ MISTAKES = {
     'ts.view("results", ports=80)': "call-arg",
 }
 # libraries without types that the scripts of docs/how-to import
-UNTYPED = ("anndata", "pyarrow", "shapely", "sklearn", "spatialdata", "umap")
+UNTYPED = ("anndata", "pandas", "pyarrow", "shapely", "sklearn", "spatialdata", "umap")
 # torch does not declare the types of `backward`
 STRICT = """
 [mypy]

@@ -33,12 +33,15 @@ for slide_id in results.slides:
 # --8<-- [end:column]
 
 # --8<-- [start:read]
+from matplotlib import pyplot
+
 tiles = results.tiles("s0")
 print(tiles.values("cluster"))  # names, one for each tile
 print(tiles.categories["cluster"])  # names and colours
 ts.export_qupath("results", "for_qupath", classes="region_class")
 ts.heatmap("cluster", "results")
-ts.plot.heatmap(results, "s0", "region_class").figure.savefig("s0.png")
+ts.plot.heatmap(results, "s0", "region_class")
+pyplot.savefig("s0.png")
 dataset = ts.TileDataset(results, columns=["region_class"])
 # --8<-- [end:read]
 
