@@ -1,11 +1,13 @@
 """Columns of the caller: stored per slide, checked, found by everything that reads a folder."""
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from thinsection.errors import (
     StoreError,
     ThinsectionError,
 )
+from thinsection.results import column_files
 from thinsection.results.columns import own_column
 from thinsection.results.folder import Results, open_results
 from thinsection.results.verify import verify
@@ -720,3 +723,34 @@ def test_a_key_depends_on_tiles_values_names_and_colours() -> None:
     ]
     assert len(set(keys)) == len(keys)
     assert own_column("c", np.array(words)).key(coords.copy()) == keys[0]
+
+
+def test_facts_of_few_tiles() -> None:
+    assert own_column("c", np.zeros(0, bool)).facts()["c_share"] == 0
+    assert own_column("c", [True]).facts()["c_share"] == 1
+    named = own_column("c", ["x"], categories=["x", "y"]).facts()
+    assert (named["c_share_x"], named["c_share_y"]) == (1, 0)
+    assert own_column("c", []).facts()["c_mean"] is None
+    assert own_column("c", [2.0, np.nan, 4.0]).facts()["c_mean"] == 3
+
+
+def test_a_colour_is_a_word_a_number_or_three_of_them() -> None:
+    for color in ("#FF0072", (255, 0, 114), [255, 0, 114], np.array([255, 0, 114])):
+        named = own_column("c", ["x"], colors={"x": color}).categories
+        assert named is not None and named.colors == ("#FF0072",)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.EIO])
+def test_a_folder_that_cannot_be_written_is_told_from_a_broken_one(
+    results: Results, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    @contextmanager
+    def refuse(*_: object, **__: object) -> Iterator[None]:
+        raise StoreError("no lock") from OSError(number, os.strerror(number))
+        yield
+
+    monkeypatch.setattr(column_files, "hold", refuse)
+    values = np.zeros(num_tiles(results, A))
+    message = "no lock" if number == errno.EIO else "thinsection merge"
+    with pytest.raises(StoreError, match=message):
+        results.write_column(A, "v", values, grid=SMALL)
