@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError, importing
 from thinsection.store.ledger import OF_COHORTS, SlideLedger
-from thinsection.store.tiles_h5 import TilesFile
+from thinsection.store.tiles_h5 import EmbeddedTiles, TilesFile
 from thinsection.tiles.categories import Categories, joined_categories
 from thinsection.types import CoordsL0
 
@@ -35,7 +35,7 @@ class SlideRows:
 
     ledger: SlideLedger
     tiles: TilesFile
-    embeddings: TilesFile | None = None
+    embeddings: EmbeddedTiles | None = None
 
     @property
     def slide_id(self) -> str:
@@ -115,7 +115,7 @@ def to_anndata(parts: Sequence[SlideRows], address: str) -> anndata.AnnData:
     embeddings = []
     encoder = ""
     for part in parts:
-        assert part.embeddings is not None and part.embeddings.features is not None
+        assert part.embeddings is not None
         embeddings.append(part.embeddings.features)
         encoder = str(part.embeddings.attributes.get("encoder", ""))
     return anndata.AnnData(

@@ -521,6 +521,7 @@ def read_embedded_tiles(path: str | Path) -> EmbeddedTiles:
         features=tiles.features,
         attributes=tiles.attributes,
         columns=tiles.columns,
+        categories=tiles.categories,
     )
 
 
