@@ -181,12 +181,12 @@ def check(folder: Path, run: Map) -> None:
         ts.make_encoder(Colours(), name="colours", tile_px=128, device="cpu"),
     ]
     for encoder in encoders:
-        rows = [(encoder, mean, slide, table) for slide, table in pairs]
+        rows: list[Any] = [(encoder, mean, slide, table) for slide, table in pairs]
         for (tiles, vector), row in zip(run(embeddings_of, rows), rows, strict=True):
             with ts.open_slide(row[2].slide_path) as slide:
-                expected, _ = ts.embed_tiles(slide, row[3], encoder, batch_size=4)
-            np.testing.assert_allclose(tiles, expected, rtol=1e-5, atol=1e-6)
-            np.testing.assert_allclose(vector, expected.mean(0), rtol=1e-5, atol=1e-6)
+                embeddings, _ = ts.embed_tiles(slide, row[3], encoder, batch_size=4)
+            np.testing.assert_allclose(tiles, embeddings, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(vector, embeddings.mean(0), rtol=1e-5, atol=1e-6)
 
     config = ts.RunConfig()
     ts.run(paths, out=folder / "out", config=config, until="tiles")
@@ -195,14 +195,14 @@ def check(folder: Path, run: Map) -> None:
     for (tiles, copied, count), (_, slide_id) in zip(
         run(stored_in, rows), rows, strict=True
     ):
-        expected = results.tiles(slide_id)
-        np.testing.assert_array_equal(tiles.coords_l0, expected.coords_l0)
+        stored = results.tiles(slide_id)
+        np.testing.assert_array_equal(tiles.coords_l0, stored.coords_l0)
         assert count == len(copied) == 2
 
     dataset = ts.TileDataset(results, memory="4MiB", open_slides=1)
-    rows = run(sums_of, [(dataset,), (dataset,)])
-    assert rows[0] == rows[1] == sums_of(dataset)
-    assert {row[0] for row in rows[0]} == set(results)
+    first, second = run(sums_of, [(dataset,), (dataset,)])
+    assert first == second == sums_of(dataset)
+    assert {slide_id for slide_id, _, _ in first} == set(results)
 
 
 if __name__ == "__main__":

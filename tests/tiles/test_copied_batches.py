@@ -64,7 +64,7 @@ def test_copies_outlive_the_batches_of_two_slides_that_are_read_in_turn(
 @pytest.mark.parametrize("way", WAYS)
 def test_a_released_batch_refuses(way: Callable[[Any], Any]) -> None:
     (slide, _) = two_slides()
-    stream = ts.iter_tiles(slide, ts.tile_grid(slide, CONFIG), batch_size=7)
+    stream: Any = ts.iter_tiles(slide, ts.tile_grid(slide, CONFIG), batch_size=7)
     first = next(stream)
     _ = next(stream)
     with pytest.raises(CopyError, match="before the next one is asked for"):
@@ -77,7 +77,7 @@ def test_a_thread_that_pickles_later_is_refused_and_not_given_other_pixels() -> 
     """`multiprocessing` pickles in a thread, after the caller went on to the next batch."""
     (slide, _) = two_slides()
     with ThreadPoolExecutor(1) as thread:
-        stream = ts.iter_tiles(slide, ts.tile_grid(slide, CONFIG), batch_size=7)
+        stream: Any = ts.iter_tiles(slide, ts.tile_grid(slide, CONFIG), batch_size=7)
         batches = [next(stream), next(stream), next(stream)]
         answers = [thread.submit(pickle.dumps, batch) for batch in batches]
         assert [type(answer.exception()) for answer in answers] == [
@@ -90,7 +90,7 @@ def test_a_thread_that_pickles_later_is_refused_and_not_given_other_pixels() -> 
 
 def test_a_copy_of_a_batch_has_as_many_bytes_as_its_tiles() -> None:
     (slide, _) = two_slides()
-    stream = ts.iter_tiles(slide, ts.tile_grid(slide, CONFIG), batch_size=7)
+    stream: Any = ts.iter_tiles(slide, ts.tile_grid(slide, CONFIG), batch_size=7)
     batch = next(stream)
     assert 0 < len(pickle.dumps(batch)) - batch.tiles.nbytes < 4096
     stream.close()
@@ -124,7 +124,7 @@ def test_rows_of_a_table_are_tables() -> None:
 
 def test_the_stream_itself_is_not_copied() -> None:
     (slide, _) = two_slides()
-    stream = ts.iter_tiles(slide, ts.tile_grid(slide, CONFIG))
+    stream: Any = ts.iter_tiles(slide, ts.tile_grid(slide, CONFIG))
     for way in WAYS:
         with pytest.raises(TypeError):
             way(stream)

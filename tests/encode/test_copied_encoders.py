@@ -165,7 +165,7 @@ def test_a_function_of_a_notebook_travels_by_cloudpickle_with_its_network() -> N
     networks = [Linear(7), Linear(8)]
     for network in networks:
         encoder = ts.make_encoder(
-            lambda tiles, network=network: network(tiles) + 1,
+            adding_one(network),
             name="mine",
             version="1",
             device="cpu",
@@ -173,7 +173,16 @@ def test_a_function_of_a_notebook_travels_by_cloudpickle_with_its_network() -> N
         )
         with pytest.raises((pickle.PicklingError, AttributeError)):
             pickle.dumps(encoder)
+        assert encoder.weights_hash
         check_equal(pickle.loads(cloudpickle.dumps(encoder)), encoder)  # noqa: S301
+
+
+def adding_one(network: Linear) -> Callable[[Tensor], Tensor]:
+    def embed(tiles: Tensor) -> Tensor:
+        answer: Tensor = network(tiles) + 1
+        return answer
+
+    return embed
 
 
 def test_a_function_whose_network_is_another_one_there_is_refused(
