@@ -13,7 +13,7 @@ from tests.support.plain_gigapath import plain_dilated_row, plain_gigapath
 
 from benchmarks.harness import arguments, finish
 from benchmarks.titan_inputs import give_back_freed_memory, tissue_cells
-from thinsection.attention.dilated import dilated_attention
+from thinsection.attention.dilated import dilated_heads
 from thinsection.pool import GigaPathSlideEncoder, LoadOptions
 from thinsection.pool.encoder import DEFAULT_BUDGET_BYTES
 from thinsection.pool.gigapath import LongNetConfig
@@ -82,7 +82,7 @@ def check_attention(num_tokens: int) -> float:
     """Largest difference to float64 of rows around the ends of the published segments."""
     config, generator = LongNetConfig(), torch.Generator().manual_seed(num_tokens)
     q, k, v = torch.randn(3, num_tokens, 16, 48, generator=generator).transpose(1, 2)
-    got = dilated_attention(
+    got = dilated_heads(
         (q, k, v), config.branches, first_head=0, num_heads=16, budget_bytes=64 * MIB
     )
     plain = [(b.length, b.dilation) for b in config.branches]

@@ -23,6 +23,10 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.exchange.spatialdata import (
         export_spatialdata as export_spatialdata,
     )
+    from thinsection.evaluation.own_audit import audit as audit
+    from thinsection.evaluation.own_folds import folds as folds
+    from thinsection.evaluation.own_scores import compare as compare
+    from thinsection.evaluation.own_scores import interval as interval
     from thinsection.pool import aggregate as aggregate
     from thinsection.pool import load_slide_encoder as load_slide_encoder
     from thinsection.predict.config import TrainConfig as TrainConfig
@@ -70,6 +74,10 @@ _PUBLIC = {
     "TileDataset": "thinsection.results.tile_dataset",
     "train": "thinsection.predict.experiment",
     "TrainConfig": "thinsection.predict.config",
+    "folds": "thinsection.evaluation.own_folds",
+    "interval": "thinsection.evaluation.own_scores",
+    "compare": "thinsection.evaluation.own_scores",
+    "audit": "thinsection.evaluation.own_audit",
     "plot": "thinsection.results.plot",
     "predict": "thinsection.predict.predicting",
     "zeroshot": "thinsection.predict.zeroshot",

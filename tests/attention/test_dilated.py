@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.support.plain_gigapath import plain_dilated, plain_dilated_row
 
-from thinsection.attention.dilated import Branch, dilated_attention
+from thinsection.attention.dilated import Branch, dilated_heads
 from thinsection.errors import InvalidInputError
 from thinsection.pool.gigapath import LongNetConfig
 from thinsection.types import MIB
@@ -21,7 +21,7 @@ def qkv(tokens: int, *, heads: int = 16, dim: int = 6) -> tuple[torch.Tensor, ..
 
 def ours(x: tuple[torch.Tensor, ...], first_head: int = 0) -> torch.Tensor:
     branches = tuple(Branch(length=s, dilation=r) for s, r in BRANCHES)
-    return dilated_attention(
+    return dilated_heads(
         (x[0], x[1], x[2]),
         branches,
         first_head=first_head,
@@ -57,7 +57,7 @@ def test_zero_padding_takes_part() -> None:
     """The third token is alone in a segment of two: a key of logit 0 and value 0 joins it."""
     q, k, v = qkv(3)
     branches = (Branch(length=2, dilation=1),)
-    out = dilated_attention(
+    out = dilated_heads(
         (q, k, v), branches, first_head=0, num_heads=16, budget_bytes=MIB
     )
     logit = (q[:, 2] * k[:, 2]).sum(-1) * 6**-0.5
@@ -67,7 +67,7 @@ def test_zero_padding_takes_part() -> None:
 def test_dilations_that_do_not_divide_the_heads_are_refused() -> None:
     x = qkv(5)
     with pytest.raises(InvalidInputError, match="dilations that divide 16 heads"):
-        dilated_attention(
+        dilated_heads(
             (x[0], x[1], x[2]),
             (Branch(length=8, dilation=3),),
             first_head=0,
@@ -100,7 +100,7 @@ def test_agrees_across_the_published_segments(tokens: int) -> None:
     q, k, v = (x.float() for x in qkv(tokens, dim=48))
     branches = LongNetConfig().branches
     heads = slice(6, 10)
-    got = dilated_attention(
+    got = dilated_heads(
         (q[heads], k[heads], v[heads]),
         branches,
         first_head=6,

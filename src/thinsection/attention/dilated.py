@@ -19,6 +19,7 @@ from torch import Tensor
 
 from thinsection.attention.blocks import plan_blocks
 from thinsection.attention.chunked import forward_chunked
+from thinsection.attention.gradient import gradients
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import LOG2E
 from thinsection.attention.reference import AttentionItem, math_dtype
@@ -39,7 +40,7 @@ class Branch:
 
 
 @fast_products()
-def dilated_attention(
+def dilated_heads(
     qkv: tuple[Tensor, Tensor, Tensor],
     branches: tuple[Branch, ...],
     *,
@@ -62,6 +63,43 @@ def dilated_attention(
     budget_bytes.
     """
     _check_branches(branches, num_heads)
+    sums = _mixed_sums(
+        qkv,
+        branches,
+        first_head=first_head,
+        num_heads=num_heads,
+        budget_bytes=budget_bytes,
+    )
+    return sums.output()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Running softmax over branches of h heads and L tokens."""
+
+    mixed: Tensor  # (h, L, D), sums of values in units of 2^top
+    weights: Tensor  # (h, L), sums of weights in units of 2^top
+    top: Tensor  # (h, L), largest log2-sum-exp2 so far
+
+    def output(self) -> Tensor:
+        """Attention (h, L, D), in the memory of `mixed`; 0 where no branch covers a token."""
+        # the branch with the largest sum has the weight 1, so that only 0 is below 1
+        return self.mixed.div_(self.weights.clamp_min(1)[..., None])
+
+    def log_sums(self) -> Tensor:
+        """log2-sum-exp2 (h, L) over the keys of all branches."""
+        return self.top + self.weights.log2()
+
+
+def _mixed_sums(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    branches: tuple[Branch, ...],
+    *,
+    first_head: int,
+    num_heads: int,
+    budget_bytes: int,
+) -> _Sums:
+    """The sums over all branches; arguments as of `dilated_heads`."""
     q = qkv[0]
     heads, tokens = q.shape[:2]
     mixed = torch.zeros_like(
@@ -70,25 +108,101 @@ def dilated_attention(
     weights = mixed.new_zeros(heads, tokens)
     top = mixed.new_full((heads, tokens), -math.inf)
     for branch in branches:
-        length = min(branch.length, tokens)
-        seen_with_padding = -(-length // branch.dilation)
-        for head in range(heads):
-            offset = (first_head + head) * branch.dilation // num_heads
-            for part, size in _equal_segments(tokens, length, branch.dilation):
-                cut = _Cut(part, size, offset, branch.dilation)
-                segments = [cut.view(x[head]) for x in qkv]
-                if segments[0].numel() == 0:
-                    continue
-                padding = seen_with_padding - segments[0].shape[1]
-                values, log_sums = _attend_segments(segments, padding, budget_bytes)
-                _mix_in(
-                    values,
-                    log_sums,
-                    mixed=cut.view(mixed[head]),
-                    weights=cut.view(weights[head]),
-                    top=cut.view(top[head]),
-                )
-    return mixed.div_(weights[..., None])
+        seen_with_padding = -(-min(branch.length, tokens) // branch.dilation)
+        for head, cut in _cuts(branch, tokens, heads, first_head, num_heads):
+            segments = [cut.view(x[head]) for x in qkv]
+            if segments[0].numel() == 0:
+                continue
+            padding = seen_with_padding - segments[0].shape[1]
+            values, log_sums = _attend_segments(segments, padding, budget_bytes)
+            _mix_in(
+                values,
+                log_sums,
+                mixed=cut.view(mixed[head]),
+                weights=cut.view(weights[head]),
+                top=cut.view(top[head]),
+            )
+    return _Sums(mixed, weights, top)
+
+
+@fast_products()
+def dilated_with_log_sums(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    branches: tuple[Branch, ...],
+    *,
+    budget_bytes: int,
+) -> tuple[Tensor, Tensor]:
+    """Dilated attention (H, L, D) of all heads, and the log sums (H, L) for its gradient.
+
+    Memory: as `dilated_heads`, and H L floats.
+    """
+    num_heads = qkv[0].shape[0]
+    _check_branches(branches, num_heads)
+    sums = _mixed_sums(
+        qkv, branches, first_head=0, num_heads=num_heads, budget_bytes=budget_bytes
+    )
+    log_sums = sums.log_sums()
+    return sums.output(), log_sums
+
+
+@fast_products()
+def dilated_gradients(
+    qkv: tuple[Tensor, Tensor, Tensor],
+    branches: tuple[Branch, ...],
+    *,
+    out: Tensor,
+    log_sums: Tensor,
+    d_out: Tensor,
+    budget_bytes: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v (H, L, D) each, in the dtype of the arithmetic.
+
+    Mixing branches by their log sums is one softmax over the keys of all branches. So each branch
+    adds its part of the gradient of that softmax, and padding has no part.
+
+    Args:
+        qkv: q, k and v (H, L, D) each.
+        branches: as for `dilated_heads`.
+        out, log_sums: what `dilated_with_log_sums` gave.
+        d_out: gradient of the output (H, L, D).
+        budget_bytes: memory for blocks.
+
+    Memory: 3 H L D floats, three times a head's segments of CALL_TOKENS, and budget_bytes.
+
+    Source: Dao et al., "FlashAttention", 2022, algorithm 4.
+    """
+    q = qkv[0]
+    heads, tokens = q.shape[:2]
+    totals = [
+        torch.zeros_like(q, dtype=math_dtype(q), memory_format=torch.contiguous_format)
+        for _ in qkv
+    ]
+    for branch in branches:
+        for head, cut in _cuts(branch, tokens, heads, 0, heads):
+            segments = [cut.view(x[head]) for x in qkv]
+            if segments[0].numel() == 0:
+                continue
+            parts = gradients(
+                _segments_item(segments),
+                cut.view(out[head]),
+                cut.view(log_sums[head]),
+                cut.view(d_out[head]),
+                plan_blocks(segments[0], budget_bytes=budget_bytes),
+            )
+            for total, part in zip(totals, parts, strict=True):
+                cut.view(total[head]).add_(part)
+    return totals[0], totals[1], totals[2]
+
+
+def _cuts(
+    branch: Branch, tokens: int, heads: int, first_head: int, num_heads: int
+) -> "Iterator[tuple[int, _Cut]]":
+    """For each of h heads, the tokens that it sees, in calls of equal segments."""
+    length = min(branch.length, tokens)
+    for head in range(heads):
+        offset = (first_head + head) * branch.dilation // num_heads
+        for part, size in _equal_segments(tokens, length, branch.dilation):
+            yield head, _Cut(part, size, offset, branch.dilation)
 
 
 def _check_branches(branches: tuple[Branch, ...], num_heads: int) -> None:
@@ -133,9 +247,23 @@ def _attend_segments(
     qkv: list[Tensor], padding: int, budget_bytes: int
 ) -> tuple[Tensor, Tensor]:
     """Attention (s, n, D) within segments (s, n, D), each with `padding` zeros; log-sum-exp2."""
+    plan = plan_blocks(qkv[0], budget_bytes=budget_bytes)
+    out, log_sums = forward_chunked(_segments_item(qkv), plan)
+    values = out.to(log_sums.dtype)
+    if padding:
+        log_padding = log_sums.new_tensor(math.log2(padding))
+        with_padding = torch.logaddexp2(log_sums, log_padding)
+        values = values * (log_sums - with_padding).exp2()[..., None]
+        log_sums = with_padding
+    # as published: a log-sum-exp of exactly 0 marks a position that no key covers
+    return values, log_sums.masked_fill(log_sums == 0, UNCOVERED)
+
+
+def _segments_item(qkv: list[Tensor]) -> AttentionItem:
+    """Segments (s, n, D) as the heads of one item whose tokens have no place on a grid."""
     q, k, v = qkv
     segments, tokens, dim = q.shape
-    item = AttentionItem(
+    return AttentionItem(
         q=q,
         k=k,
         v=v,
@@ -145,15 +273,6 @@ def _attend_segments(
         num_prefix_tokens=tokens,
         scale=dim**-0.5,
     )
-    out, log_sums = forward_chunked(item, plan_blocks(q, budget_bytes=budget_bytes))
-    values = out.to(log_sums.dtype)
-    if padding:
-        log_padding = log_sums.new_tensor(math.log2(padding))
-        with_padding = torch.logaddexp2(log_sums, log_padding)
-        values = values * (log_sums - with_padding).exp2()[..., None]
-        log_sums = with_padding
-    # as published: a log-sum-exp of exactly 0 marks a position that no key covers
-    return values, log_sums.masked_fill(log_sums == 0, UNCOVERED)
 
 
 def _mix_in(

@@ -6,7 +6,7 @@ lists what the embeddings and the table cannot show.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from thinsection.evaluation.leaks import Contents, read_labelled
 from thinsection.evaluation.metrics import Counts, IndexArray
 from thinsection.evaluation.tables import read_rows
 from thinsection.slide.ids import plain_id
-from thinsection.types import counted
+from thinsection.types import Reals, counted
 
 PERMUTATIONS = (
     1999  # number of permutations of classes between patients, for the test of sites
@@ -54,7 +54,7 @@ class SiteTable:
     cramers_v: float  # 1 if the site determines the class
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Audit:
     """Findings as sentences, and the figures behind them."""
 
@@ -66,6 +66,17 @@ class Audit:
     sites: SiteTable | None
     # why a slide of the folder cannot be used, by slide id
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        counts = [
+            counted(len(self.warnings), "warning"),
+            counted(len(self.notes), "note"),
+            f"{len(self.unknown)} unknown",
+        ]
+        return f"Audit({', '.join(counts)}; print it for the sentences)"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
 
     @property
     def lines(self) -> Iterator[str]:
@@ -99,17 +110,52 @@ def audit(
         config: the table of labels.
         splits: file of splits, if the folds are not drawn.
     """
-    warnings = [*_id_warnings(cohort)]
+    found = audit_rows(
+        cohort,
+        contents,
+        read=reader_of(cohort),
+        splits="" if splits is None else splits.name,
+    )
+    column_warnings, column_notes = _column_findings(cohort, config)
+    return replace(
+        found,
+        warnings=(*found.warnings, *column_warnings),
+        notes=(*found.notes, *column_notes),
+    )
+
+
+def audit_rows(
+    cohort: Cohort,
+    contents: Contents | None,
+    *,
+    read: Callable[[int], Reals],
+    leaks: Sequence[str] = (),
+    splits: str = "",
+) -> Audit:
+    """Audits cases, their patients and sites, and their embeddings.
+
+    Args:
+        cohort: cases with labels.
+        contents: their embeddings; None if they are not known.
+        read: reads the embeddings (N, D) of the slide with this index.
+        leaks: warnings on what training and test sets share.
+        splits: name of the file of splits, if the folds are not drawn.
+    """
+    warnings = [*leaks, *_id_warnings(cohort)]
     notes = []
     unknown = [
         "whether two ids are one person with tissue from two places, such as a biopsy and a "
         "resection: embeddings do not show it"
     ]
-    copies, copy_words = copies_between_patients(cohort, contents)
-    if copies:
-        warnings.append(copy_words)
+    copies: list[CopyPair] = []
+    if contents is None:
+        unknown.append("which slides are copies of others: there are no embeddings")
     else:
-        notes.append("no copies of slides under other names were found")
+        copies, copy_words = copies_between_patients(cohort, contents, read)
+        if copies:
+            warnings.append(copy_words)
+        else:
+            notes.append("no copies of slides under other names were found")
     sites = site_by_class(cohort)
     if sites is not None:
         words = _site_words(cohort, sites)
@@ -122,16 +168,15 @@ def audit(
         unknown.append(
             "which slides are of one patient: patients unknown, so each slide counts as one"
         )
-        if splits is not None:
+        if splits:
             warnings.append(
-                f"no patient id supports the split in {splits.name}: whether a patient is on two "
+                f"no patient id supports the split in {splits}: whether a patient is on two "
                 "sides cannot be checked; add a column patient_id"
             )
-    column_warnings, column_notes = _column_findings(cohort, config)
     names = [slide for slides in cohort.slides for slide in slides]
     return Audit(
-        warnings=(*warnings, *column_warnings),
-        notes=(*notes, *column_notes),
+        warnings=tuple(warnings),
+        notes=tuple(notes),
         unknown=tuple(unknown),
         copies=tuple(copies),
         copied_slides=tuple((names[one.first], names[one.second]) for one in copies),
@@ -140,10 +185,12 @@ def audit(
 
 
 def copies_between_patients(
-    cohort: Cohort, contents: Contents
+    cohort: Cohort, contents: Contents, read: Callable[[int], Reals]
 ) -> tuple[list[CopyPair], str]:
-    """Pairs of slides of different patients that look like copies, and a sentence on them."""
-    files = [path for paths in cohort.paths for path in paths]
+    """Pairs of slides of different patients that look like copies, and a sentence on them.
+
+    `read` reads the embeddings (N, D) of the slide with this index.
+    """
     names = [slide for slides in cohort.slides for slide in slides]
     counts = [len(slides) for slides in cohort.slides]
     cases_of_slides = np.repeat(cohort.groups.codes, counts)
@@ -151,7 +198,7 @@ def copies_between_patients(
         contents.directions,
         contents.sampled_tiles,
         cases_of_slides,
-        lambda slide: open_embeddings(files[slide])[:],
+        read,
     )
     pairs = [f"{names[one.first]!r} and {names[one.second]!r}" for one in copies]
     words = (
@@ -160,6 +207,16 @@ def copies_between_patients(
         "one of each, or give both one patient_id"
     )
     return copies, words
+
+
+def reader_of(cohort: Cohort) -> Callable[[int], Reals]:
+    """Reads the embeddings (N, D) of the slide with an index from its file."""
+    files = [path for paths in cohort.paths for path in paths]
+
+    def read(slide: int) -> Reals:
+        return open_embeddings(files[slide])[:]
+
+    return read
 
 
 def id_key(text: str) -> tuple[str, ...]:

@@ -241,7 +241,7 @@ def join_labels(
     labels = one_per_case(
         [cell_by_row[i] for _, i in pairs], cases, config.columns, where
     )
-    target, values, summary = _target_and_values(
+    target, values, summary = target_and_values(
         label_values.kind, list(labels.values()), config, where, trained
     )
     slides_by_case, patients = slides_and_patients(
@@ -486,7 +486,7 @@ def _count_line(
     return [f"{before} {counted(len(names), noun)}{after}: {listed_names(names)}"]
 
 
-def _target_and_values(
+def target_and_values(
     kind: Kind,
     cells: Sequence[Sequence[LabelCell]],
     config: LabelsConfig,

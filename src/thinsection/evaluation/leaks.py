@@ -7,7 +7,7 @@ to float16, or slides whose mean embeddings nearly coincide.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -96,6 +96,14 @@ class Contents:
         return sums / np.bincount(cases, weights=self.num_tiles)[:, None]
 
 
+class NamedTiles(NamedTuple):
+    """Embeddings of one slide."""
+
+    slide: str
+    place: str  # where they come from, for messages
+    tiles: Reals  # (N, D)
+
+
 class Labelled(NamedTuple):
     """Labelled cases whose embeddings can be read."""
 
@@ -158,13 +166,13 @@ def read_usable(
     files: Mapping[str, Path], leave_out: Callable[[str, str], None]
 ) -> Contents:
     """Contents of the files that can be used; the others go to `leave_out` with the reason."""
-    digests: list[str] = []
-    means: list[Floats] = []
-    sizes: list[int] = []
-    mean_directions: list[Floats] = []
-    sampled_tiles: list[Reals] = []
-    zero: list[str] = []
-    first_path = None
+    return contents_of(_usable_tiles(files, leave_out))
+
+
+def _usable_tiles(
+    files: Mapping[str, Path], leave_out: Callable[[str, str], None]
+) -> Iterator[NamedTiles]:
+    """Embeddings of each file that can be used."""
     for slide, path in files.items():
         tiles = None
         with slide_boundary(slide, leave_out):
@@ -177,18 +185,35 @@ def read_usable(
                 check_finite(
                     tiles, [f"row {i} of {path.name}" for i in range(len(tiles))]
                 )
-        if tiles is None:
-            continue
-        first_path = first_path or path
+        if tiles is not None:
+            yield NamedTiles(path.stem, str(path), tiles)
+
+
+def contents_of(slides: Iterable[NamedTiles]) -> Contents:
+    """Contents of slides whose embeddings (N, D) come one after another.
+
+    Memory: as `read_contents`.
+
+    Raises DatasetError: another number of channels than in the first, or only zeros.
+    """
+    digests: list[str] = []
+    means: list[Floats] = []
+    sizes: list[int] = []
+    mean_directions: list[Floats] = []
+    sampled_tiles: list[Reals] = []
+    zero: list[str] = []
+    first_place = ""
+    for slide, place, tiles in slides:
+        first_place = first_place or place
         if means and tiles.shape[1] != len(means[0]):
             raise DatasetError(
                 f"embeddings must have the same number of channels, got {len(means[0])} in "
-                f"{str(first_path)!r} and {tiles.shape[1]} in {str(path)!r}; keep the embeddings "
+                f"{first_place!r} and {tiles.shape[1]} in {place!r}; keep the embeddings "
                 "of one encoder in a folder"
             )
         mean = tiles.mean(axis=0, dtype=np.float64)
         if not tiles.any():
-            zero.append(path.stem)
+            zero.append(slide)
         digests.append(content_digest(tiles))
         means.append(mean)
         unit_tiles = directions(tiles)
@@ -197,7 +222,7 @@ def read_usable(
         sizes.append(len(tiles))
     if zero:
         raise DatasetError(
-            f"embeddings must not be all zero, got only zeros in {len(zero)} of {len(files)} "
+            f"embeddings must not be all zero, got only zeros in {len(zero)} of {len(sizes)} "
             f"slides ({listed_names(zero)}); embed these again, or remove them from the labels"
         )
     empty = np.empty((0, 0))

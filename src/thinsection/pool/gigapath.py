@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thinsection.attention.blocks import blocks_of
-from thinsection.attention.dilated import Branch, dilated_attention
+from thinsection.attention.dilated import Branch, dilated_heads
 from thinsection.attention.products import fast_products
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.pool.encoder import (
@@ -167,7 +167,7 @@ class LongNetLayer(nn.Module):
             self._project(x, channels, qkv)
             by_head = qkv.view(3, tokens, heads_at_a_time, head_dim).transpose(1, 2)
             q, k, v = by_head
-            output = dilated_attention(
+            output = dilated_heads(
                 (q, k, v),
                 self._config.branches,
                 first_head=first,

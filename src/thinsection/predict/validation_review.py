@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from thinsection.errors import ThinsectionError, WeightsError, rewording
-from thinsection.evaluation.audit import copies_between_patients
+from thinsection.evaluation.audit import copies_between_patients, reader_of
 from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.external import Estimate, difference
 from thinsection.evaluation.labels import Cohort
@@ -202,7 +202,9 @@ def copies_of(
     num_test = sum(map(len, test_set.cohort.slides))
     inside = []
     across = []
-    for pair in copies_between_patients(joined.cohort, joined.contents)[0]:
+    for pair in copies_between_patients(
+        joined.cohort, joined.contents, reader_of(joined.cohort)
+    )[0]:
         pair_names = [names[pair.first], names[pair.second]]
         if pair.second < num_test:
             inside.append(pair_names)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinsection.attention.dilated import Branch, dilated_attention
+from thinsection.attention.dilated import Branch, dilated_heads
 from thinsection.errors import RescueError
 from thinsection.rescue.loading import (
     RAISING,
@@ -159,7 +159,7 @@ def _attend(attention: Foreign, x: Tensor, budget_bytes: int) -> Tensor:
     # blocks are multiplied into buffers, which autocast would give another dtype
     with torch.autocast(x.device.type, enabled=False):
         for slide in range(len(x)):
-            out = dilated_attention(
+            out = dilated_heads(
                 (q[slide], k[slide], v[slide]),
                 branches,
                 first_head=0,
