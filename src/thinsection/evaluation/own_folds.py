@@ -141,6 +141,10 @@ def folds(
         >>> folds
         Folds(9 rows: 3 stratified folds of cases, patients whole, seed 0)
     """
+    if folds < 2 or repeats < 1:
+        raise InvalidInputError(
+            f"folds must be >= 2 and repeats >= 1, got {folds} and {repeats}"
+        )
     if fold_unit != "patient" and sites is None:
         raise InvalidInputError(
             f"sites must be given where fold_unit is {fold_unit!r}, got none; pass sites=..., one "

@@ -4,6 +4,7 @@ The labels are read as those of a table of `thinsection train`: the same text is
 the same values are classes or numbers.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from thinsection.evaluation.tables import LabelTable
 from thinsection.evaluation.target import Target, TaskName
 from thinsection.types import Floats
 
+# types of the missing values of pandas, which is not imported here
+_PANDAS_MISSING = ("NAType", "NaTType")
 # one value per row: a list, a NumPy array, or a column of pandas
 Values = Sequence[Any] | npt.NDArray[Any]
 
@@ -170,12 +173,9 @@ def check_finite_rows(numbers: Floats, name: str) -> None:
 
 def is_missing_value(value: object) -> bool:
     """True for None, NaN and the missing values of pandas."""
-    if value is None:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return True
-    try:
-        return bool(value != value)
-    except TypeError:  # pandas.NA has no truth
-        return True
+    return type(value).__name__ in _PANDAS_MISSING
 
 
 def _column(values: Values, name: str, num_rows: int | None) -> list[Any]:

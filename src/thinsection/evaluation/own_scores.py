@@ -397,9 +397,7 @@ def _columns(
     return columns
 
 
-def _are_classes(
-    scores: Values | Floats, names: Sequence[str], num_rows: int
-) -> bool:
+def _are_classes(scores: Values | Floats, names: Sequence[str], num_rows: int) -> bool:
     """True if every score is the name of a class."""
     texts = texts_of(scores, "scores", num_rows)
     return {class_name(text) for text in texts} <= {*names}
