@@ -16,6 +16,10 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.encode import embed_tiles as embed_tiles
     from thinsection.encode import load_encoder as load_encoder
     from thinsection.encode import make_encoder as make_encoder
+    from thinsection.evaluation.own_audit import audit as audit
+    from thinsection.evaluation.own_folds import folds as folds
+    from thinsection.evaluation.own_scores import compare as compare
+    from thinsection.evaluation.own_scores import interval as interval
     from thinsection.exchange.anndata import export_anndata as export_anndata
     from thinsection.exchange.peer_export import export_peer as export_peer
     from thinsection.exchange.peer_import import import_peer as import_peer
@@ -23,10 +27,6 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.exchange.spatialdata import (
         export_spatialdata as export_spatialdata,
     )
-    from thinsection.evaluation.own_audit import audit as audit
-    from thinsection.evaluation.own_folds import folds as folds
-    from thinsection.evaluation.own_scores import compare as compare
-    from thinsection.evaluation.own_scores import interval as interval
     from thinsection.pool import aggregate as aggregate
     from thinsection.pool import load_slide_encoder as load_slide_encoder
     from thinsection.predict.config import TrainConfig as TrainConfig
@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.qc import tissue_mask as tissue_mask
     from thinsection.results import plot as plot
     from thinsection.results.folder import open_results as open_results
+    from thinsection.results.heatmap_file import write_heatmap as write_heatmap
     from thinsection.results.tile_dataset import TileDataset as TileDataset
     from thinsection.run.plan import plan as plan
     from thinsection.run.run import run as run
@@ -82,6 +83,7 @@ _PUBLIC = {
     "predict": "thinsection.predict.predicting",
     "zeroshot": "thinsection.predict.zeroshot",
     "heatmap": "thinsection.predict.heatmap",
+    "write_heatmap": "thinsection.results.heatmap_file",
     "view": "thinsection.view",
     "export_anndata": "thinsection.exchange.anndata",
     "export_spatialdata": "thinsection.exchange.spatialdata",

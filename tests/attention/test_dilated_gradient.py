@@ -49,7 +49,7 @@ def test_the_gradient_is_that_of_the_formula_around_every_segment(tokens: int) -
 
 
 def test_the_gradient_is_that_of_finite_differences() -> None:
-    x = qkv(11, dim=2)
+    x = qkv(7, dim=2)
     branches = (Branch(length=4, dilation=1), Branch(length=8, dilation=2))
     assert torch.autograd.gradcheck(
         lambda *t: dilated_attention(*t, branches), tuple(x)

@@ -1,4 +1,4 @@
-"""A small network of one's own with our attention: it learns, by the dense reference's gradients."""
+"""A small network of one's own with our attention: it learns, by the dense gradients."""
 
 from collections.abc import Callable
 

@@ -45,7 +45,7 @@ from thinsection.predict.replacing import (
 )
 from thinsection.report.draw import write_drawing
 from thinsection.report.index import refresh_index
-from thinsection.report.layers import Values, category_layers
+from thinsection.report.layers import Classes, Layer, Values
 from thinsection.report.stored import open_picture
 from thinsection.report.values import (
     Limits,
@@ -520,9 +520,9 @@ def _write_pictures(
         path = drawing.home / f"{slide_id}.{slug(name)}.png"
         if name in table.categories:
             codes = table.columns[name]
-            layers = category_layers(
-                table.coords_l0, table.size_l0, codes, table.categories[name]
-            )
+            layers: list[Layer] = [
+                Classes(table.coords_l0, table.size_l0, codes, table.categories[name])
+            ]
             picture = open_picture(drawing.results.ledgers[slide_id])
             write_drawing(path, picture, layers, caption=f"{slide_id} | {name}")
             written.append(path)

@@ -15,9 +15,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from thinsection.files.atomic import atomic_path, write_bytes
 from thinsection.report.layers import (
+    Classes,
     Layer,
     Outline,
-    Shade,
+    Swatch,
     Tiles,
     Tint,
     Values,
@@ -55,7 +56,7 @@ class _Part:
     left: str
     sign_px: int
     right: str
-    layer: Layer | None
+    layer: Layer | Swatch | None
 
 
 def draw(picture: Picture, layers: Sequence[Layer], *, caption: str = "") -> RgbArray:
@@ -70,7 +71,11 @@ def draw(picture: Picture, layers: Sequence[Layer], *, caption: str = "") -> Rgb
     gap = round(0.4 * font_px)
     line_px = 2 * font_px
     lines = _wrapped(_ascii(caption), font, width - 4 * gap)
-    height = line_px * (1 + len(lines) + len(layers))
+    # a line for each layer, or for each category of it
+    num_signs = sum(
+        len(layer.swatches) if isinstance(layer, Classes) else 1 for layer in layers
+    )
+    height = line_px * (1 + len(lines) + num_signs)
     strip = Image.new("RGB", (width, height), _PAPER)
     pen = ImageDraw.Draw(strip)
     x = 0
@@ -146,6 +151,10 @@ def _strip_parts(
     square_px = round(1.1 * font_px)
     for layer in layers:
         label = _ascii(layer.label)
+        if isinstance(layer, Classes):
+            for swatch in layer.swatches:
+                parts.append(_Part("", square_px, _ascii(swatch.label), swatch))
+            continue
         if not layer.label:
             continue
         if isinstance(layer, Values) and layer.only_value:
@@ -160,7 +169,9 @@ def _strip_parts(
     return parts
 
 
-def _draw_sign(pen: ImageDraw.ImageDraw, box: Box, layer: Layer | None) -> None:
+def _draw_sign(
+    pen: ImageDraw.ImageDraw, box: Box, layer: Layer | Swatch | None
+) -> None:
     """Draws the sign of a layer in the legend, or the scale bar if there is no layer."""
     left, top, right, bottom = box
     if layer is None:
@@ -171,8 +182,8 @@ def _draw_sign(pen: ImageDraw.ImageDraw, box: Box, layer: Layer | None) -> None:
         for x, color in enumerate(legend_colors(layer, right - left), left):
             pen.line((x, top, x, bottom), fill=tuple(color))
         pen.rectangle(box, outline=_FRAME)
-    else:
-        opacity = layer.opacity if isinstance(layer, Tint | Shade) else 0.1
+    elif not isinstance(layer, Classes):
+        opacity = layer.opacity if isinstance(layer, Tint | Swatch) else 0.1
         line_px = 0
         if isinstance(layer, Outline):
             line_px = 3

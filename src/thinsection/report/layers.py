@@ -1,10 +1,10 @@
-"""Layers that paint themselves over a slide's picture: outlines, tints, tiles, values."""
+"""Layers that paint themselves over a slide's picture: outlines, tints, tiles, values, classes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from thinsection.report.values import (
     limits_up_to,
     opacities,
 )
-from thinsection.tiles.categories import Categories
+from thinsection.tiles.categories import NONE, Categories
 from thinsection.types import CoordsL0, MaskArray, RgbArray, Size, counted
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ _LEAST_EDGE_PX = 6
 _SHADE_WITH_LINES = 20
 _SHADE_ALONE = 71
 _LINE_OPACITY = 150
+# opacity of categories over the slide; the tissue must stay visible
+_CLASS_OPACITY = 0.5
 # largest number of categories in a legend
 _MAX_NAMED = 30
 
@@ -113,6 +115,13 @@ class Tiles:
             image.paste(self.color, (0, 0, *image.size), opacity)
 
 
+class Pixels(NamedTuple):
+    """Colours of a picture with their opacities."""
+
+    colors: npt.NDArray[np.uint8]  # (H, W, 3)
+    alpha: npt.NDArray[np.uint8]  # (H, W)
+
+
 @dataclass(frozen=True)
 class Values:
     """Number per tile as a colour; overlapping tiles are averaged, NaN is left out.
@@ -163,69 +172,127 @@ class Values:
         low, high = self.shown_limits
         return np.asarray((values - low) / ((high - low) or 1.0))
 
+    @property
+    def tile_rgba(self) -> npt.NDArray[np.uint8]:
+        """Colour and opacity of each tile, uint8 (N, 4); a tile without a value is transparent."""
+        finite = np.isfinite(self.values)
+        shares = self.shares(np.where(finite, self.values, 0.0))
+        alpha = np.where(finite, self._alpha(shares), 0).astype(np.uint8)
+        return np.hstack([colorize(shares, self.colormap), alpha[:, None]])
+
+    def _alpha(self, shares: Numbers) -> Numbers:
+        return np.asarray(np.rint(255 * opacities(shares, self.kind)))
+
+    def pixels(self, boxes: Boxes, size: Size) -> Pixels:
+        """Colours and opacities of pixels, for tiles whose places in pixels are given.
+
+        Memory:
+            50 bytes per pixel.
+        """
+        finite = np.isfinite(self.values)
+        total = _box_sums(boxes[finite], self.values[finite], size)
+        count = _box_sums(boxes[finite], 1.0, size)
+        shares = self.shares(total / np.maximum(count, 1))
+        colors = colorize(shares, self.colormap)
+        alpha = np.where(count > 0.5, self._alpha(shares), 0)
+        return Pixels(colors, alpha.astype(np.uint8))
+
     def paint(self, image: Image.Image, size_l0: Size) -> None:
         """Draws the values.
 
         Memory:
             50 bytes per pixel, and 100 per tile.
         """
-        finite = np.isfinite(self.values)
-        boxes = _tile_boxes(
-            self.coords_l0[finite], self.tile_size_l0, image.size, size_l0
-        )
-        total = _box_sums(boxes, self.values[finite], image.size)
-        count = _box_sums(boxes, 1.0, image.size)
-        shares = self.shares(total / np.maximum(count, 1))
-        colors = colorize(shares, self.colormap)
-        alpha = np.where(count > 0.5, np.rint(255 * opacities(shares, self.kind)), 0)
-        mask = Image.fromarray(alpha.astype(np.uint8))
-        image.paste(Image.fromarray(colors), (0, 0), mask)
+        _paste_tiles(self, image, size_l0)
 
 
 @dataclass(frozen=True)
-class Shade:
-    """Tiles filled with one colour, such as those of one category."""
+class Classes:
+    """Category per tile as a colour; where tiles overlap, that of most tiles, else the first.
+
+    Attributes:
+        coords_l0: int64 (N, 2), corners of the tiles.
+        tile_size_l0: edges of every tile in level-0 pixels.
+        codes: (N,), place of each tile's category; -1 for a tile without one.
+        categories: their names and colours.
+        label: name of the column; '' for none.
+    """
 
     coords_l0: CoordsL0
     tile_size_l0: Size
+    codes: npt.NDArray[np.integer]
+    categories: Categories
     label: str = ""
-    color: Color = TILE
-    opacity: float = 0.5
+
+    @property
+    def shown(self) -> list[int]:
+        """Codes of the categories that tiles have, in their order."""
+        return [code for code in np.unique(self.codes).tolist() if code != NONE]
+
+    @property
+    def tile_rgba(self) -> npt.NDArray[np.uint8]:
+        """Colour and opacity of each tile, uint8 (N, 4)."""
+        return self._table[self.codes]
+
+    @property
+    def swatches(self) -> list[Swatch]:
+        """Colours with names and numbers of tiles, for a legend; the largest `_MAX_NAMED`."""
+        counts = {code: int((self.codes == code).sum()) for code in self.shown}
+        largest = sorted(counts, key=lambda code: -counts[code])[:_MAX_NAMED]
+        swatches = []
+        for code, count in counts.items():
+            if code in largest:
+                label = f"{self.categories.names[code]}: {counted(count, 'tile')}"
+                color = self.categories.rgb(code)
+                swatches.append(Swatch(label, color, _CLASS_OPACITY))
+        return swatches
+
+    @property
+    def _table(self) -> npt.NDArray[np.uint8]:
+        """Colour and opacity of each code, (K + 1, 4); the last one is transparent, for -1."""
+        alpha = round(255 * _CLASS_OPACITY)
+        codes = range(len(self.categories.names))
+        rows = [(*self.categories.rgb(code), alpha) for code in codes]
+        return np.array([*rows, (0, 0, 0, 0)], dtype=np.uint8)
+
+    def pixels(self, boxes: Boxes, size: Size) -> Pixels:
+        """Colours and opacities of pixels, for tiles whose places in pixels are given.
+
+        Memory:
+            40 bytes per pixel.
+        """
+        most = np.zeros((size[1], size[0]))
+        winner = np.full((size[1], size[0]), NONE)
+        for code in self.shown:
+            count = _box_sums(boxes[self.codes == code], 1.0, size)
+            wins = count > most + 0.5  # sums of corners are rounded
+            winner[wins] = code
+            most[wins] = count[wins]
+        rgba = self._table[winner]
+        return Pixels(rgba[..., :3], rgba[..., 3])
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
-        """Draws the tiles without borders."""
-        boxes = _tile_boxes(self.coords_l0, self.tile_size_l0, image.size, size_l0)
-        cover = Image.new("L", image.size, 0)
-        draw = ImageDraw.Draw(cover)
-        for left, top, right, bottom in boxes.tolist():
-            box = (left, top, right - 1, bottom - 1)
-            draw.rectangle(box, fill=round(255 * self.opacity))
-        image.paste(self.color, (0, 0, *image.size), cover)
+        """Draws the categories.
+
+        Memory:
+            40 bytes per pixel, and 100 per tile.
+        """
+        _paste_tiles(self, image, size_l0)
 
 
+@dataclass(frozen=True, slots=True)
+class Swatch:
+    """A colour of a legend with its name."""
+
+    label: str
+    color: Color
+    opacity: float
+
+
+# layers of one value per tile
+TileLayer = Values | Classes
 # layers over a picture, the lowest one first
-Layer = Outline | Tint | Tiles | Values | Shade
-
-
-def category_layers(
-    coords_l0: CoordsL0,
-    tile_size_l0: Size,
-    codes: npt.NDArray[np.integer],
-    categories: Categories,
-) -> list[Layer]:
-    """A layer for each category that the tiles have; the legend names the largest `_MAX_NAMED`."""
-    counts = {code: int((codes == code).sum()) for code in range(len(categories.names))}
-    largest = sorted(counts, key=lambda code: -counts[code])[:_MAX_NAMED]
-    layers: list[Layer] = []
-    for code, count in counts.items():
-        if not count:
-            continue
-        label = ""
-        if code in largest:
-            label = f"{categories.names[code]}: {counted(count, 'tile')}"
-        color = categories.rgb(code)
-        layers.append(Shade(coords_l0[codes == code], tile_size_l0, label, color))
-    return layers
+Layer = Outline | Tint | Tiles | Values | Classes
 
 
 def paint(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
@@ -238,6 +305,15 @@ def paint(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
     for layer in layers:
         layer.paint(image, picture.size_l0)
     return np.asarray(image)
+
+
+def _paste_tiles(layer: TileLayer, image: Image.Image, size_l0: Size) -> None:
+    """Pastes the colours of tiles with their opacities."""
+    boxes = _tile_boxes(layer.coords_l0, layer.tile_size_l0, image.size, size_l0)
+    pixels = layer.pixels(boxes, image.size)
+    colors = Image.fromarray(np.ascontiguousarray(pixels.colors))
+    mask = Image.fromarray(np.ascontiguousarray(pixels.alpha))
+    image.paste(colors, (0, 0), mask)
 
 
 def _smooth_resize(mask: MaskArray, size: Size) -> npt.NDArray[np.uint8]:

@@ -8,46 +8,36 @@ the axes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, importing
 from thinsection.qc.own_tissue import AnyTissue, as_tissue
 from thinsection.report.draw import legend_colors
-from thinsection.report.layers import (
-    Layer,
-    Outline,
-    Shade,
-    Tiles,
-    Values,
-    category_layers,
-    paint,
-)
-from thinsection.report.picture import Picture, slide_picture
-from thinsection.report.stored import QC_FILE, open_picture, picture_files, read_tissue
+from thinsection.report.layers import Classes, Layer, Outline, Tiles, Values, paint
+from thinsection.report.tile_layers import ClassColors, TileValues
 from thinsection.report.values import (
     COLORMAP_OF_KIND,
+    Limits,
     ValueKind,
-    kind_of_numbers,
-    shown_values,
-    value_kind,
-    value_words,
 )
 from thinsection.results.folder import Results
+from thinsection.results.scene import (
+    Scene,
+    as_results,
+    column_of,
+    scene_of,
+    tiles_of,
+    value_scene,
+)
 from thinsection.slide import Slide
-from thinsection.store.ledger import SlideLedger
-from thinsection.store.tile_tables import TILES
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.tiles import TileTable
 from thinsection.tiles.categories import CLASS_COLORS
 from thinsection.tiles.grid import mask_and_frame
-from thinsection.tiles.table import Column
-from thinsection.types import MaskArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,7 +65,7 @@ def tissue(
         shown: id of one of the folder's slides; of an opened slide its tissue, as for `tile_grid`.
         ax: axes to draw on.
     """
-    scene = _scene(source, shown)
+    scene = scene_of(source, shown)
     if isinstance(source, Slide):
         mask, _ = mask_and_frame(as_tissue(source, shown))
         scene = replace(scene, masks=(mask,))
@@ -100,8 +90,8 @@ def tiles(
     """
     if isinstance(source, Results):
         grid = source.choose_grid(grid)
-    scene = _scene(source, shown, grid)
-    drawn = _drawn_tiles(source, shown, grid)
+    scene = scene_of(source, shown, grid)
+    drawn = tiles_of(source, shown, grid)
     label = f"{len(drawn.coords_l0):,} tiles"
     return _draw(scene, [Tiles(drawn.coords_l0, drawn.size_l0, label)], ax)
 
@@ -109,50 +99,37 @@ def tiles(
 def heatmap(
     source: Results | Slide,
     shown: str | TileTable | TilesFile,
-    values: str | npt.NDArray[np.floating],
+    values: str | TileValues,
     grid: str | None = None,
     *,
     kind: ValueKind | None = None,
+    limits: Limits | None = None,
+    colors: ClassColors | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws one number, or one category, per tile as colour over the slide.
+    """Draws a number or a category per tile as colour over the slide.
+
+    `ts.write_heatmap` writes the same picture to a file.
 
     Args:
         source: a results folder, or an opened slide.
         shown: id of one of the folder's slides; of an opened slide its tiles.
-        values: a column of the tile table ('tissue_fraction', 'px_focus', or one of yours), or
-            (N,) numbers.
+        values: a column of the tile table ('tissue_fraction', 'px_focus'), or (N,) numbers, words
+            or a pandas Categorical.
         grid: as for `results.tiles`.
-        kind: 'signed' (blue against, red for, 0 is nothing), 'amount' (from 0) or 'measure' (any
-            range); None decides by the column and the values.
+        kind: of numbers: 'signed' (blue against, red for, 0 is nothing), 'amount' (from 0) or
+            'measure' (any range); None decides by the column and the values.
+        limits: of numbers: values of the first and last colour; None takes those of the values.
+        colors: of categories: a colour by name, such as {"tumour": "#d55e00"}.
         ax: axes to draw on.
 
     Raises:
         InvalidInputError: no such column, or the number of values is not that of the tiles.
     """
-    if isinstance(source, Results):
-        grid = source.choose_grid(grid)
-    scene = _scene(source, shown, grid)
-    drawn = _drawn_tiles(source, shown, grid)
-    categories = getattr(drawn, "categories", {})
-    if isinstance(values, str) and values in categories:
-        layers = category_layers(
-            drawn.coords_l0, drawn.size_l0, drawn.columns[values], categories[values]
-        )
-        return _draw(scene, layers, ax)
-    if isinstance(values, str):
-        label = value_words(values)
-        numbers = shown_values(values, _column(drawn.columns, values))
-        usual_kind = value_kind(values)
-    else:
-        label = "value"
-        numbers = np.asarray(values)
-        usual_kind = kind_of_numbers(numbers)
-    shape = (len(drawn.coords_l0),)
-    if numbers.shape != shape:
-        raise InvalidInputError(f"values must be of shape {shape}, got {numbers.shape}")
-    layer = Values(drawn.coords_l0, drawn.size_l0, numbers, label, kind or usual_kind)
-    return _draw(scene, [layer], ax)
+    shown_tiles = value_scene(
+        source, shown, values, grid, kind=kind, limits=limits, colors=colors
+    )
+    return _draw(shown_tiles.scene, [shown_tiles.layer], ax)
 
 
 def embedding(
@@ -194,7 +171,7 @@ def embedding(
             )
         title = color
         rows, colors, color_of = _sample_tiles(
-            _results(source), features, title, max_tiles
+            as_results(source), features, title, max_tiles
         )
     if method == "umap":
         with importing("method 'umap' must have umap-learn", "plot"):
@@ -308,7 +285,7 @@ def _sample_tiles(
             colors.append(np.full(count, str(facts[color])))
         else:
             table = results.tiles(slide_id, address.split("/")[0])
-            values = _column(table.columns, color)[indices]
+            values = column_of(table.columns, color)[indices]
             if color in table.categories:
                 words = table.categories[color].labels(values)
                 colors.append(np.where(words == "", "none", words))
@@ -316,16 +293,6 @@ def _sample_tiles(
             else:
                 colors.append(values.astype(np.float64))
     return np.concatenate(rows), np.concatenate(colors), color_of
-
-
-def _column(columns: Mapping[str, Column], name: str) -> Column:
-    """One column of a tile table."""
-    if name not in columns:
-        names = sorted(columns)
-        raise InvalidInputError(
-            f"column must be one of {', '.join(names)}, got {name!r}{nearest(name, names)}"
-        )
-    return columns[name]
 
 
 def _axes(ax: Axes | None) -> Axes:
@@ -339,72 +306,7 @@ def _axes(ax: Axes | None) -> Axes:
     return new_ax
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Scene:
-    """Picture of a slide, its title, and masks to outline."""
-
-    title: str
-    picture: Picture
-    masks: tuple[MaskArray, ...] = ()
-
-
-def _results(source: object) -> Results:
-    if isinstance(source, Results):
-        return source
-    raise InvalidInputError(
-        "source must be a results folder, an opened slide or an array, got "
-        f"{source!r}; pass thinsection.open_results(folder) or thinsection.open_slide(path)"
-    )
-
-
-def _scene(source: Results | Slide, shown: object, grid: str | None = None) -> _Scene:
-    """Picture of an opened slide, or of a results folder's slide with the tissue of a grid."""
-    if isinstance(source, Slide):
-        picture = Picture(
-            rgb=slide_picture(source), size_l0=source.size, slide_mpp=source.slide_mpp
-        )
-        return _Scene(title=Path(source.slide_path).stem, picture=picture)
-    ledger = _results(source).ledger(_check_id(shown))
-    files = _mask_files(ledger, grid) or picture_files(ledger.path.parent)[1:]
-    masks = tuple(map(read_tissue, files))
-    return _Scene(title=ledger.slide_id, picture=open_picture(ledger), masks=masks)
-
-
-def _mask_files(ledger: SlideLedger, grid: str | None) -> tuple[Path, ...]:
-    """File with the mask on which a grid was laid; none if the grid or the file is not there."""
-    tiles = ledger.stages.get(f"{grid}/{TILES}")
-    for need in tiles.needs if tiles else ():
-        for name in ledger.stages[need].files if need in ledger.stages else ():
-            path = ledger.out / name
-            is_mask = path.name.startswith("tissue") and path.suffix == ".png"
-            if (is_mask or path.name == QC_FILE) and path.is_file():
-                return (path,)
-    return ()
-
-
-def _check_id(shown: object) -> str:
-    if not isinstance(shown, str):
-        raise InvalidInputError(
-            "shown must be the id of a slide of the results folder, got "
-            f"{type(shown).__name__}; pass the opened slide with it: ts.plot.tiles(slide, tiles)"
-        )
-    return shown
-
-
-def _drawn_tiles(
-    source: Results | Slide, shown: object, grid: str | None
-) -> TileTable | TilesFile:
-    if isinstance(source, Results):
-        return source.tiles(_check_id(shown), grid)
-    if not isinstance(shown, TileTable | TilesFile):
-        raise InvalidInputError(
-            f"shown must be the tiles of the slide, got {shown!r}; pass the result of tile_grid "
-            "or of results.tiles"
-        )
-    return shown
-
-
-def _draw(scene: _Scene, over: Sequence[Layer], ax: Axes | None) -> Axes:
+def _draw(scene: Scene, over: Sequence[Layer], ax: Axes | None) -> Axes:
     """Draws the slide with layers, its tissue's outline, a legend and a colour bar."""
     ax = _axes(ax)
     picture = scene.picture
@@ -429,7 +331,13 @@ def _add_legend(ax: Axes, layers: Sequence[Layer]) -> None:
 
     patches = []
     for layer in layers:
-        if isinstance(layer, Values) and layer.only_value:
+        if isinstance(layer, Classes):
+            for swatch in layer.swatches:
+                color = [value / 255 for value in swatch.color]
+                patches.append(
+                    Patch(facecolor=color, alpha=swatch.opacity, label=swatch.label)
+                )
+        elif isinstance(layer, Values) and layer.only_value:
             color = [value / 255 for value in legend_colors(layer, 1)[0]]
             words = f"{layer.label}: {layer.only_value}"
             patches.append(Patch(facecolor=color, label=words))
@@ -439,10 +347,6 @@ def _add_legend(ax: Axes, layers: Sequence[Layer]) -> None:
                 Normalize(*layer.shown_limits), ListedColormap(shown)
             )
             ax.figure.colorbar(scale, ax=ax, label=layer.label, shrink=0.7)
-        elif isinstance(layer, Shade):
-            if layer.label:
-                color = [value / 255 for value in layer.color]
-                patches.append(Patch(facecolor=color, label=layer.label))
         else:
             edge = [value / 255 for value in layer.color]
             patches.append(Patch(edgecolor=edge, facecolor="none", label=layer.label))

@@ -4,7 +4,7 @@ Segments of another TIFF are copied, never encoded anew; comments and EXIF withi
 """
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -45,8 +45,9 @@ from thinsection.types import Level, Mpp, RgbArray, Size, ignore_message
 
 COARSEST_PX = 1024  # longer edge of the smallest level, at most
 FORMATS = {"ome-tiff": ".ome.tif"}
-_EDGE = 512  # px of the tiles that are encoded here
+SEGMENT_PX = 512  # px of the tiles that are encoded here
 _SAMPLING = ((1, 1), (2, 1), (2, 2), (4, 1))  # chroma subsamplings that tifffile writes
+_UM_PER_CM = 10_000.0
 _MOST_ROWS = 2**31  # largest number of rows of a strip
 _ExtraTag = tuple[int, str, int, int, bool]  # additional tag, as TiffWriter takes it
 
@@ -59,7 +60,7 @@ class Picture:
         segments: returns the bytes of each segment, in order.
         is_grey: True if the image has one sample per px.
         write: `TiffWriter.write` with its arguments about the segments. Memory: one segment, or
-            that of `_encoded_picture`.
+            that of `encoded_picture`.
     """
 
     segments: Callable[[], Iterator[bytes]]
@@ -131,23 +132,49 @@ def convert(
             slide = slide.stored  # the copy is turned as the file is, and has its tag
         pictures = _level_pictures(slide, quality, stack, image)
         pictures += _halves(slide, quality, stack, grey=pictures[0].is_grey)
-        first, *others = pictures
-        unfinished = stack.enter_context(atomic_path(out))
-        # tifffile writes it as OME-XML; its own UUID would hold this network card's address
-        metadata: dict[str, str | float] = {
-            "axes": "YX" if first.is_grey else "YXS",
-            "UUID": uuid.uuid4().urn,
-        }
-        if slide.slide_mpp is not None:
-            metadata["PhysicalSizeX"] = slide.slide_mpp[0]
-            metadata["PhysicalSizeY"] = slide.slide_mpp[1]
-            metadata["PhysicalSizeXUnit"] = "\u00b5m"
-            metadata["PhysicalSizeYUnit"] = "\u00b5m"
-        with tifffile.TiffWriter(unfinished, bigtiff=True, ome=True) as file:
-            first.write(file, first.segments(), metadata=metadata, subifds=len(others))
-            for picture in others:
-                picture.write(file, picture.segments(), subfiletype=1)
+        write_ome_tiff(out, pictures, slide.slide_mpp)
     return out
+
+
+def write_ome_tiff(
+    out: Path, levels: Sequence[Picture], mpp: Mpp | None, *, tags: bool = False
+) -> None:
+    """Writes the levels of a pyramid, finest first, as an OME-TIFF, atomically.
+
+    Args:
+        out: the file.
+        levels: their pictures; the lower ones become SubIFDs.
+        mpp: (x, y) µm/px of the finest level; None if it is not known.
+        tags: True writes the resolution as tags of TIFF too, which OpenSlide reads.
+
+    Memory: that of one picture's segments.
+
+    Source: OME-TIFF 6.0, pyramids in SubIFDs.
+    """
+    first, *others = levels
+    # tifffile writes it as OME-XML; its own UUID would hold this network card's address
+    metadata: dict[str, str | float] = {
+        "axes": "YX" if first.is_grey else "YXS",
+        "UUID": uuid.uuid4().urn,
+    }
+    if mpp is not None:
+        metadata["PhysicalSizeX"] = mpp[0]
+        metadata["PhysicalSizeY"] = mpp[1]
+        metadata["PhysicalSizeXUnit"] = "\u00b5m"
+        metadata["PhysicalSizeYUnit"] = "\u00b5m"
+    with (
+        atomic_path(out) as unfinished,
+        tifffile.TiffWriter(unfinished, bigtiff=True, ome=True) as file,
+    ):
+        more: dict[str, object] = {}
+        if tags and mpp is not None:
+            more["resolution"] = tuple(_UM_PER_CM / value for value in mpp)
+            more["resolutionunit"] = "CENTIMETER"
+        first.write(
+            file, first.segments(), metadata=metadata, subifds=len(others), **more
+        )
+        for picture in others:
+            picture.write(file, picture.segments(), subfiletype=1)
 
 
 def _level_pictures(
@@ -165,7 +192,7 @@ def _level_pictures(
             copied_picture(pages[page.offset], source) for page in slide.layout.pages
         ]
     return [
-        _encoded_picture(
+        encoded_picture(
             level.size, partial(_read_tile, slide, level, 1), quality=quality
         )
         for level in slide.levels
@@ -199,7 +226,7 @@ def _read_tile(
     """Reads a tile of a level whose size is divided by `factor`; corner (x, y) in its px."""
     x, y = corner
     origin_l0 = corner_l0(level, factor * x, factor * y)
-    edge = factor * _EDGE
+    edge = factor * SEGMENT_PX
     region = slide.read_region(origin_l0, level.index, (edge, edge))
     if factor == 1:
         return region
@@ -221,7 +248,7 @@ def _halves(
         level = above.levels[-1]
         half = (max(1, level.size[0] // 2), max(1, level.size[1] // 2))
         path = folder / f"{half[0]}.tif"
-        picture = _encoded_picture(
+        picture = encoded_picture(
             half,
             partial(_read_tile, above, level, 2),
             quality=quality,
@@ -306,7 +333,7 @@ def _orientation_tags(orientation: int) -> tuple[_ExtraTag, ...]:
     return ((ORIENTATION_TAG, "H", 1, orientation, True),)
 
 
-def _encoded_picture(
+def encoded_picture(
     size: Size,
     read: Callable[[tuple[int, int]], RgbArray],
     *,
@@ -330,7 +357,7 @@ def _encoded_picture(
             dtype=np.dtype(np.uint8),
             photometric="minisblack" if grey else "rgb",
             compression="jpeg",
-            tile=(_EDGE, _EDGE),
+            tile=(SEGMENT_PX, SEGMENT_PX),
             subsampling=None if grey else (2, 1),
             extratags=_orientation_tags(orientation),
         ),
@@ -358,7 +385,7 @@ def _encode_tiles(
         return bytes(jpeg)
 
     width, height = size
-    places = product(range(0, height, _EDGE), range(0, width, _EDGE))
+    places = product(range(0, height, SEGMENT_PX), range(0, width, SEGMENT_PX))
     workers = cpu_count()
     with ThreadPoolExecutor(workers) as pool:
         while True:

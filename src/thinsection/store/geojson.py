@@ -80,11 +80,17 @@ class TileClass:
 
 
 def tile_features(
-    table: TilesFile, kind: str, *, digits: int, classes: Sequence[TileClass] = ()
+    table: TilesFile,
+    kind: str,
+    *,
+    digits: int,
+    classes: Sequence[TileClass] = (),
+    colors: Sequence[Color | None] = (),
 ) -> Iterator[Feature]:
     """Tiles as QuPath's features; finite numbers become measurements, categories do not.
 
-    `classes` has the class of each tile.
+    `classes` has the class of each tile, `colors` the colour of each tile without a class; None
+    lets QuPath choose.
     """
     numbers = {
         name: column
@@ -106,6 +112,8 @@ def tile_features(
             if color is not None:
                 classification["color"] = list(color)
             properties["classification"] = classification
+        elif colors and colors[index] is not None:
+            properties["color"] = list(colors[index] or ())
         properties["measurements"] = measurements
         ring = [[x + dx, y + dy] for dx, dy in corners]
         yield {
@@ -134,10 +142,18 @@ def write_tiles_geojson(path: Path, table: TilesFile) -> None:
     classes: list[TileClass] = []
     for column in table.categories:
         classes = classes or classes_of_column(table, column)
+    write_feature_stream(path, tile_features(table, "tile", digits=6, classes=classes))
+
+
+def write_feature_stream(path: Path, features: Iterable[Feature]) -> None:
+    """Writes features one after another as a FeatureCollection, atomically.
+
+    Memory: the text of one feature.
+    """
     with atomic_path(path) as tmp, tmp.open("w", encoding="utf-8") as file:
         file.write('{"type": "FeatureCollection", "features": [\n')
         separator = ""
-        for feature in tile_features(table, "tile", digits=6, classes=classes):
+        for feature in features:
             file.write(separator + json.dumps(feature, allow_nan=False))
             separator = ",\n"
         file.write("\n]}\n")
