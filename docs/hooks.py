@@ -10,6 +10,7 @@ import jinja2
 import typer
 from benchmarks.stale import is_script, rooms_of, starts_commands
 from mkdocs.structure.files import File, Files
+from tests.support import surface
 
 from thinsection import _PUBLIC as PUBLIC
 from thinsection.cli.app import COMMANDS, build_app
@@ -72,6 +73,7 @@ def pages() -> dict[str, str]:
         "reference/commands.md": commands(),
         "reference/settings.md": settings(),
         "reference/python.md": names(),
+        "reference/surface.md": surface.page(),
     }
     figures = records()
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -143,26 +145,28 @@ def settings() -> str:
 
 
 def names() -> str:
-    """What `import thinsection as ts` gives."""
+    """What `import thinsection as ts` gives, and the modules that are imported by name."""
     # `plot` is a module of its own name
     found = {
         n: m.removesuffix(f".{n}") if n == "plot" else m for n, m in PUBLIC.items()
     }
     listed = [f"::: {module}.{name}" for name, module in found.items()]
-    rooms = [
-        "attention",
-        "frames",
-        "probe",
-        "rescue",
-        "slide",
-        "store",
-        "tiles.graph",
+    rooms = [name for name in surface.MODULES if name not in ("plot", "errors")]
+    # what the functions return; those of a listed module are there already
+    returned = [
+        place
+        for place in surface.RETURNED
+        if not place.startswith(("qc.", "slide.Slide", "tiles.Tile"))
+        and place != "results.tile_dataset.TileDataset"
     ]
     return "\n\n".join(
         [
             "# Python",
-            "`import thinsection as ts` gives these names; the rooms below are imported by name.",
+            "`import thinsection as ts` gives these names; the modules below are imported by name. "
+            "[Public names](surface.md) is the short list.",
             *listed,
+            "## What they return",
+            *(f"::: thinsection.{place}" for place in returned),
             "::: thinsection.errors",
             *(f"::: thinsection.{room}" for room in rooms),
         ]
