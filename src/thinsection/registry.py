@@ -184,3 +184,8 @@ def lazy_names(package: str, names_of: Mapping[str, str]) -> Callable[[str], obj
         return getattr(module, name)
 
     return get_name
+
+
+def listed_names(names_of: Mapping[str, str]) -> list[str]:
+    """A package's `__all__` for the names of `lazy_names`, sorted."""
+    return sorted(name for names in names_of.values() for name in names.split())

@@ -2,7 +2,7 @@
 
 import doctest
 import inspect
-import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ def test_an_example_gives_what_it_says(
     with ts.open_slide("a.svs") as slide:
         tiles = ts.tile_grid(slide, tile_px=128)
         names = {name: getattr(attention, name) for name in attention.__all__}
-        names |= {"ts": ts, "np": np, "torch": torch, "os": os}
+        names |= {"ts": ts, "np": np, "torch": torch, "pickle": pickle}
         names |= {"results": results, "slide": slide, "tiles": tiles}
         if "dataset" in (example.docstring or ""):
             names["dataset"] = ts.TileDataset(results, shuffle=False)

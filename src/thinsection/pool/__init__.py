@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from thinsection.registry import lazy_names
+from thinsection.registry import lazy_names, listed_names
 
 if TYPE_CHECKING:
     from thinsection.pool.abmil import AbmilSlideEncoder as AbmilSlideEncoder
@@ -32,4 +32,5 @@ _NAMES_OF = {
     "pooling": "MaxSlideEncoder MeanSlideEncoder",
     "titan": "TitanSlideEncoder",
 }
+__all__ = listed_names(_NAMES_OF)
 __getattr__ = lazy_names(__name__, _NAMES_OF)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from thinsection.registry import lazy_names
+from thinsection.registry import lazy_names, listed_names
 
 if TYPE_CHECKING:
     from thinsection.qc.checks.check import Outcome as Outcome
@@ -33,4 +33,5 @@ _NAMES_OF = {
     "rules": "qc_fail",
     "tissue": "TissueConfig TissueMask tissue_mask",
 }
+__all__ = listed_names(_NAMES_OF)
 __getattr__ = lazy_names(__name__, _NAMES_OF)

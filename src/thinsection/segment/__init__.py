@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from thinsection.registry import lazy_names
+from thinsection.registry import lazy_names, listed_names
 
 if TYPE_CHECKING:
     from thinsection.segment.segmenter import Segmenter as Segmenter
@@ -17,4 +17,5 @@ _NAMES_OF = {
     "slide_map": "Segmentation segment",
     "spec": "SEGMENTERS",
 }
+__all__ = listed_names(_NAMES_OF)
 __getattr__ = lazy_names(__name__, _NAMES_OF)

@@ -10,6 +10,8 @@ from scipy.spatial import cKDTree
 from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.types import MIB, Mpp, format_bytes
 
+__all__ = ["TileGraph", "tile_graph"]
+
 Points = npt.NDArray[np.float64]  # (N, 2)
 GroupIds = npt.NDArray[np.integer]  # (N,)
 Neighbors = tuple[npt.NDArray[np.int64], Points]  # rows and distances, (N, k) each
