@@ -101,7 +101,7 @@ def examples_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         until="embeddings",
         encoder="resnet18",
         pretrained=False,
-        slide_encoder="mean",
+        slide_encoders=("mean",),
         tile_px=128,
         engine="torch",
         memory="512MiB",

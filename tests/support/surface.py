@@ -139,12 +139,14 @@ def _members(kind: type) -> Iterator[Public]:
 
 def _public(name: str, value: object) -> Public:
     parameters: tuple[str, ...] = ()
-    if callable(value):
+    if inspect.isclass(value) or inspect.isroutine(value):
         try:
             parameters = tuple(_parameters(value))
         except (TypeError, ValueError):  # a class without a signature of its own
             parameters = ()
-    documented = callable(value) or _is_property(value)
+    documented = (
+        inspect.isclass(value) or inspect.isroutine(value) or _is_property(value)
+    )
     text = inspect.getdoc(value) if documented else ""
     first = (text or "").partition("\n\n")[0]
     return Public(name, parameters, " ".join(first.split()))

@@ -32,5 +32,5 @@ _NAMES_OF = {
     "pooling": "MaxSlideEncoder MeanSlideEncoder",
     "titan": "TitanSlideEncoder",
 }
-__all__ = listed_names(_NAMES_OF)
+__all__ = [*listed_names(_NAMES_OF)]  # noqa: PLE0604
 __getattr__ = lazy_names(__name__, _NAMES_OF)

@@ -33,5 +33,5 @@ _NAMES_OF = {
     "rules": "qc_fail",
     "tissue": "TissueConfig TissueMask tissue_mask",
 }
-__all__ = listed_names(_NAMES_OF)
+__all__ = [*listed_names(_NAMES_OF)]  # noqa: PLE0604
 __getattr__ = lazy_names(__name__, _NAMES_OF)

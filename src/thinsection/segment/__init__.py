@@ -17,5 +17,5 @@ _NAMES_OF = {
     "slide_map": "Segmentation segment",
     "spec": "SEGMENTERS",
 }
-__all__ = listed_names(_NAMES_OF)
+__all__ = [*listed_names(_NAMES_OF)]  # noqa: PLE0604
 __getattr__ = lazy_names(__name__, _NAMES_OF)
