@@ -99,7 +99,6 @@ def examples_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [folder / "a.svs", folder / "b.svs"],
         out=folder / "results",
         until="embeddings",
-        encoder="resnet50",
         pretrained=False,
         slide_encoders=("mean",),
         tile_px=128,
