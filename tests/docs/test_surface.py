@@ -98,7 +98,6 @@ def examples_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ts.run(
         [folder / "a.svs", folder / "b.svs"],
         out=folder / "results",
-        until="embeddings",
         pretrained=False,
         slide_encoders=("mean",),
         tile_px=128,
@@ -125,6 +124,8 @@ def examples() -> list[doctest.DocTest]:
     for name, subject in subjects.items():
         if inspect.ismodule(subject) or not getattr(subject, "__doc__", None):
             continue
+        if isinstance(subject, type) and not subject.__module__.startswith("thinsec"):
+            continue  # another name of a class of NumPy
         text = inspect.cleandoc(subject.__doc__)
         if ">>>" in text:
             parser = doctest.DocTestParser()
@@ -153,7 +154,8 @@ def test_an_example_gives_what_it_says(
             optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         )
         outcome = runner.run(example, out=said.append)
-    assert outcome.attempted and not outcome.failed, "".join(said)
+    skipped = "+SKIP" in (example.docstring or "")  # needs a package that is not here
+    assert (outcome.attempted or skipped) and not outcome.failed, "".join(said)
 
 
 @pytest.mark.parametrize(
