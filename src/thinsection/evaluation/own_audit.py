@@ -1,5 +1,7 @@
 """Audit of a user's own rows before training: leaks, copies, and sites that follow the labels."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from typing import Any
 

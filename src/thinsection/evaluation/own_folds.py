@@ -1,5 +1,7 @@
 """Folds of a user's own rows, drawn by the rule of `thinsection train`."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload

@@ -4,6 +4,8 @@ The labels are read as those of a table of `thinsection train`: the same text is
 the same values are classes or numbers.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

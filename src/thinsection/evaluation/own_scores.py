@@ -1,8 +1,10 @@
 """Scores of a user's own predictions: 95 % interval of a metric, and the difference of two models.
 
-The values are those that `thinsection train` and `thinsection validate` print for the same
+The values are those that `thinsection train` and `predict --labels` print for the same
 predictions. The rows of a patient vary together, so the patient is the unit.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from thinsection.evaluation import comparison
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.cell_values import class_name, event_of
 from thinsection.evaluation.labels import encode_labels
-from thinsection.evaluation.metrics import FloatVector, IndexArray, chance_of
+from thinsection.evaluation.metrics import Flags, FloatVector, IndexArray, chance_of
 from thinsection.evaluation.own_rows import (
     Values,
     cases_and_groups,
@@ -33,7 +35,7 @@ OF_CLASSES = ("balanced_accuracy", "macro_f1", "weighted_kappa")
 OF_VALUES = ("pearson", "spearman", "r2", "mae")
 OF_RISKS = ("c_index",)
 METRICS = (*OF_RANKS, *OF_PROBABILITIES, *OF_CLASSES, *OF_VALUES, *OF_RISKS)
-SEED = 0  # seed of the bootstrap, as in `validate`; only ece needs it
+SEED = 0  # seed of the bootstrap, as in a validation; only ece needs it
 _POSITIVE = "1"  # positive class of labels 0 and 1
 _THRESHOLD = 0.5
 
@@ -105,7 +107,7 @@ def interval(
 ) -> MetricInterval:
     """Value of a metric with its 95 % confidence interval, patients as the units.
 
-    The interval is that of `train` and `validate` for the same predictions: a jackknife over
+    The interval is that of `train` and of a validation for the same predictions: a jackknife over
     patients, with bounds by the kind of the metric.
 
     Args:
@@ -418,7 +420,7 @@ def _usual_positive(names: Sequence[str]) -> str:
     return _POSITIVE
 
 
-def _events(labels: Values) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+def _events(labels: Values) -> Flags:
     """True for the rows with an event."""
     texts = texts_of(labels, "labels")
     events = [event_of(text) for text in texts]
