@@ -131,7 +131,12 @@ class Results:
 
     @property
     def slides(self) -> tuple[str, ...]:
-        """Slide ids."""
+        """Slide ids.
+
+        Example:
+            >>> results.slides
+            ('a', 'b')
+        """
         return tuple(self.ledgers)
 
     def __getstate__(self) -> dict[str, object]:
@@ -154,7 +159,12 @@ class Results:
 
     @cached_property
     def folders(self) -> tuple[FolderRow, ...]:
-        """Every folder of results: masks, grids, embeddings, slide embeddings, pictures."""
+        """Every folder of results: masks, grids, embeddings, slide embeddings, pictures.
+
+        Example:
+            >>> [row.address for row in results.folders if "tiles" in row.address]
+            ['128px_0.5mpp/tiles']
+        """
         records: dict[str, list[StageRecord]] = {}  # records by address
 
         @cache
@@ -187,23 +197,43 @@ class Results:
 
     @property
     def grids(self) -> tuple[str, ...]:
-        """Names of the tile grids."""
+        """Names of the tile grids.
+
+        Example:
+            >>> results.grids
+            ('128px_0.5mpp',)
+        """
         names = (row.address.split("/")[0] for row in self.folders)
         return tuple(dict.fromkeys(name for name in names if name != SLIDES))
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Addresses of tile embeddings: 'GRID/features_NAME'."""
+        """Addresses of tile embeddings: 'GRID/features_NAME'.
+
+        Example:
+            >>> results.features
+            ('128px_0.5mpp/features_efficientnet_lite0...',)
+        """
         return self._addresses("features_")
 
     @property
     def slide_features(self) -> tuple[str, ...]:
-        """Addresses of slide embeddings: 'GRID/slide_features_NAME'."""
+        """Addresses of slide embeddings: 'GRID/slide_features_NAME'.
+
+        Example:
+            >>> results.slide_features
+            ('128px_0.5mpp/slide_features_mean-efficientnet_lite0...',)
+        """
         return self._addresses("slide_features_")
 
     @property
     def records(self) -> list[Record]:
-        """The invocations that worked here, oldest first."""
+        """The invocations that worked here, oldest first.
+
+        Example:
+            >>> len(results.records)
+            1
+        """
         return read_records(self.folder)
 
     def choose_grid(
@@ -216,6 +246,10 @@ class Results:
             chooser: how the user chooses, for the line about a choice.
 
         Raises ChoiceError: no such grid, or several fit and nothing decides.
+
+        Example:
+            >>> results.choose_grid("128px")
+            '128px_0.5mpp'
         """
         return self._choose(self.grids, name, "grid", chooser)
 
@@ -234,6 +268,10 @@ class Results:
             chooser: how the user chooses, for the line about a choice.
 
         Raises ChoiceError: no such embeddings, or several fit and nothing decides.
+
+        Example:
+            >>> results.choose_features("efficientnet_lite0")
+            '128px_0.5mpp/features_efficientnet_lite0...'
         """
         addresses = self.features if known is None else known
         return self._choose(addresses, name, "features", chooser)
@@ -242,6 +280,10 @@ class Results:
         """A grid, and the embeddings of its tiles; '' for these if there are none, nor a name.
 
         Raises ChoiceError: as `choose_features` and `choose_grid`.
+
+        Example:
+            >>> results.choose_tiles()
+            ('128px_0.5mpp', '128px_0.5mpp/features_efficientnet_lite0...')
         """
         if self.features or features:
             address = self.choose_features(features)
@@ -305,6 +347,10 @@ class Results:
         `labels` is a CSV with a column slide_id; its other columns are joined by slide_id.
 
         Raises StoreError: the labels cannot be read.
+
+        Example:
+            >>> [(row["slide_id"], row["grade"]) for row in results.rows("labels.csv")]
+            [('a', 'high'), ('b', 'low')]
         """
         joined: dict[str, dict[str, str]] = {}
         if labels is not None:
@@ -323,7 +369,12 @@ class Results:
         return rows
 
     def table(self, labels: str | Path | None = None) -> pandas.DataFrame:
-        """`rows` as a data frame. Raises MissingDependencyError: pandas is not installed."""
+        """`rows` as a data frame. Raises MissingDependencyError: pandas is not installed.
+
+        Example:
+            >>> results.table("labels.csv").set_index("slide_id").loc["b", "grade"]
+            'low'
+        """
         with importing("table needs pandas (`rows` does not)", "probe"):
             import pandas as pd
         return pd.DataFrame(self.rows(labels))
@@ -338,6 +389,11 @@ class Results:
         Memory: 16 bytes per tile, and 4 per tile and column.
 
         Raises StoreError: a column is damaged or not one number for each tile.
+
+        Example:
+            >>> stored = results.tiles("a")
+            >>> stored.coords_l0.shape == (len(stored.columns["tissue_fraction"]), 2)
+            True
         """
         first, *others = self.tile_tables(slide_id, grid)
         tiles = first.read()
@@ -372,6 +428,10 @@ class Results:
         """Per-tile tables of a slide: tiles, measures, heatmaps; no values are read.
 
         Raises StoreError: the slide has no such grid.
+
+        Example:
+            >>> len(results.tile_tables("a"))
+            1
         """
         address = self.choose_grid(grid)
         # raises StoreError if the slide has no such grid
@@ -392,6 +452,11 @@ class Results:
         newest run.
 
         Memory: 4 N D bytes.
+
+        Example:
+            >>> embedded = results.tile_embeddings("a")
+            >>> embedded.features.shape == (len(embedded.coords_l0), 1280)
+            True
         """
         address = self.choose_features(features)
         stored = read_embedded_tiles(self.file(slide_id, address))
@@ -401,7 +466,13 @@ class Results:
     def embedding_rows(
         self, slide_id: str, features: str | None = None
     ) -> EmbeddingRows:
-        """Embeddings as in `tile_embeddings`, as rows that are read from the file on access."""
+        """Embeddings as in `tile_embeddings`, as rows that are read from the file on access.
+
+        Example:
+            >>> rows = results.embedding_rows("a")
+            >>> rows[[4, 0]].shape
+            (2, 1280)
+        """
         address = self.choose_features(features)
         return EmbeddingRows(self.file(slide_id, address))
 
@@ -418,6 +489,11 @@ class Results:
         Memory: 4 S D bytes.
 
         Raises StoreError: a file or a ledger is damaged, without `on_left_out`.
+
+        Example:
+            >>> ids, embeddings = results.slide_embeddings()
+            >>> ids, embeddings.shape
+            (('a', 'b'), (2, 1280))
         """
         address = self._choose(
             self.slide_features, name, "slide features", 'name="..."'
@@ -455,6 +531,11 @@ class Results:
         Raises:
             SlideOpenError: the file has moved; the message says how to find it again.
             InvalidInputError: no such slide, or its file is not the one that the run has read.
+
+        Example:
+            >>> with results.open_slide("a") as opened:
+            ...     opened.size
+            (1300, 1000)
         """
         ledger = self.ledger(slide_id)
         ledger.check()
@@ -498,6 +579,13 @@ class Results:
                 name that cannot be used.
             OverwriteError: other values are stored under this name.
             OutputError: the folder cannot be written; the message says what to do.
+
+        Example:
+            >>> count = len(results.tiles("a").coords_l0)
+            >>> words = ["tumour" if row % 2 else "stroma" for row in range(count)]
+            >>> results.write_column("a", "kind", words, overwrite=True)
+            >>> results.tiles("a").values("kind")[1].item()
+            'tumour'
         """
         grid = self.choose_grid(grid)
         tiles = self._tile_table(slide_id, grid)
@@ -548,6 +636,11 @@ class Results:
             InvalidInputError: a row without a tile, a tile without a row, or as for `write_column`.
             OverwriteError: other values are stored under one of the names.
             OutputError: the folder cannot be written.
+
+        Example:
+            >>> frame = results.to_pandas()[["slide_id", "x", "y"]]
+            >>> frame["place"] = frame["x"] / 2
+            >>> _ = results.write_columns(frame, overwrite=True)
         """
         rows = rows_of_table(table)
         if grid is None and rows.features.split("/")[0] in self.grids:
@@ -660,6 +753,11 @@ class Results:
         Raises:
             MissingDependencyError: pandas is not installed.
             StoreError: a slide is damaged, without `on_left_out`.
+
+        Example:
+            >>> frame = results.to_pandas()
+            >>> frame["slide_id"].unique().tolist()
+            ['a', 'b']
         """
         grid = self.choose_grid(grid)
         parts = list(self._slide_rows(grid, "", slides, on_left_out))
@@ -682,6 +780,11 @@ class Results:
         Raises:
             MissingDependencyError: geopandas is not installed.
             StoreError: a slide is damaged, without `on_left_out`.
+
+        Example:
+            >>> frame = results.to_geopandas()  # doctest: +SKIP
+            >>> frame.geometry.area.unique()  # doctest: +SKIP
+            array([16384.])
         """
         grid = self.choose_grid(grid)
         return to_geopandas(list(self._slide_rows(grid, "", slides, on_left_out)))
@@ -711,6 +814,10 @@ class Results:
             MissingDependencyError: anndata is not installed.
             StoreError: no embeddings in the folder, or a slide is damaged.
             InvalidInputError: several embeddings, and nothing decides.
+
+        Example:
+            >>> results.to_anndata().shape == (len(results.to_pandas()), 1280)
+            True
         """
         address = ""
         if self.features:
@@ -762,7 +869,12 @@ class Results:
         return SlideRows(ledger=ledger, tiles=tiles, embeddings=embeddings)
 
     def failures(self) -> dict[str, str]:
-        """Messages by slide id, for slides whose last run failed or whose ledger is damaged."""
+        """Messages by slide id, for slides whose last run failed or whose ledger is damaged.
+
+        Example:
+            >>> results.failures()
+            {}
+        """
         failures = {}
         for slide_id, ledger in self.ledgers.items():
             if ledger.damage:
@@ -823,7 +935,12 @@ class Results:
         )
 
     def file(self, slide_id: str, address: str) -> Path:
-        """File of a slide in a folder of results. Raises StoreError: the file does not exist."""
+        """File of a slide in a folder of results. Raises StoreError: the file does not exist.
+
+        Example:
+            >>> results.file("a", "128px_0.5mpp/tiles").name
+            'a.h5'
+        """
         record = self.ledger(slide_id).stages.get(address)
         if record is None or not record.files:
             raise StoreError(
@@ -832,7 +949,12 @@ class Results:
         return self.folder / next(iter(record.files))
 
     def ledger(self, slide_id: str) -> SlideLedger:
-        """Ledger of a slide. Raises InvalidInputError: the slide is not in this folder."""
+        """Ledger of a slide. Raises InvalidInputError: the slide is not in this folder.
+
+        Example:
+            >>> results.ledger("a").slide["width"]
+            1300
+        """
         if slide_id not in self.ledgers:
             hint = nearest(slide_id, self.slides)
             raise InvalidInputError(

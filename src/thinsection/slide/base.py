@@ -198,7 +198,13 @@ class Slide(Closing):
             )
 
     def can_reopen(self, reopen: Reopen) -> None:
-        """Notes how the slide is opened again; `open_slide` calls this last."""
+        """Notes how the slide is opened again; `open_slide` calls this last.
+
+        Example:
+            >>> copy = pickle.loads(pickle.dumps(slide))
+            >>> copy.size == slide.size
+            True
+        """
         self.reopen = reopen
         self._reopened_recolor = self.recolor
 
@@ -248,7 +254,12 @@ class Slide(Closing):
 
     @property
     def stored(self) -> Slide:
-        """The slide as its file stores it: this slide, unless it was turned to be upright."""
+        """The slide as its file stores it: this slide, unless it was turned to be upright.
+
+        Example:
+            >>> slide.stored is slide
+            True
+        """
         return self
 
     @property
@@ -257,6 +268,10 @@ class Slide(Closing):
 
         They are read like any level; their indices continue those of `levels`. Each of their pixels
         is about the mean of the pixels that it covers.
+
+        Example:
+            >>> slide.reduced[0].index == len(slide.levels)
+            True
         """
         return ()
 
@@ -270,6 +285,10 @@ class Slide(Closing):
 
         It is read like any level. Each of its pixels is about the mean of factor x factor px. A
         remainder at the right and lower border that fills no whole pixel is left out.
+
+        Example:
+            >>> slide.coarse(0, 4).size
+            (325, 250)
         """
         return None
 
@@ -278,6 +297,9 @@ class Slide(Closing):
 
         The reader then keeps decoded segments that several tiles share until the last of these
         tiles is read.
+
+        Example:
+            >>> slide.expect(tiles.coords_l0, tiles.plan)
         """
 
     def stored_jpeg(self, level: int, column: int, row: int) -> bytes | None:
@@ -285,11 +307,21 @@ class Slide(Closing):
 
         The JPEG shows the whole segment, with its padding beyond the border of the image. Memory:
         twice the bytes of the segment.
+
+        Example:
+            >>> jpeg = slide.stored_jpeg(0, 0, 0)
+            >>> jpeg is None or jpeg[:2] == b"\\xff\\xd8"
+            True
         """
         return None
 
     def icc_profile(self) -> bytes | None:
-        """Returns the colour profile of the file; None if the reader finds none."""
+        """Returns the colour profile of the file; None if the reader finds none.
+
+        Example:
+            >>> slide.icc_profile() is None
+            True
+        """
         return None
 
     # reading
@@ -318,6 +350,10 @@ class Slide(Closing):
         Raises:
             SlideReadError: a segment cannot be decoded.
             InvalidInputError: the slide has no such level, or the size is empty.
+
+        Example:
+            >>> slide.read_region((200, 100), 0, (64, 32)).shape
+            (32, 64, 3)
         """
         source = self._open_level(level)
         region = _array_to_fill(size, out)
@@ -347,6 +383,12 @@ class Slide(Closing):
             out: C-contiguous uint8 (B, height, width, 3); it gives the size of the regions.
 
         Memory: that of one region, and up to 1 MiB of compressed segments.
+
+        Example:
+            >>> out = np.empty((2, 64, 64, 3), dtype=np.uint8)
+            >>> slide.read_regions(tiles.coords_l0[:2], 0, out=out)
+            >>> np.array_equal(out[0], slide.read_region(tuple(tiles.coords_l0[0]), 0, (64, 64)))
+            True
         """
         source = self._open_level(level)
         count = len(origins_l0)
@@ -376,6 +418,10 @@ class Slide(Closing):
         """Reads the whole slide, reduced to fit into max_size with its aspect, uint8 (H, W, 3).
 
         Memory: O(thumbnail + one strip of the level that is read), also when levels are missing.
+
+        Example:
+            >>> slide.thumbnail((130, 130)).shape
+            (100, 130, 3)
         """
         width, height = self.size
         factor = min(1.0, max_size[0] / width, max_size[1] / height)
@@ -390,11 +436,20 @@ class Slide(Closing):
 
         Raises:
             InvalidInputError: `tiles` do not state how they are read.
+
+        Example:
+            >>> slide.tiles(tiles)[3].shape
+            (128, 128, 3)
         """
         return TilePictures(self, tiles)
 
     def associated_image(self, name: str) -> RgbArray:
-        """Reads an associated image, uint8 (H, W, 3); `name` is one of `associated_names`."""
+        """Reads an associated image, uint8 (H, W, 3); `name` is one of `associated_names`.
+
+        Example:
+            >>> {name: slide.associated_image(name).shape for name in slide.associated_names}
+            {}
+        """
         if name not in self.associated_names:
             names = ", ".join(self.associated_names) or "none"
             raise InvalidInputError(
@@ -436,10 +491,19 @@ class Slide(Closing):
         return SlideReadError(f"{problem} in {Path(self.slide_path).name!r}{remedy}")
 
     def drop_decoded(self) -> None:
-        """Frees decoded pixels that the reader keeps for later reads; by default there are none."""
+        """Frees decoded pixels that the reader keeps for later reads; by default there are none.
+
+        Example:
+            >>> slide.drop_decoded()
+        """
 
     def close(self) -> None:
-        """Closes the file. Reads that threads have begun are completed; later reads raise."""
+        """Closes the file. Reads that threads have begun are completed; later reads raise.
+
+        Example:
+            >>> opened = ts.open_slide("a.svs")
+            >>> opened.close()
+        """
         if not self._closed:
             self._closed = True
             self.on_close.close()

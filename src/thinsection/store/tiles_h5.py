@@ -137,6 +137,11 @@ class TilesFile:
 
         Raises:
             InvalidInputError: no such column.
+
+        Example:
+            >>> stored = results.tiles("a")
+            >>> stored.values("tissue_fraction").shape == (len(stored.coords_l0),)
+            True
         """
         if name not in self.columns:
             known = sorted(self.columns)

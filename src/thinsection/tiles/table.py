@@ -51,7 +51,12 @@ class TileTable:
 
     @property
     def size_l0(self) -> Size:
-        """Width and height of a tile in level-0 px."""
+        """Width and height of a tile in level-0 px.
+
+        Example:
+            >>> tiles.size_l0
+            (128, 128)
+        """
         return self.plan.size_l0
 
     def __len__(self) -> int:
@@ -118,11 +123,23 @@ class TileTable:
     def select(
         self, keep: npt.NDArray[np.bool_] | npt.NDArray[np.integer]
     ) -> TileTable:
-        """Returns the table of the tiles that a mask (N,) or an array of rows picks."""
+        """Returns the table of the tiles that a mask (N,) or an array of rows picks.
+
+        Example:
+            >>> full = tiles.select(tiles.coords_l0[:, 0] >= 640)
+            >>> int(full.coords_l0[:, 0].min())
+            640
+        """
         return self[keep]
 
     def with_columns(self, columns: Mapping[str, Column]) -> TileTable:
-        """Returns the table with further columns."""
+        """Returns the table with further columns.
+
+        Example:
+            >>> more = tiles.with_columns({"x": tiles.coords_l0[:, 0]})
+            >>> [*more.columns]
+            ['tissue_fraction', 'x']
+        """
         return replace(self, columns={**self.columns, **columns})
 
 
