@@ -22,6 +22,7 @@ from thinsection.evaluation.leaks import (
     near_limit,
     near_pairs,
     read_contents,
+    rounded,
     sketches,
 )
 from thinsection.files.atomic import read_table
@@ -311,6 +312,24 @@ def test_a_digest_knows_values_through_float16_and_tells_small_ones_apart() -> N
     assert content_digest(x) != content_digest(x + np.float32(0.01))
     tiny = x * np.float32(1e-9)  # zero in float16
     assert content_digest(tiny) != content_digest(-tiny)
+
+
+def test_rounding_by_bits_is_rounding_by_arithmetic() -> None:
+    """Every float16 number, values between two of them, zeros, and values that do not fit."""
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    halves = halves[np.isfinite(halves)]
+    between = halves.astype(np.float64) * 1.0003
+    cases = [
+        halves[None],
+        between[None, np.abs(between) < 65_000],
+        np.array([[1.0, -0.0], [0.0, -1e-9]], dtype=np.float32).T,
+        np.array([[2.0**-10, -0.0]]),
+    ]
+    for x in cases:
+        plain = x.astype(np.float16) + np.float16(0)
+        assert rounded(x).tobytes() == np.ascontiguousarray(plain).tobytes()
+    for x in (np.array([[1.0, 65_520.0]]), np.array([[2.0**-11, 0.0]])):
+        assert rounded(x).tobytes() == x.astype(np.float32).tobytes()
 
 
 def test_near_pairs_are_those_of_cosine_and_length() -> None:

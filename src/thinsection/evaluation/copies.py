@@ -51,6 +51,7 @@ BLANK_RATIO = 0.5
 CLIP = 6.0
 # smallest number of slides from which copies can be told
 MIN_SLIDES = 6
+_BLOCK = 512  # number of tiles whose directions fit into the cache of a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,14 @@ def directions(tiles: Reals) -> Floats:
     x = np.asarray(tiles, dtype=np.float64)
     length = np.sqrt((x**2).sum(axis=1, keepdims=True))
     return np.asarray(np.divide(x, length, out=np.zeros_like(x), where=length > 0))
+
+
+def mean_direction(tiles: Reals) -> Floats:
+    """Mean (D,) of the directions of tiles (N, D). Memory: 16 _BLOCK D bytes."""
+    total = np.zeros(tiles.shape[1])
+    for first in range(0, len(tiles), _BLOCK):
+        total += directions(tiles[first : first + _BLOCK]).sum(axis=0)
+    return total / len(tiles)
 
 
 def spread_rows(num_tiles: int, most: int = SAMPLED_TILES) -> IndexArray:

@@ -18,7 +18,12 @@ import numpy.typing as npt
 
 from thinsection.errors import DatasetError, slide_boundary
 from thinsection.evaluation.cases import Groups, listed_names
-from thinsection.evaluation.copies import chance_level, directions, spread_rows
+from thinsection.evaluation.copies import (
+    chance_level,
+    directions,
+    mean_direction,
+    spread_rows,
+)
 from thinsection.evaluation.embeddings import (
     Embeddings,
     check_finite,
@@ -41,8 +46,12 @@ SKETCH_BITS = 256
 SKETCH_NEAR = 6
 # largest number of training slides whose sketches are compared with each other
 MAX_SKETCHES = 1000
-# embeddings whose largest value is smaller lose too many bits in float16
-_MIN_NORMAL = np.float16(2**-10)
+# bits of float16 numbers: of infinity, of minus zero, and all but the sign
+_INFINITE = np.float16(np.inf).view(np.uint16)
+_MINUS_ZERO = np.float16(-0.0).view(np.uint16)
+_MAGNITUDE = np.uint16(0x7FFF)
+# embeddings whose largest value is smaller than 2**-10 lose too many bits in float16
+_LEAST_LARGEST = np.float16(2**-10).view(np.uint16)
 _BLOCK = 1024  # number of rows that are compared with all others at a time
 
 
@@ -181,7 +190,8 @@ def _usable_tiles(
                 raise DatasetError(
                     f"a slide must have tiles, got none in {str(path)!r}"
                 )
-            if not np.isfinite(tiles.mean(axis=0, dtype=np.float64)).all():
+            mean = tiles.mean(axis=0, dtype=np.float64)
+            if not np.isfinite(mean).all():
                 check_finite(
                     tiles, [f"row {i} of {path.name}" for i in range(len(tiles))]
                 )
@@ -211,14 +221,13 @@ def contents_of(slides: Iterable[NamedTiles]) -> Contents:
                 f"{first_place!r} and {tiles.shape[1]} in {place!r}; keep the embeddings "
                 "of one encoder in a folder"
             )
-        mean = tiles.mean(axis=0, dtype=np.float64)
         if not tiles.any():
             zero.append(slide)
         digests.append(content_digest(tiles))
         means.append(mean)
-        unit_tiles = directions(tiles)
-        mean_directions.append(unit_tiles.mean(axis=0))
-        sampled_tiles.append(unit_tiles[spread_rows(len(tiles))].astype(np.float16))
+        mean_directions.append(mean_direction(tiles))
+        samples = directions(tiles[spread_rows(len(tiles))])
+        sampled_tiles.append(samples.astype(np.float16))
         sizes.append(len(tiles))
     if zero:
         raise DatasetError(
@@ -237,16 +246,20 @@ def contents_of(slides: Iterable[NamedTiles]) -> Contents:
 
 def content_digest(tiles: Reals) -> str:
     """Hash of embeddings (N, D); float32 values and the same values in float16 have one hash."""
-    return hashlib.sha256(rounded(tiles).tobytes()).hexdigest()
+    return hashlib.sha256(rounded(tiles).data).hexdigest()
 
 
 def rounded(x: Reals) -> Reals:
     """Values rounded to float16; unchanged in float32 if they do not fit into float16."""
     with np.errstate(over="ignore"):
-        half = x.astype(np.float16) + np.float16(0)  # + 0 turns -0 into 0
-    if np.isfinite(half).all() and np.abs(half).max(initial=0) >= _MIN_NORMAL:
-        return np.ascontiguousarray(half)
-    return np.ascontiguousarray(x, dtype=np.float32)
+        half = x.astype(np.float16, order="C")
+    # bits without the sign have the order of the values; arithmetic in float16 is slow on a CPU
+    bits = half.view(np.uint16)
+    largest = (bits & _MAGNITUDE).max(initial=0)
+    if not _LEAST_LARGEST <= largest < _INFINITE:
+        return np.ascontiguousarray(x, dtype=np.float32)
+    bits[bits == _MINUS_ZERO] = 0
+    return half
 
 
 def check_copies(
@@ -282,7 +295,8 @@ def check_copies(
             f"training and test set share slides, {copies}: the score is too optimistic"
         )
     near = _crossing_pairs(near_pairs(contents.means), case_of, folds)
-    near = [pair for pair in near if pair not in equal]
+    known = set(equal)
+    near = [pair for pair in near if pair not in known]
     if near:
         shown = _listed_pairs(near, names)
         warnings.append(
