@@ -190,8 +190,7 @@ def _usable_tiles(
                 raise DatasetError(
                     f"a slide must have tiles, got none in {str(path)!r}"
                 )
-            mean = tiles.mean(axis=0, dtype=np.float64)
-            if not np.isfinite(mean).all():
+            if not np.isfinite(tiles.mean(axis=0, dtype=np.float64)).all():
                 check_finite(
                     tiles, [f"row {i} of {path.name}" for i in range(len(tiles))]
                 )
@@ -224,7 +223,7 @@ def contents_of(slides: Iterable[NamedTiles]) -> Contents:
         if not tiles.any():
             zero.append(slide)
         digests.append(content_digest(tiles))
-        means.append(mean)
+        means.append(tiles.mean(axis=0, dtype=np.float64))
         mean_directions.append(mean_direction(tiles))
         samples = directions(tiles[spread_rows(len(tiles))])
         sampled_tiles.append(samples.astype(np.float16))
