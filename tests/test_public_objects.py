@@ -186,7 +186,7 @@ def test_what_a_notebook_shows_escapes_and_is_small(objects: dict[str, Any]) -> 
         text = html()
         assert "<" in text and len(text) < 200_000, name
         shown += 1
-    assert shown > 14
+    assert shown > 20
 
 
 def through_pickle(each: Any) -> Any:

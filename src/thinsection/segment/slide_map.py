@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.qc.own_tissue import AnyTissue, as_tissue
 from thinsection.qc.tissue import Color, Shares, box_fractions, hues, tissue_mask
 from thinsection.segment.label_map import (
@@ -62,6 +63,14 @@ class Segmentation:
             f"Segmentation({width} x {height} px at {self.mpp:g} µm/px, "
             f"{', '.join(fractions)})"
         )
+
+    def _repr_html_(self) -> str:
+        """Returns the classes in their colours, and their fractions of the slide."""
+        palette = np.array([(255, 255, 255), *self.colors.values()], dtype=np.uint8)
+        step = max(1, max(self.labels.shape) // NOTEBOOK_EDGE_PX)
+        lines = [f"{name}: {share:.1%}" for name, share in self.fractions.items()]
+        picture = palette[self.labels[::step, ::step]]
+        return notebook_html(picture, "Segmentation", lines)
 
     @property
     def fractions(self) -> dict[str, float]:
