@@ -45,7 +45,9 @@ _MAX_REMOVED_SHARE = 0.5
 _COMMENTS = ("openslide.comment", "tiff.ImageDescription")
 
 
-def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> Models:
+def prepare_models(
+    pipeline: Pipeline, *, cache_dir: str | Path | None = None
+) -> Models:
     """Loads the pixel model of each check that learns from example masks (`ExampleCheck`).
 
     A model for the user's own examples is trained once and kept in the cache.
@@ -53,7 +55,8 @@ def prepare_models(pipeline: Pipeline, *, cache_dir: Path | None = None) -> Mode
     models = {}
     for check in pipeline.checks:
         if isinstance(check, ExampleCheck):
-            models[check] = trained_model(check, cache_dir or user_cache_dir())
+            folder = Path(cache_dir) if cache_dir else user_cache_dir()
+            models[check] = trained_model(check, folder)
     return models
 
 
@@ -62,7 +65,7 @@ def run_qc(
     pipeline: str | Path | Pipeline = "auto",
     *,
     device: str = "cpu",
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     slide_mpp: float | None = None,
     strict: bool = False,
     segmentation: ClassMap | None = None,

@@ -70,7 +70,11 @@ def write_png(path: Path, pixels: npt.NDArray[Any]) -> None:
 
 
 def write_qc(
-    result: QcResult, folder: Path, *, key: str = "", picture: RgbArray | None = None
+    result: QcResult,
+    folder: str | Path,
+    *,
+    key: str = "",
+    picture: RgbArray | None = None,
 ) -> None:
     """Writes `picture.jpg` and, last, `qc.zip`; each file atomically.
 
@@ -84,6 +88,7 @@ def write_qc(
         key: key by which a later run recognises the result.
         picture: uint8 (H, W, 3), the slide's picture; None stores the work image.
     """
+    folder = Path(folder)
     save_picture(folder / PICTURE_NAME, result.rgb if picture is None else picture)
     masks = {**result.masks, MASK_USE: result.mask_use}
     if result.mask_kept is not None:
@@ -110,7 +115,7 @@ def write_qc(
     pack_qc(folder, document, masks)
 
 
-def load_qc(folder: Path) -> QcResult:
+def load_qc(folder: str | Path) -> QcResult:
     """Reads the result that `write_qc` stored; no slide is opened.
 
     It equals the original, but its work image is made from the stored picture, and it has no
@@ -122,7 +127,7 @@ def load_qc(folder: Path) -> QcResult:
     Raises:
         StoreError, ConfigError: files are missing, damaged, of another format or check.
     """
-    stored = read_qc(folder)
+    stored = read_qc(Path(folder))
     document = stored.document
     masks: dict[str, MaskArray] = {name: stored.mask(name) for name in stored.names}
     with damage_named(folder):

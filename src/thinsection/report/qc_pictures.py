@@ -65,7 +65,7 @@ _SUFFIXES = {
 }
 
 
-def write_qc_pictures(result: QcResult, folder: Path) -> tuple[str, ...]:
+def write_qc_pictures(result: QcResult, folder: str | Path) -> tuple[str, ...]:
     """Writes a PNG of each mask and table, and of the work image; returns the names of all files.
 
     `<check>.png` is the area that a check affected, `mask_use.png` the tissue in use (both white =
@@ -77,6 +77,7 @@ def write_qc_pictures(result: QcResult, folder: Path) -> tuple[str, ...]:
         result: fresh result of quality control; one that was read back lacks tables.
         folder: folder of the files.
     """
+    folder = Path(folder)
     pictures: dict[str, npt.NDArray[np.generic]] = {
         **result.masks,
         MASK_USE: result.mask_use,

@@ -108,7 +108,7 @@ def segment(
     segmenter: str | Path | Segmenter,
     *,
     tissue: AnyTissue | None = None,
-    labels_path: Path | None = None,
+    labels_path: str | Path | None = None,
     share_mpp: float = 4.0,
     memory: str = "512MiB",
     stream: StreamConfig | None = None,
@@ -154,7 +154,7 @@ def segment(
         factor = max(1, round(share_mpp / spec.mpp))
         shares, frame = class_shares(file, grid, len(spec.classes), factor)
         if labels_path is not None:
-            write_labels_tiff(labels_path, file, grid.size, spec.mpp)
+            write_labels_tiff(Path(labels_path), file, grid.size, spec.mpp)
     return Segmentation(
         classes=spec.classes,
         shares=shares,

@@ -275,7 +275,7 @@ def _is_of(class_name: str, name: str) -> bool:
 
 
 def read_regions(
-    path: Path, size_l0: Size, *, slide_id: str = "", mend: bool = False
+    path: str | Path, size_l0: Size, *, slide_id: str = "", mend: bool = False
 ) -> Regions:
     """Reads the annotations of a slide from a file, by the suffix of the file.
 
@@ -299,7 +299,7 @@ def read_regions(
     left_out = Counter[tuple[str, str]]()  # count by noun and reason
     areas: list[tuple[Shape, Geometry]] = []
     holes: dict[int, list[Geometry]] = {}  # layer -> holes in it
-    for shape in read_shapes(path, size_l0, slide_id):
+    for shape in read_shapes(Path(path), size_l0, slide_id):
         if shape.ignored:
             left_out[shape.ignored, shape.reason] += 1
             continue
