@@ -33,6 +33,7 @@ TARGETS = {
     "thinsection.segment.windows": "tests/segment",
     "thinsection.slide.cohort": "tests/slide/test_cohort.py",
     "thinsection.slide.geometry": "tests/slide/test_geometry.py",
+    "thinsection.slide.opening": "tests/slide/test_copies.py tests/store/test_identity.py",
     "thinsection.exchange.qupath": "tests/exchange/test_qupath.py "
     "tests/exchange/test_own_columns.py",
     "thinsection.results.columns": "tests/results/test_columns.py",

@@ -1,7 +1,9 @@
 """Zero-shot classes from stored embeddings: transformers' logits, torch's top K, a heatmap."""
 
+import copy
 import csv
 import json
+import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +134,24 @@ def test_the_command_writes_a_table_and_names_its_heatmaps(
     with Image.open(picture) as drawn:
         pixels = np.asarray(drawn.convert("RGB")).reshape(-1, 3)
     assert len(np.unique(pixels, axis=0)) > 100
+
+
+def test_a_text_encoder_and_the_scores_travel(made: Made) -> None:
+    results, folder, _ = made
+    texts = load_text_encoder(str(folder), device="cpu")
+    answer = ts.zeroshot(results, PROMPTS, text_encoder=texts, top_k=3)
+    for copied in (copy.deepcopy(texts), pickle.loads(pickle.dumps(texts))):  # noqa: S301
+        torch.testing.assert_close(
+            copied.encode(["a gland", "pink"]),
+            texts.encode(["a gland", "pink"]),
+            rtol=0,
+            atol=0,
+        )
+        again = ts.zeroshot(results, PROMPTS, text_encoder=copied, top_k=3)
+        assert again.rows == answer.rows
+        assert repr(copied) == repr(texts) and "0x" not in repr(texts)
+    assert pickle.loads(pickle.dumps(answer)) == answer  # noqa: S301
+    assert len(repr(answer)) < 300
 
 
 def test_a_column_below_zero_uses_all_colours(made: Made) -> None:

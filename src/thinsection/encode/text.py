@@ -41,6 +41,9 @@ class TextEncoder(ABC):
     # factor by which cosines are multiplied before a softmax over classes
     scale: float
 
+    def __repr__(self) -> str:
+        return f"<{self.name}: text encoder, tiles of weights {self.image_hash[:12]}>"
+
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> Tensor:
         """Unit vectors float32 (P, D), one for each text, on the CPU."""
