@@ -162,13 +162,13 @@ def _choose_classes(
 def _classes_of_tiles(table: TilesFile, column: str | None) -> list[TileClass]:
     """Class of each tile; [] if no column gives classes."""
     if column is None:
-        return [TileClass(name) for name in _classes_by_name(table.columns)]
+        return [TileClass(name) for name in _tile_classes(table.columns)]
     if column not in table.categories:
         return []
     return classes_of_column(table, column)
 
 
-def _classes_by_name(columns: Mapping[str, Column]) -> list[str]:
+def _tile_classes(columns: Mapping[str, Column]) -> list[str]:
     """Class of each tile by the names of columns, '' for no class; [] if none gives classes."""
     for prefix, least in _CLASS_COLUMNS.items():
         shares_by_class = {}
