@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ImageColor
 
 from thinsection.errors import InvalidInputError
+from thinsection.report.tile_layers import hex_color
 from thinsection.report.values import natural_key
 from thinsection.store.outcome import COLUMN_FACT
 from thinsection.store.tiles_h5 import TilesFile
@@ -285,26 +285,7 @@ def _checked_colors(
             f"colors of {name!r} must be of its categories {', '.join(names)}, got a colour "
             f"of {unknown[0]!r}"
         )
-    return {str(word): _hex_color(name, color) for word, color in colors.items()}
-
-
-def _hex_color(name: str, color: Any) -> str:
-    """Colour as '#RRGGBB'."""
-    try:
-        if isinstance(color, str):
-            red, green, blue = ImageColor.getrgb(color)[:3]
-        else:
-            red, green, blue = (int(channel) for channel in color)
-            if [red, green, blue] != list(color) or not all(
-                0 <= channel <= 255 for channel in (red, green, blue)
-            ):
-                raise ValueError(color)
-    except (ValueError, TypeError):
-        raise InvalidInputError(
-            f"colors of {name!r} must be such as '#0072B2', 'red' or (0, 114, 178), got "
-            f"{color!r}"
-        ) from None
-    return f"#{red:02X}{green:02X}{blue:02X}"
+    return {str(word): hex_color(color) for word, color in colors.items()}
 
 
 def _numbers(name: str, array: npt.NDArray[Any]) -> Column:
