@@ -32,9 +32,9 @@ def test_every_setting_has_a_type_but_those_that_are_parameters() -> None:
 
 def test_train_and_plan_take_single_settings_as_run_does(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"unknown setting 'untill'.*'until'"):
-        ts.plan([tmp_path], untill="tiles")
+        ts.plan([tmp_path], untill="tiles")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"unknown setting 'heads'.*'head'"):
-        ts.train(tmp_path, out=tmp_path / "out", heads="abmil")
+        ts.train(tmp_path, out=tmp_path / "out", heads="abmil")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="head must be a known name, got 'abmill'"):
         ts.train(str(tmp_path), out=str(tmp_path / "out"), head="abmill")
 

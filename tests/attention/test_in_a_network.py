@@ -67,7 +67,8 @@ class Network(nn.Module):
         first = self.prefix.expand(len(tiles), -1, -1)
         x = torch.cat([first, tiles], dim=1)
         qkv = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        mixed = self.attend(*qkv, cells).transpose(1, 2).flatten(2)
+        q, k, v = qkv
+        mixed = self.attend(q, k, v, cells).transpose(1, 2).flatten(2)
         return self.out(mixed[:, 0] if len(self.prefix) else mixed.mean(1))
 
 

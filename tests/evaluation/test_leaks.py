@@ -9,6 +9,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 import pytest
 from tests.predict.planted import write_embeddings
 
@@ -319,7 +320,7 @@ def test_rounding_by_bits_is_rounding_by_arithmetic() -> None:
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
     halves = halves[np.isfinite(halves)]
     between = halves.astype(np.float64) * 1.0003
-    cases = [
+    cases: list[npt.NDArray[np.floating]] = [
         halves[None],
         between[None, np.abs(between) < 65_000],
         np.array([[1.0, -0.0], [0.0, -1e-9]], dtype=np.float32).T,

@@ -1,6 +1,7 @@
 """Folds of a user's rows: those of `train`, patients and sites whole, errors that name the rows."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ import thinsection as ts
 from thinsection.errors import DatasetError, InvalidInputError
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.leaks import read_labelled
+from thinsection.evaluation.own_folds import Folds
 from thinsection.predict.experiment import plan
 
 pandas = pytest.importorskip("pandas", reason="pandas is not installed")
 
 
-def table(rows: int = 60, *, seed: int = 0) -> "pandas.DataFrame":
+def table(rows: int = 60, *, seed: int = 0) -> Any:
     """Cases of 40 patients at two kinds of sites; a patient has one label and one site."""
     rng = np.random.default_rng(seed)
     patient = rng.integers(0, 40, rows)
@@ -40,7 +42,7 @@ def table(rows: int = 60, *, seed: int = 0) -> "pandas.DataFrame":
 
 
 def folds_of_train(
-    folder: Path, frame: "pandas.DataFrame", target: str, **settings: object
+    folder: Path, frame: Any, target: str, **settings: object
 ) -> list[tuple[list[int], list[int], list[int]]]:
     """Rows of the table in the folds that `train` draws for its embeddings."""
     rng = np.random.default_rng(1)
@@ -74,7 +76,7 @@ def folds_of_train(
 
 
 def as_lists(
-    folds: "ts.evaluation.Folds",
+    folds: Folds,
 ) -> list[tuple[list[int], list[int], list[int]]]:
     return [
         (fold.train.tolist(), fold.validation.tolist(), fold.test.tolist())

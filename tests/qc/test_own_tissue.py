@@ -184,7 +184,7 @@ def test_a_run_takes_files_and_says_so(tmp_path: Path) -> None:
 
 def test_settings_by_name_are_those_of_the_configuration(slide: Slide) -> None:
     with pytest.raises(ConfigError, match=r"tile_pix'; did you mean 'tiles.tile_px'"):
-        ts.tile_grid(slide, tile_pix=4)
+        ts.tile_grid(slide, tile_pix=4)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"tiles.tile_px must be int, got 'big'"):
         ts.tile_grid(slide, tile_px="big")
     with pytest.raises(ConfigError, match="config must be a TilesConfig, got 256"):

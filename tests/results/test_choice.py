@@ -12,10 +12,11 @@ from tests.support.shell import thinsection
 import thinsection as ts
 from thinsection.errors import ChoiceError
 from thinsection.files.atomic import read_json, write_json
-from thinsection.results import choice, plot
+from thinsection.results import choice
 from thinsection.results.choice import newest_of
 from thinsection.results.folder import open_results
 from thinsection.results.records import Record
+from thinsection.results.scene import _mask_files
 from thinsection.testing.synthetic import write_he_slide
 
 PLAIN = "128px_0.5mpp"
@@ -189,7 +190,7 @@ def test_python_draws_the_tiles_of_the_newest_run(
     assert len(lines) == 1
     masks = {}
     for grid in (PLAIN, CHECKED):
-        (masks[grid],) = plot._mask_files(results.ledgers["s0"], grid)
+        (masks[grid],) = _mask_files(results.ledgers["s0"], grid)
     assert masks[PLAIN].name == "tissue.png"
     assert masks[CHECKED].parent.name == "qc_auto"
 

@@ -186,7 +186,7 @@ def _column(values: Values, name: str, num_rows: int | None) -> list[Any]:
         raise InvalidInputError(
             f"{name} must be one value per row, got {type(values).__name__}"
         )
-    shape = np.shape(values)  # type: ignore[arg-type]
+    shape = np.shape(values)
     if len(shape) != 1:
         raise InvalidInputError(
             f"{name} must be one value per row, got an array of shape {shape}"

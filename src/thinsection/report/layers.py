@@ -232,7 +232,8 @@ class Classes:
     @property
     def tile_rgba(self) -> npt.NDArray[np.uint8]:
         """Colour and opacity of each tile, uint8 (N, 4)."""
-        return self._table[self.codes]
+        colours: npt.NDArray[np.uint8] = self._table[self.codes]
+        return colours
 
     @property
     def swatches(self) -> list[Swatch]:
