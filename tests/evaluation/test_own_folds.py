@@ -1,5 +1,6 @@
 """Folds of a user's rows: those of `train`, patients and sites whole, errors that name the rows."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,6 @@ def folds_of_train(
         labels=folder / "labels.csv", target=(target,), site="hospital", **settings
     )  # type: ignore[arg-type]
     labelled = read_labelled(folder, config)
-    from dataclasses import replace
-
     study, _ = plan(
         labelled.cohort,
         labelled.contents,

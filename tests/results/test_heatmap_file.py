@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from xml.etree import ElementTree
 
@@ -13,12 +14,15 @@ from PIL import Image
 
 import thinsection as ts
 from thinsection.errors import InvalidInputError
+from thinsection.machine import cpu_count
 from thinsection.report.picture import slide_picture
 from thinsection.results.folder import Results
 from thinsection.run.run import run
 from thinsection.slide import Slide
+from thinsection.testing import run_and_measure
 from thinsection.testing.synthetic import ArraySlide, write_he_slide
 from thinsection.tiles import TileTable
+from thinsection.types import MIB, Level, RgbArray
 
 # slides of unequal µm/px along x and y, and sizes that are no multiple of a tile
 # our map mixes nine colours of matplotlib's, which differs most near its dark end
@@ -397,3 +401,50 @@ def test_what_does_not_fit_is_refused(slide: Slide, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="column must be one of"):
         ts.write_heatmap(tmp_path / "x.png", slide, tiles, "tisue_fraction")
     assert [*tmp_path.iterdir()] == []
+
+
+class PlainSlide(Slide):
+    """A slide of any size, of one level, that has no pixels in memory."""
+
+    reader = "plain"
+
+    def __init__(self, edge: int) -> None:
+        level = Level(index=0, size=(edge, edge), downsample=1.0)
+        super().__init__("plain.svs", [level], slide_mpp=(0.5, 0.5))
+
+    def _fill(self, origin_lv: tuple[int, int], level: int, out: RgbArray) -> None:
+        out[:] = 200
+
+
+def plain_slide(edge: int) -> PlainSlide:
+    """A slide; the libraries that draw it have been imported and used."""
+    write_values(PlainSlide(2048), edge=2048)
+    return PlainSlide(edge)
+
+
+def write_values(slide: PlainSlide, *, edge: int) -> list[int]:
+    """Writes an OME-TIFF with a value for each tile; its size in pixels."""
+    tiles = ts.tile_grid(slide, tile_px=256)
+    values = np.arange(len(tiles)) % 7 / 7
+    with TemporaryDirectory() as folder:
+        path = ts.write_heatmap(Path(folder) / "x.ome.tif", slide, tiles, values)
+        with tifffile.TiffFile(path) as file:
+            return [*file.series[0].shape[:2]]
+
+
+@pytest.mark.check
+def test_the_memory_of_an_ome_tiff_does_not_grow_with_the_slide() -> None:
+    """Four times the pixels and tiles: 100 bytes per tile more, and no picture of the slide."""
+    measured = [
+        run_and_measure(
+            "tests.results.test_heatmap_file",
+            "write_values",
+            setup="plain_slide",
+            edge=edge,
+        )
+        for edge in (8192, 16384)
+    ]
+    assert [one.result for one in measured] == [[1024, 1024], [2048, 2048]]
+    small, large = (one.growth_bytes for one in measured)
+    assert large < small + 16 * MIB, (small, large)
+    assert large < 30 * MIB * (cpu_count() + 1)

@@ -16,7 +16,7 @@ from thinsection.report.svg import write_svg
 from thinsection.report.tile_layers import ClassColors, TileValues
 from thinsection.report.values import Limits, ValueKind
 from thinsection.results.folder import Results
-from thinsection.results.scene import ValueScene, value_scene
+from thinsection.results.scene import Scene, ShownValues, scene_of, values_of_tiles
 from thinsection.results.tiled_slide import tiled_slide
 from thinsection.slide import Slide
 from thinsection.store.geojson import (
@@ -38,8 +38,13 @@ class _Request:
     source: Results | Slide
     shown: str | TileTable | TilesFile
     grid: str | None
-    values: ValueScene
+    values: ShownValues
     mpp: float | None
+
+    @property
+    def scene(self) -> Scene:
+        """The slide's picture, which is read or made now."""
+        return scene_of(self.source, self.shown, self.grid)
 
 
 def write_heatmap(
@@ -103,7 +108,7 @@ def write_heatmap(
         )
     if isinstance(source, Results):
         grid = source.choose_grid(grid)
-    scene = value_scene(
+    shown_values = values_of_tiles(
         source,
         shown,
         values,
@@ -116,7 +121,12 @@ def write_heatmap(
     target.parent.mkdir(parents=True, exist_ok=True)
     write(
         _Request(
-            path=target, source=source, shown=shown, grid=grid, values=scene, mpp=mpp
+            path=target,
+            source=source,
+            shown=shown,
+            grid=grid,
+            values=shown_values,
+            mpp=mpp,
         )
     )
     return target
@@ -134,17 +144,17 @@ def _writer(path: Path) -> Callable[[_Request], None]:
 
 
 def _write_png(request: _Request) -> None:
-    values = request.values
-    write_drawing(
-        request.path, values.scene.picture, [values.layer], caption=_caption(values)
-    )
+    scene = request.scene
+    layer = request.values.layer
+    caption = _caption(scene, request.values)
+    write_drawing(request.path, scene.picture, [layer], caption=caption)
 
 
 def _write_svg(request: _Request) -> None:
-    values = request.values
-    write_svg(
-        request.path, values.scene.picture, values.layer, caption=_caption(values)
-    )
+    scene = request.scene
+    layer = request.values.layer
+    caption = _caption(scene, request.values)
+    write_svg(request.path, scene.picture, layer, caption=caption)
 
 
 def _write_ome_tiff(request: _Request) -> None:
@@ -189,9 +199,9 @@ def _write_geojson(request: _Request) -> None:
     write_feature_stream(request.path, features)
 
 
-def _caption(values: ValueScene) -> str:
+def _caption(scene: Scene, values: ShownValues) -> str:
     """Slide, and what its values are."""
-    parts = [values.scene.title]
+    parts = [scene.title]
     if isinstance(values.layer, Classes):
         parts.append(values.layer.label)
     return " | ".join(parts)

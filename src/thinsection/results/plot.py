@@ -31,7 +31,7 @@ from thinsection.results.scene import (
     column_of,
     scene_of,
     tiles_of,
-    value_scene,
+    values_of_tiles,
 )
 from thinsection.slide import Slide
 from thinsection.store.tiles_h5 import TilesFile
@@ -126,10 +126,12 @@ def heatmap(
     Raises:
         InvalidInputError: no such column, or the number of values is not that of the tiles.
     """
-    shown_tiles = value_scene(
+    if isinstance(source, Results):
+        grid = source.choose_grid(grid)
+    shown_values = values_of_tiles(
         source, shown, values, grid, kind=kind, limits=limits, colors=colors
     )
-    return _draw(shown_tiles.scene, [shown_tiles.layer], ax)
+    return _draw(scene_of(source, shown, grid), [shown_values.layer], ax)
 
 
 def embedding(

@@ -108,15 +108,14 @@ def column_of(columns: Mapping[str, Column], name: str) -> Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValueScene:
-    """A slide and the values of its tiles."""
+class ShownValues:
+    """Values of the tiles of a slide, as a layer over its picture."""
 
-    scene: Scene
     layer: TileLayer
     column: str  # name of the column; 'value' for an array
 
 
-def value_scene(
+def values_of_tiles(
     source: Results | Slide,
     shown: object,
     values: str | TileValues,
@@ -126,15 +125,14 @@ def value_scene(
     limits: Limits | None = None,
     colors: ClassColors | None = None,
     label: str | None = None,
-) -> ValueScene:
-    """The slide with one value per tile; arguments as of `ts.plot.heatmap` and `ts.write_heatmap`.
+) -> ShownValues:
+    """One value per tile of a slide; arguments as of `ts.plot.heatmap` and `ts.write_heatmap`.
 
     Raises:
         InvalidInputError: no such column, or the number of values is not that of the tiles.
     """
     if isinstance(source, Results):
         grid = source.choose_grid(grid)
-    scene = scene_of(source, shown, grid)
     drawn = tiles_of(source, shown, grid)
     column = "value" if label is None else label
     if isinstance(values, str):
@@ -158,4 +156,4 @@ def value_scene(
         limits=limits,
         colors=colors,
     )
-    return ValueScene(scene=scene, layer=layer, column=column)
+    return ShownValues(layer=layer, column=column)
