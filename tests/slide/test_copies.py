@@ -251,6 +251,15 @@ def test_a_file_of_the_same_size_that_was_written_again_is_refused(
             pickle.loads(data)  # noqa: S301
 
 
+def test_a_file_that_no_reader_opens_is_called_another_one(tmp_path: Path) -> None:
+    for path in write_two(tmp_path, ".tiff", write_pyramid):
+        with open_slide(path) as slide:
+            data = pickle.dumps(slide)
+        path.write_text("no slide")
+        with pytest.raises(SlideOpenError, match="must be the file that was opened"):
+            pickle.loads(data)  # noqa: S301
+
+
 def test_a_changed_part_of_a_dicom_slide_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "series" / "a.dcm"
     write_dicom_folder(path, pictures()[0])
