@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.results.heatmap_file import write_heatmap as write_heatmap
     from thinsection.results.tile_dataset import TileDataset as TileDataset
     from thinsection.run.plan import plan as plan
+    from thinsection.run.progress import progress as progress
     from thinsection.run.run import run as run
     from thinsection.segment import load_segmenter as load_segmenter
     from thinsection.segment import segment as segment
@@ -71,6 +72,7 @@ _PUBLIC = {
     "run": "thinsection.run.run",
     "RunConfig": "thinsection.stages.config",
     "plan": "thinsection.run.plan",
+    "progress": "thinsection.run.progress",
     "open_results": "thinsection.results.folder",
     "TileDataset": "thinsection.results.tile_dataset",
     "train": "thinsection.predict.experiment",

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from thinsection.cli import progress as module
-from thinsection.cli.progress import RunProgress, clock
+from thinsection.cli.progress import RunProgress
+from thinsection.run.counts import clock
 from thinsection.run.process import RunEvent
 from thinsection.store.outcome import SlideResult
 

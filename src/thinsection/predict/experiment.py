@@ -74,6 +74,7 @@ from thinsection.predict.training import with_recipe
 from thinsection.predict.usual import Usual
 from thinsection.predict.validation_review import described
 from thinsection.report.index import index_address, refresh_index
+from thinsection.run.progress import chosen_progress, showing
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.types import Document, counted, ignore_message, rounded
@@ -106,6 +107,7 @@ def train(
     config: TrainConfig | None = None,
     against: Sequence[str | Path] = (),
     overwrite: bool = False,
+    on_event: Callable[[FoldDone], None] | None = None,
     on_message: Callable[[str], None] | None = None,
     **settings: Unpack[TrainSettings],
 ) -> Document:
@@ -122,6 +124,8 @@ def train(
             target=("grade",), head="abmil".
         against: other experiments, for comparisons on the cases of both.
         overwrite: True replaces a model of other labels or settings in `out`.
+        on_event: called with each fold that is done; `thinsection.progress()` shows them. None
+            shows them in a notebook, and nothing in a script.
         on_message: called with lines of text for the user.
 
     Memory: `cross.memory` in each process.
@@ -133,6 +137,9 @@ def train(
     other labels or settings in `out`.
     """
     config = replace_flat(config or TrainConfig(), settings)
+    progress = chosen_progress(on_event)
+    if progress is not None:
+        on_event = progress
     on_message = on_message or ignore_message
     out = Path(out).absolute()
     folder = Path(data).absolute()
@@ -154,7 +161,9 @@ def train(
     if not overwrite:
         check_experiment(out, study, as_mapping(config))
     study.save(out)
-    results = _train_folds(study, config, out, on_message)
+    num_settings = len([*_settings(config)])
+    with showing(progress, num_settings * len(study.parts), "folds"):
+        results = _train_folds(study, config, out, on_event, on_message)
     temperature = tested.ensemble_temperature(study, results)
     trained = Trained(study, contents, results, temperature)
     scored, slides = tested.tested_of(study, results, temperature)
@@ -221,7 +230,11 @@ def plan(
 
 
 def _train_folds(
-    study: Study, config: TrainConfig, out: Path, on_message: Callable[[str], None]
+    study: Study,
+    config: TrainConfig,
+    out: Path,
+    on_event: Callable[[FoldDone], None] | None,
+    on_message: Callable[[str], None],
 ) -> list[FoldResult]:
     """Head of each fold for the setting with the lowest inner loss, the first of equal ones."""
     settings = list(_settings(config))
@@ -237,6 +250,11 @@ def _train_folds(
     def collect_errors(report: Report[FoldDone]) -> None:
         errors.extend(done.error for done in report.results if done.error)
 
+    def note_fold(done: FoldDone) -> None:
+        on_message(done.words)
+        if on_event is not None:
+            on_event(done)
+
     execute(
         [job for jobs in jobs_by_fold for job in jobs],
         TrainTask(out=out, memory=config.cross.memory, threads=config.executor.threads),
@@ -245,7 +263,7 @@ def _train_folds(
         folder=out,
         on_report=collect_errors,
         on_message=on_message,
-        on_event=lambda done: on_message(done.words),
+        on_event=note_fold,
     )
     if errors:
         raise ClusterError(

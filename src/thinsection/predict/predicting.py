@@ -66,6 +66,7 @@ from thinsection.results.folder import open_results
 from thinsection.results.records import recording
 from thinsection.results.tables import grid_rows
 from thinsection.run.process import OnEvent
+from thinsection.run.progress import Progress, chosen_progress, showing
 from thinsection.run.run import run
 from thinsection.stages.own_tables import qc_rows
 from thinsection.stages.spec import qc_stage, resolve
@@ -205,7 +206,8 @@ def predict(
             labels="external.csv" the model is also tested on these labels, see `validation`.
         heatmaps: True also writes `GRID/heatmap_MODEL/ID.h5`, below `out` if it is given.
         overwrite: True replaces a validation of another model or of other labels.
-        on_event: receives the progress of embedding.
+        on_event: receives the progress of embedding; `thinsection.progress()` shows it. None shows
+            it in a notebook, and nothing in a script.
         on_message: called with lines of text for the user.
 
     Memory: as `run`, then in each worker one bag, 4 N D bytes, and the head's own memory.
@@ -215,7 +217,8 @@ def predict(
         ThinsectionError: bad settings, no model, no slides. A bad slide is a row with its error.
     """
     config = replace_flat(config or PredictRunConfig(), settings)
-    on_event = on_event or ignore_event
+    progress = chosen_progress(on_event)
+    on_event = progress or on_event or ignore_event
     on_message = on_message or ignore_message
     path = Path(model).absolute()
     card = read_card(Path(model))
@@ -279,7 +282,9 @@ def predict(
         heatmaps=heatmaps_folder,
     )
     entries = list(_bags(source.files, patient_by_slide, cohort))
-    rows = _answers(entries, task, source, config, on_message)
+    rows = _answers(
+        entries, task, source, config, progress=progress, on_message=on_message
+    )
     rows = _with_slide_warnings(rows, source, card.inputs)
     elsewhere = [] if home == data else _rows_of_other_data(task, rows)
     write_table(table, [_line(row, card.target) for row in (*rows, *elsewhere)])
@@ -335,6 +340,8 @@ def _answers(
     task: PredictTask,
     source: Source,
     config: PredictRunConfig,
+    *,
+    progress: Progress | None,
     on_message: Callable[[str], None],
 ) -> list[Prediction]:
     """Row for each bag, and for each slide without embeddings."""
@@ -352,12 +359,19 @@ def _answers(
 
     def collect(report: Report[Prediction]) -> None:
         done.update({task.name(row): row for row in report.results})
+        if progress is not None:
+            for row in report.results:
+                progress(row)
 
     command = "predict" if task.heatmaps is None else "heatmap"
     settings = as_mapping(config) | {"model": str(task.model)}
     waiting = [entry for entry in entries if task.name(entry) not in done]
     home = source.home
-    with output_errors(home), recording(home, command, settings) as record:
+    with (
+        output_errors(home),
+        recording(home, command, settings) as record,
+        showing(progress, len(waiting), "predictions"),
+    ):
         execute(
             waiting,
             task,

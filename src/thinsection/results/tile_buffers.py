@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import InvalidInputError
 from thinsection.results.folder import Listener
-from thinsection.results.tiled_slide import TiledSlide
+from thinsection.results.tile_items import Item, TileItems
 from thinsection.slide import Slide
 from thinsection.tiles import TileTable
 from thinsection.tiles.budget import CHANNELS, MAX_SCRATCH, StreamBudget
@@ -40,7 +39,7 @@ class Buffer:
         tiles: uint8 (n, tile_px, tile_px, 3).
         is_read: (n,), False for tiles of slides that could not be read.
         slides: (n,), index of each tile's slide in the list of slides.
-        rows: (n,), row of each tile in the tile table of its slide.
+        indices: (n,), number of each tile in the dataset.
         coords_l0: (n, 2).
         columns: values per tile by name, float32 (n,).
     """
@@ -48,12 +47,22 @@ class Buffer:
     tiles: TileArray
     is_read: npt.NDArray[np.bool_]
     slides: Numbers
-    rows: Numbers
+    indices: Numbers
     coords_l0: CoordsL0
     columns: dict[str, npt.NDArray[np.float32]]
 
     def __len__(self) -> int:
         return len(self.tiles)
+
+    def item(self, items: TileItems, place: int) -> Item:
+        """Item of the tile at a place; its pixels are a copy, as a view would keep the buffer."""
+        columns = {name: values[place] for name, values in self.columns.items()}
+        return items.item(
+            int(self.indices[place]),
+            self.tiles[place].copy(),
+            self.coords_l0[place],
+            columns,
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -61,7 +70,7 @@ class _Piece(SlideTiles):
     """Tiles of one slide in a buffer."""
 
     number: int  # index in the list of slides
-    places: Numbers  # (k,), indices in the buffer, by ascending row of the tile table
+    places: Numbers  # (k,), places in the buffer, by ascending row of the tile table
 
 
 class BufferReader(Closing):
@@ -73,22 +82,19 @@ class BufferReader(Closing):
 
     def __init__(
         self,
-        slides: Sequence[TiledSlide],
+        items: TileItems,
         *,
-        tile_px: int,
         buffer_tiles: int,
-        columns: tuple[str, ...],
         open_slides: int,
         decode_threads: int,
         on_message: Listener,
     ) -> None:
-        self._slides = slides
-        self._tile_px = tile_px
-        self._columns = columns
+        self._items = items
         self._open_slides = open_slides
         self._on_message = on_message
         batch = min(_MAX_BATCH, max(1, buffer_tiles // _BATCHES_PER_BUFFER))
         self._batch_size = batch
+        tile_px = items.tile_px
         shape = (buffer_tiles, tile_px, tile_px, CHANNELS)
         # One is filled while the other is used.
         self._arrays = [np.empty(shape, np.uint8), np.empty(shape, np.uint8)]
@@ -138,7 +144,7 @@ class BufferReader(Closing):
         pieces = []
         for number in numbers[np.argsort(first_places)].tolist():
             places = np.flatnonzero(buffer.slides == number)
-            places = places[np.argsort(buffer.rows[places])]
+            places = places[np.argsort(buffer.indices[places])]
             pieces.append(_Piece(number=number, places=places, slide=None, table=None))
         needed = [piece.number for piece in pieces]
         for index in [index for index in self._opened if index not in needed]:
@@ -168,7 +174,7 @@ class BufferReader(Closing):
                 elif isinstance(event, SlideFinished):
                     buffer.is_read[event.source.places] = True
                 elif isinstance(event, SlideFailed):
-                    slide_id = self._slides[event.source.number].entry.slide_id
+                    slide_id = self._items.chosen[event.source.number].slide_id
                     text = f"{slide_id}: left out: {event.error}"
                     if text not in self._reported:
                         self._reported.add(text)
@@ -190,16 +196,20 @@ class BufferReader(Closing):
 
     def _new_buffer(self, runs: Sequence[Run], array: TileArray) -> Buffer:
         lengths = [len(run) for run in runs]
-        rows = [np.arange(run.start, run.stop) for run in runs]
+        first_indices = self._items.first_indices
+        indices = [
+            first_indices[run.slide] + np.arange(run.start, run.stop) for run in runs
+        ]
         count = sum(lengths)
         columns = {
-            name: np.full(count, np.nan, dtype=np.float32) for name in self._columns
+            name: np.full(count, np.nan, dtype=np.float32)
+            for name in self._items.columns
         }
         return Buffer(
             tiles=array[:count],
             is_read=np.zeros(count, dtype=np.bool_),
             slides=np.repeat([run.slide for run in runs], lengths),
-            rows=np.concatenate(rows),
+            indices=np.concatenate(indices),
             coords_l0=np.zeros((count, 2), dtype=np.int64),
             columns=columns,
         )
@@ -209,33 +219,17 @@ class BufferReader(Closing):
         opened = self._opened.get(piece.number)
         is_kept = opened is not None
         if opened is None:
-            opened = self._open(piece.number)
+            opened = self._items.open(piece.number)
             if len(self._opened) < self._open_slides:
                 self._opened[piece.number] = opened
                 is_kept = True
         slide, table = opened
-        chosen = table.select(buffer.rows[piece.places])
+        tiles_of_slide = (
+            buffer.indices[piece.places] - self._items.first_indices[piece.number]
+        )
+        rows = self._items.chosen[piece.number].table_rows(tiles_of_slide)
+        chosen = table.select(rows)
         buffer.coords_l0[piece.places] = chosen.coords_l0
-        for name in self._columns:
+        for name in self._items.columns:
             buffer.columns[name][piece.places] = chosen.columns[name]
         return replace(piece, slide=slide, table=chosen, closes_slide=not is_kept)
-
-    def _open(self, index: int) -> tuple[Slide, TileTable]:
-        tiled = self._slides[index]
-        slide = tiled.open()
-        try:
-            table = tiled.table(slide)
-            if table.plan.tile_px != self._tile_px:
-                raise InvalidInputError(
-                    f"tile_px must be {self._tile_px} as in the other slides, got "
-                    f"{table.plan.tile_px}"
-                )
-            missing = [name for name in self._columns if name not in table.columns]
-            if missing:
-                raise InvalidInputError(
-                    f"columns must be of the tile table, got {missing[0]!r}"
-                )
-        except BaseException:
-            slide.close()
-            raise
-        return slide, table

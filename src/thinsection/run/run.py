@@ -37,6 +37,7 @@ from thinsection.run.models import (
 )
 from thinsection.run.prepare import finished_work
 from thinsection.run.process import OnEvent, RunEvent
+from thinsection.run.progress import chosen_progress, showing
 from thinsection.run.task import OwnEncoderTask, RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import PoolingConfig, RunConfig
@@ -122,7 +123,8 @@ def run(
         encoder: name of a tile encoder, or one from `make_encoder` or `load_encoder`, in place of
             those of the settings. An encoder object works only with executor='inline'.
         executor: a word of `--executor` ('pool', 'dask', ...), or a Dask client or cluster.
-        on_event: receives progress, from any thread.
+        on_event: receives progress, from any thread; `thinsection.progress()` shows it. None shows
+            it in a notebook, and nothing in a script.
         on_message: receives messages of the executor: the dashboard's address, a worker's death.
         settings: single settings by name, which replace those of `config`: tile_px=512,
         until="tiles", encoders=["uni"].
@@ -154,22 +156,27 @@ def run(
             f"{chosen_executor(spec.executor, cluster=executor)!r}; other processes cannot "
             "load it: leave out workers and executor, or name an encoder that a package declares"
         )
+    progress = chosen_progress(on_event)
+    if progress is not None:
+        on_event = progress
+        on_message = on_message or progress.say
     listeners = Listeners(
         on_event=on_event or ignore_event, on_message=on_message or ignore_message
     )
     entries = cohort_of(slides, spec.slides, spec.regions, listeners.on_message)
     stages = check_run(spec)
     if is_url(str(out)):
-        return _run_at_url(
-            entries,
-            hide_secret(str(out)),
-            spec,
-            stages,
-            listeners,
-            executor=executor,
-            own_encoder=own_encoder,
-        )
-    with output_errors(str(out)):
+        with showing(progress, len(entries), "slides"):
+            return _run_at_url(
+                entries,
+                hide_secret(str(out)),
+                spec,
+                stages,
+                listeners,
+                executor=executor,
+                own_encoder=own_encoder,
+            )
+    with output_errors(str(out)), showing(progress, len(entries), "slides"):
         return _run_in_folder(
             entries,
             check_folder(Path(out)),
