@@ -12,6 +12,8 @@ import numpy as np
 import openslide
 import pytest
 import torch
+from tests.results.conftest import COARSE, FINE
+from tests.results.test_tile_dataset import make_cohort
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -26,9 +28,6 @@ from thinsection.results.tile_dataset import TileDataset
 from thinsection.results.tiled_slide import TiledSlide
 from thinsection.slide import Slide
 from thinsection.testing.memory import run_and_measure
-
-from .conftest import COARSE, FINE
-from .test_tile_dataset import make_cohort
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -101,7 +100,8 @@ def test_what_is_no_number_of_a_tile_is_refused(two_grids: Path) -> None:
     for wrong in (slice(0, 3), 1.0, "a", None):
         with pytest.raises(InvalidInputError, match="index must be a whole number"):
             tiles[wrong]  # type: ignore[index]
-    assert [item["index"] for item in Subset(tiles, range(2, 5))] == [2, 3, 4]
+    part = Subset(tiles, range(2, 5))
+    assert [part[place]["index"] for place in range(len(part))] == [2, 3, 4]
 
 
 def test_a_batch_has_the_order_of_its_numbers_also_if_they_repeat(

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from tests.results.conftest import COARSE, FINE, grades
 from torch.utils.data import DataLoader
 
 import thinsection as ts
 from thinsection.errors import InvalidInputError
 from thinsection.results.tile_dataset import TileDataset
 from thinsection.store.tiles_h5 import TilesFile
-
-from .conftest import COARSE, FINE, grades
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 GRADE = "heatmap_m:grade"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.results.conftest import FINE
 from torch import distributed
 from torch.distributed.algorithms.join import Join
 from torch.utils.data import DataLoader
@@ -18,8 +19,6 @@ from torch.utils.data import DataLoader
 from thinsection.errors import InvalidInputError
 from thinsection.results.tile_dataset import TileDataset
 from thinsection.results.tile_loader import TileLoader
-
-from .conftest import FINE
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 LABELS = {"a": 0, "b c": 1}

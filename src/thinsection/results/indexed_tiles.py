@@ -49,6 +49,11 @@ class IndexedTiles(Dataset[Item], Closing):
     def __len__(self) -> int:
         return len(self._items)
 
+    def __iter__(self) -> Iterator[Item]:
+        """Yields all tiles by their number."""
+        for index in range(len(self)):
+            yield self[index]
+
     def __getitem__(self, index: SupportsIndex) -> Item:
         """Reads one tile.
 

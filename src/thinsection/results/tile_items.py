@@ -113,4 +113,5 @@ class TileItems:
         rows = chosen.table_rows(np.array([tile_of_slide]))
         item["row"] = int(rows[0])
         item["index"] = index
-        return item | columns
+        item.update(columns)
+        return item

@@ -203,17 +203,16 @@ def _labelled(
             return ChosenTiles(slide=slide, rows=np.empty(0, np.int64))
         return ChosenTiles(slide=slide, label=labels[slide_id])
     tiles = results.tiles(slide_id, grid)
-    if isinstance(labels, str):
-        if labels not in tiles.columns:
-            known = tuple(tiles.columns)
-            raise InvalidInputError(
-                f"labels must be a column of the tiles, got {labels!r}{nearest(labels, known)} in "
-                f"{slide_id!r}; it has {', '.join(known) or 'none'}"
-            )
-        values: object = tiles.values(labels)
-    else:
-        values = labels(slide_id, tiles)
-    return _with_labels(slide, values)
+    if callable(labels):
+        return _with_labels(slide, labels(slide_id, tiles))
+    name = str(labels)
+    if name not in tiles.columns:
+        known = tuple(tiles.columns)
+        raise InvalidInputError(
+            f"labels must be a column of the tiles, got {name!r}{nearest(name, known)} in "
+            f"{slide_id!r}; it has {', '.join(known) or 'none'}"
+        )
+    return _with_labels(slide, tiles.values(name))
 
 
 def _with_labels(slide: TiledSlide, labels: object) -> ChosenTiles:

@@ -202,7 +202,7 @@ class TileLoader:
         )
 
 
-class _PlacedTiles(IterableDataset[PlacedItem]):
+class _PlacedTiles(IterableDataset["_PlacedTile"]):
     """Items with their places, from a position on; workers that persist go on to later epochs."""
 
     def __init__(
@@ -221,7 +221,7 @@ class _PlacedTiles(IterableDataset[PlacedItem]):
             progress = EpochPosition(
                 epoch=epoch, positions=[0] * len(progress.positions)
             )
-        transform = self._shards.items.transform
+        transform: object = self._shards.items.transform
         stateful = transform if isinstance(transform, Stateful) else None
         shard = progress.own_shard()
         if stateful is not None and shard in self._states:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol
 
 from thinsection.jobs.backend import Submitted
@@ -181,8 +182,7 @@ class _NotebookScreen:
 
     def show(self, line: Line, *, is_last: bool) -> None:
         """See `Screen.show`."""
-        from IPython.display import display
-
+        display: Any = import_module("IPython.display").display
         now = time.monotonic()
         if self._handle is None:
             self._handle = display(line, display_id=True)
