@@ -27,7 +27,7 @@ import thinsection as ts
 from thinsection.testing.synthetic import write_he_slide
 
 # each public method and property of these has an example
-SHOWN = ("Results", "Slide", "TileTable")
+SHOWN = ("IndexedTiles", "Results", "Slide", "TileDataset", "TileLoader", "TileTable")
 
 
 def test_no_promised_name_or_parameter_is_lost() -> None:

@@ -90,13 +90,18 @@ class IndexedTiles(Dataset[Item], Closing):
         return [by_index[index].pop() for index in wanted]
 
     def close(self) -> None:
-        """Closes the slides of this process; the next access opens them again."""
+        """Closes the slides of this process; the next access opens them again.
+
+        >>> with dataset.map_style() as tiles:
+        ...     tiles[3]["image"].shape
+        torch.Size([3, 128, 128])
+        """
         self._slides.close()
 
     def __repr__(self) -> str:
         tiles = counted(len(self), "tile")
         slides = counted(len(self._items.chosen), "slide")
-        return f"<IndexedTiles: {tiles} of {self._items.tile_px} px in {slides}>"
+        return f"IndexedTiles({tiles} of {self._items.tile_px} px of {slides})"
 
     def _index(self, index: SupportsIndex) -> int:
         """A number from 0 to N - 1. Raises IndexError or InvalidInputError, see `__getitem__`."""

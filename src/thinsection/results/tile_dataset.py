@@ -200,22 +200,38 @@ class TileDataset(IterableDataset[Item]):
 
     @property
     def categories(self) -> Mapping[str, Categories]:
-        """Names and colours of the columns of categories; their items are places in the names."""
+        """Names and colours of the columns of categories; their items are places in the names.
+
+        >>> dict(dataset.categories)
+        {}
+        """
         return self._items.chosen[0].slide.categories
 
     @property
     def slide_ids(self) -> tuple[str, ...]:
-        """Ids of the slides that are used."""
+        """Ids of the slides that are used.
+
+        >>> dataset.slide_ids
+        ('a', 'b')
+        """
         return tuple(tiles.slide_id for tiles in self._items.chosen)
 
     @property
     def num_tiles(self) -> int:
-        """Tiles of one epoch, of all ranks and workers."""
+        """Tiles of one epoch, of all ranks and workers.
+
+        >>> dataset.num_tiles == len(dataset.map_style())
+        True
+        """
         return len(self._items)
 
     @property
     def label_counts(self) -> dict[object, int]:
-        """Number of tiles of each label, in the order of `classes`, or else of the labels."""
+        """Number of tiles of each label, in the order of `classes`, or else of the labels.
+
+        >>> ts.TileDataset("results", labels={"a": "high", "b": "low"}).label_counts
+        {'high': ..., 'low': ...}
+        """
         self._check_labels("label_counts")
         return count_labels(self._items.chosen, self._classes)
 
@@ -235,6 +251,10 @@ class TileDataset(IterableDataset[Item]):
 
         Raises:
             InvalidInputError: there are no labels, or they are numbers that measure.
+
+        >>> weights = dataset.weights(by_slide=True)
+        >>> weights.shape == (dataset.num_tiles,)
+        True
         """
         if not by_slide:
             self._check_labels("weights")
@@ -244,6 +264,10 @@ class TileDataset(IterableDataset[Item]):
         """Returns the same tiles as a map-style dataset, with `len` and `[]`, for samplers.
 
         Memory: see `IndexedTiles`.
+
+        >>> tiles = dataset.map_style()
+        >>> tiles[0]["slide_id"], tiles[-1]["slide_id"]
+        ('a', 'b')
         """
         return IndexedTiles(self._items, open_slides=self._shards.open_slides)
 
@@ -266,6 +290,11 @@ class TileDataset(IterableDataset[Item]):
             options: further arguments of PyTorch's `DataLoader`: pin_memory=True.
 
         Memory: see `TileLoader`.
+
+        >>> for batch in dataset.loader(batch_size=16):
+        ...     images = batch["image"]
+        >>> images.shape[1:]
+        torch.Size([3, 128, 128])
         """
         return TileLoader(
             self._shards,
@@ -277,7 +306,12 @@ class TileDataset(IterableDataset[Item]):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iteration reads; it changes the order."""
+        """Chooses the epoch that the next iteration reads; it changes the order.
+
+        >>> dataset.set_epoch(1)
+        >>> dataset.state_dict()["epoch"]
+        1
+        """
         self._shared[0] = epoch
         if self._resumed is not None and self._resumed.epoch != epoch:
             self._resumed = None
@@ -296,7 +330,14 @@ class TileDataset(IterableDataset[Item]):
     def advance(self, batch: Mapping[str, Any]) -> None:
         """Notes that a batch was used, so that `state_dict` continues after it.
 
-        Needed for a DataLoader with workers, which read ahead of what is used.
+        Needed for a DataLoader with workers, which read ahead of what is used. `loader` does so
+        itself.
+
+        >>> from torch.utils.data import DataLoader
+        >>> for batch in DataLoader(dataset, batch_size=16, num_workers=1):
+        ...     dataset.advance(batch)
+        >>> dataset.state_dict()["positions"] == [dataset.num_tiles]
+        True
         """
         shards = np.ravel(batch["shard"])
         positions = np.ravel(batch["position"])
@@ -310,6 +351,10 @@ class TileDataset(IterableDataset[Item]):
 
         Without workers it is the position after the last item. With workers, call `advance` with
         each batch, or use torchdata's StatefulDataLoader, which asks the workers.
+
+        >>> first = next(iter(dataset))
+        >>> dataset.state_dict()["positions"]
+        [1]
         """
         progress = self._progress or self._begin()
         return self._shards.identity() | progress.state()
@@ -320,6 +365,11 @@ class TileDataset(IterableDataset[Item]):
         Raises:
             InvalidInputError: the position is that of another order: other slides, seed, memory,
                 rank or number of ranks.
+
+        >>> first = next(iter(dataset))
+        >>> dataset.load_state_dict(dataset.state_dict())
+        >>> next(iter(dataset))["position"]
+        1
         """
         self._shards.check_state(state)
         self._resumed = EpochPosition.of_state(state)

@@ -103,7 +103,14 @@ class TileLoader:
 
     @property
     def epoch(self) -> int:
-        """Epoch that is being read, or that the next iteration reads."""
+        """Epoch that is being read, or that the next iteration reads.
+
+        >>> loader = dataset.loader()
+        >>> for batch in loader:
+        ...     pass
+        >>> loader.epoch
+        1
+        """
         return self._progress.epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -111,6 +118,11 @@ class TileLoader:
 
         It changes nothing if that iteration reads this epoch anyway, also from a position that was
         loaded. A loop that calls it for each epoch can thus be resumed.
+
+        >>> loader = dataset.loader()
+        >>> loader.set_epoch(3)
+        >>> loader.epoch
+        3
         """
         if epoch == self._progress.epoch and not self._has_begun:
             return
@@ -150,6 +162,13 @@ class TileLoader:
         """Position after the last batch, and states of the transform; each rank stores its own.
 
         The values are plain but for the states of a transform, which are as it returns them.
+
+        >>> loader = dataset.loader(batch_size=16)
+        >>> for batch in loader:
+        ...     state = loader.state_dict()
+        ...     break
+        >>> state["epoch"], state["positions"]
+        (0, [16])
         """
         return (
             self._shards.identity()
@@ -163,6 +182,14 @@ class TileLoader:
         Raises:
             InvalidInputError: the position is that of another order: other slides, seed, memory,
                 rank or number of ranks; or of another number of workers within an epoch.
+
+        >>> loader = dataset.loader(batch_size=16)
+        >>> first = next(iter(loader))
+        >>> resumed = dataset.loader(batch_size=16)
+        >>> resumed.load_state_dict(loader.state_dict())
+        >>> second = next(iter(resumed))
+        >>> set(first["index"].tolist()) & set(second["index"].tolist())
+        set()
         """
         self._shards.check_state(state)
         progress = EpochPosition.of_state(state)
@@ -179,7 +206,7 @@ class TileLoader:
     def __repr__(self) -> str:
         tiles = counted(self._batch_size, "tile")
         workers = counted(self._num_workers, "worker")
-        return f"<TileLoader: epoch {self.epoch}, batches of {tiles}, {workers}>"
+        return f"TileLoader(epoch {self.epoch}, batches of {tiles}, {workers})"
 
     def _loader_at(self, progress: EpochPosition) -> DataLoader[Any]:
         """PyTorch's loader of the tiles that follow a position."""

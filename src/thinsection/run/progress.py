@@ -79,7 +79,7 @@ class Progress:
 
     def __repr__(self) -> str:
         counts = self._counts
-        return f"<Progress: {counts.num_ended}/{counts.num_slides} {self._noun}>"
+        return f"Progress({counts.num_ended}/{counts.num_slides} {self._noun})"
 
     def begin(self, total: int, noun: str) -> None:
         """Begins a line about so many slides, folds or predictions; `noun` is their plural."""
