@@ -49,7 +49,6 @@ RETURNED = (
     "results.indexed_tiles.IndexedTiles",
     "results.tile_dataset.TileDataset",
     "results.tile_loader.TileLoader",
-    "run.progress.Progress",
     "slide.Slide",
     "slide.resize.TilePictures",
     "store.tiles_h5.TilesFile",
