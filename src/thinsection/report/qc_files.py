@@ -127,7 +127,8 @@ def load_qc(folder: str | Path) -> QcResult:
     Raises:
         StoreError, ConfigError: files are missing, damaged, of another format or check.
     """
-    stored = read_qc(Path(folder))
+    folder = Path(folder)
+    stored = read_qc(folder)
     document = stored.document
     masks: dict[str, MaskArray] = {name: stored.mask(name) for name in stored.names}
     with damage_named(folder):
