@@ -71,7 +71,14 @@ def test_slides_and_annotations_are_written_and_read_by_text(
         "geometry": {"type": "Polygon", "coordinates": [ring]},
         "properties": {"classification": {"name": "tumour"}},
     }
+    point = {
+        "type": "Feature",
+        "geometry": {"type": "Point", "coordinates": [5, 5]},
+        "properties": {},
+    }
+    document = {"type": "FeatureCollection", "features": [feature, point]}
     path = tmp_path / "a 1.geojson"
-    path.write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}))
+    path.write_text(json.dumps(document))
     regions = read_regions(kind(path), (300, 200))
     assert regions == read_regions(path, (300, 200))
+    assert "a 1.geojson" in str(regions.notes)

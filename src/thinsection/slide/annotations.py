@@ -296,10 +296,11 @@ def read_regions(
 
     from thinsection.slide.annotation_files import read_shapes
 
+    path = Path(path)
     left_out = Counter[tuple[str, str]]()  # count by noun and reason
     areas: list[tuple[Shape, Geometry]] = []
     holes: dict[int, list[Geometry]] = {}  # layer -> holes in it
-    for shape in read_shapes(Path(path), size_l0, slide_id):
+    for shape in read_shapes(path, size_l0, slide_id):
         if shape.ignored:
             left_out[shape.ignored, shape.reason] += 1
             continue
