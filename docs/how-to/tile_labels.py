@@ -21,7 +21,7 @@ ts.run("slides", out="results", until="tiles", tile_px=128)
 def label(slide_id: str, tiles: TilesFile) -> npt.NDArray[np.int64]:
     """1 for the leftmost tiles of a slide, 0 for others."""
     x = tiles.coords_l0[:, 0]
-    return (x == x.min()).astype(np.int64)
+    return np.asarray(x == x.min(), dtype=np.int64)
 
 
 dataset = ts.TileDataset("results", labels=label)
