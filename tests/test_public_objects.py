@@ -27,6 +27,7 @@ from thinsection.store.cache import CacheKey, CacheWriter, FeatureCache
 from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.testing.synthetic import ArraySlide, position_pixels, write_he_slide
 from thinsection.tiles import TilesConfig
+from thinsection.tiles.categories import Categories
 
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}|object at")
 NAMES = ("first slide", "second:slide")
@@ -38,6 +39,11 @@ SETTINGS = {
     "slide_encoders": ("mean",),
     "measures": True,
 }
+
+
+LABELS = ["0", "1"] * 30
+PATIENTS = [f"P{row // 2}" for row in range(60)]
+SCORES = np.random.default_rng(0).random(60)
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +116,15 @@ def objects(
         "dataset": (dataset := ts.TileDataset(results, memory="4MiB")),
         "tiles by number": dataset.map_style(),
         "tile loader": dataset.loader(num_workers=2),
+        "slide of results": (stored := results.open_slide(slide_id)),
+        "folds": (folds := ts.folds(LABELS, patients=PATIENTS, folds=4)),
+        "fold": folds[1],
+        "interval": ts.interval(LABELS, SCORES, patients=PATIENTS),
+        "comparison": ts.compare(LABELS, SCORES, SCORES[::-1], patients=PATIENTS),
+        "audit": ts.audit(LABELS, patients=PATIENTS),
+        "categories": Categories(
+            names=tuple(f"class {n}" for n in range(90)), colors=("#102030",) * 90
+        ),
         "cache": (cache := FeatureCache(cache_folder)),
         "predictions": Predictions(
             table=folder / "a.csv",
@@ -125,6 +140,7 @@ def objects(
             unread=(),  # type: ignore[arg-type]
         ),
     }
+    stored.close()
     cache.close()
     stream.close()  # type: ignore[attr-defined]
     first.close()
@@ -169,6 +185,7 @@ EXPECTED = {
     "config": r"RunConfig\(all defaults\)",
     "changed config": r"RunConfig\(.*tiles\.tile_px=128.*, 6 settings\)",
     "segmenter": r"<colours: red, blue, 1 µm/px, colours\.safetensors on auto>",
+    "categories": r"Categories\(90: class 0, .* and 8\d more\)",
     "model": r"Model\('grade': abmil for low, high, 2 members, tiles of uni2_h, 6-d\)",
     "predictions": r"Predictions\(500 predictions in 'a\.csv'",
 }
@@ -214,7 +231,7 @@ def test_each_object_travels_and_prints_the_same_afterwards(
             continue
         if repr(copied) != repr(each):
             faults.append((name, f"{each!r} became {copied!r}"))
-        if name in ("slide", "stored slide", "cache"):
+        if name in ("slide", "stored slide", "slide of results", "cache"):
             copied.close()
     assert not faults, faults
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.types import shortened
+
 NONE = -1  # code of a tile without a category
 # Okabe and Ito's colours, which colour-blind readers can tell apart; classes use them in this order
 CLASS_COLORS = (
@@ -27,12 +29,15 @@ CLASS_COLORS = (
 _HUE_STEP = 0.618033988749895
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Categories:
     """Names and colours of a column whose values are places in `names`; -1 is no category."""
 
     names: tuple[str, ...]
     colors: tuple[str, ...]  # '#rrggbb', one for each name
+
+    def __repr__(self) -> str:
+        return f"Categories({len(self.names)}: {shortened(self.names)})"
 
     def labels(self, codes: npt.NDArray[np.integer]) -> npt.NDArray[np.str_]:
         """Name of each tile (N,); '' for a tile without one."""
