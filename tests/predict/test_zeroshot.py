@@ -215,7 +215,7 @@ def test_settings_and_files_are_checked_before_any_work(
     )
     assert done.returncode == 2 and "must be an existing file" in done.stderr
     with pytest.raises(ConfigError, match="unknown setting"):
-        ts.zeroshot(results, PROMPTS, topk=3)
+        ts.zeroshot(results, PROMPTS, topk=3)  # type: ignore[call-arg]
 
 
 def test_a_damaged_slide_is_left_out_and_its_earlier_table_stays(
