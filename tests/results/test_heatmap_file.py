@@ -297,6 +297,11 @@ def test_overlapping_tiles_are_averaged_and_the_class_of_most_is_taken(
     assert np.asarray(Image.open(tie))[50, 150].tolist() == [255, 127, 127]
 
 
+def test_the_command_for_models_names_the_function_for_values(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match=r"got ndarray; ts.write_heatmap draws"):
+        ts.heatmap(np.ones(3), tmp_path)  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Two slides with two grids."""

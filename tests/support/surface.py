@@ -264,7 +264,7 @@ def page() -> str:
         groups, key=lambda name: (name != "thinsection", "." not in name, name)
     )
     for group in order:
-        parts += [f"## {group}", "| name | what it is |", "|---|---|"]
+        parts += [f"## {group}", "", "| name | what it is |", "|---|---|"]
         for public in groups[group]:
             name = public.name.rpartition(".")[2]
             call = f"{name}({', '.join(public.parameters)})"

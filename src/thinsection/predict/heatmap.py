@@ -162,6 +162,8 @@ def heatmap(
 ) -> list[Path]:
     """Draws a model's heatmaps or a stored per-tile column; returns the files that were written.
 
+    `ts.write_heatmap` draws values that are in your program.
+
     Args:
         source: a model file, or a column of a per-tile table of a results folder: 'px_focus',
             'heatmap_grade:score_high', or one that `results.write_column` has stored.
@@ -177,6 +179,11 @@ def heatmap(
     Raises ThinsectionError: as for `predict`; no such column or class, a head without attention.
     """
     config = replace_flat(config or HeatmapRunConfig(), settings)
+    if not isinstance(source, str | Path):
+        raise InvalidInputError(
+            "source must be a model file or the name of a column, got "
+            f"{type(source).__name__}; ts.write_heatmap draws values of your own"
+        )
     report = on_left_out or on_message or ignore_message
 
     def leave_out(slide_id: str, reason: str) -> None:
