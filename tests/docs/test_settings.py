@@ -2,17 +2,18 @@
 
 import tomllib
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from thinsection.encode import EncoderSpec, registry
-from thinsection.qc.pipeline import load_pipeline
+from thinsection.qc.pipeline import CHECKS, load_pipeline
 from thinsection.report.verdict import load_rules
 from thinsection.segment.spec import read_spec
 
-from .pages import Block, blocks_of, page_paths
+from .pages import ROOT, Block, blocks_of, page_paths
 
 _CHECKS = 'name = "stained"\n[[check]]\nkind = "stains"\nname = "stains"\n'
 
@@ -55,6 +56,16 @@ def test_every_form_is_shown() -> None:
     assert {table for _, table in SHOWN} == set(READERS)
 
 
+@pytest.fixture
+def example_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the check of `examples/plugin` known, as if the package were installed."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "plugin"))
+    name = "left_strip"
+    point = metadata.EntryPoint(name, "example_plugin.check:LeftStrip", CHECKS.group)
+    monkeypatch.setitem(CHECKS._points, name, point)
+
+
+@pytest.mark.usefixtures("example_plugin")
 @pytest.mark.parametrize(("block", "table"), SHOWN)
 def test_a_file_of_the_pages_is_read(block: Block, table: str, tmp_path: Path) -> None:
     path = tmp_path / "shown.toml"

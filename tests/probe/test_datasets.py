@@ -49,14 +49,18 @@ class ColourEncoder:
         name="colour", pooling="cls", supports_tokens=True, revision=None
     )
     dim, precision, weights_hash, engine = 3, "fp32", "0", "stub 1.0"
+    has_tokens = True
 
     def encode(self, tiles: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(
             tiles.reshape(len(tiles), -1, 3).mean(axis=1).astype(np.float32)
         )
 
-    def encode_tokens(self, tiles: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(tiles.reshape(len(tiles), -1, 3).astype(np.float32) * 2)
+    def encode_with_tokens(
+        self, tiles: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = tiles.reshape(len(tiles), -1, 3).astype(np.float32) * 2
+        return self.encode(tiles), torch.from_numpy(tokens)
 
 
 def test_folders_with_splits_are_read_and_test_is_never_opened(tmp_path: Path) -> None:
