@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import operator
 import os
 import shutil
 from collections import Counter
@@ -262,6 +263,16 @@ def test_a_tile_that_is_resampled_shows_its_place(tmp_path: Path) -> None:
         assert np.median(inside) <= 1
         count += 1
     assert count == dataset.num_tiles > 3
+
+
+def test_a_transform_for_pictures_is_told_what_it_gets(out: Path) -> None:
+    dataset = TileDataset(
+        out, memory=MEMORY, transform=operator.methodcaller("convert", "L")
+    )
+    with pytest.raises(AttributeError, match="'convert'") as raised:
+        next(iter(dataset))
+    (note,) = raised.value.__notes__
+    assert "Image.fromarray(tile)" in note
 
 
 def test_labels_columns_and_a_transform_are_in_the_items(out: Path) -> None:

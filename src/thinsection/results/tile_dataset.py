@@ -64,9 +64,9 @@ class TileDataset(IterableDataset[Item]):
         shard, position   place in the epoch, see `advance`
 
     The tiles of an epoch are divided among the ranks of `torch.distributed` and the workers of the
-    loader: each tile is in one shard, and sizes of shards differ by one at most. Initialise the
-    process group before the dataset is made. The order depends on `seed`, the epoch, and the number
-    of ranks and workers. Call `set_epoch` before each epoch, as for PyTorch's DistributedSampler;
+    loader: each tile is in one shard, and sizes of shards differ by one at most. With `even`, each
+    shard leaves out up to one tile. Initialise the process group before the dataset is made. The
+    order depends on `seed`, the epoch, and the number of ranks and workers. Call `set_epoch` before each epoch, as for PyTorch's DistributedSampler;
     `loader` does so itself.
 
     Slides come in random order, `open_slides` at a time. Their tiles enter a buffer in chunks of 64
@@ -88,7 +88,8 @@ class TileDataset(IterableDataset[Item]):
         columns: columns of the tile tables that items contain, as in `results.tiles`. Of categories
             the item has the place in `dataset.categories[NAME].names`, the same on all slides.
         transform: gets uint8 (tile_px, tile_px, 3) and returns the image of the item, or several
-            images as a tuple.
+            images as a tuple. Of a transform for Pillow's images, pass
+            `lambda tile: augment(Image.fromarray(tile))`.
         shuffle: False keeps the order of slides and tables.
         seed: decides the order.
         memory: size of decoded tiles in one worker: two buffers.

@@ -19,6 +19,11 @@ from thinsection.types import RgbArray
 Item = dict[str, Any]
 Transform = Callable[[RgbArray], object]
 
+_TRANSFORM_NOTE = (
+    "raised in the transform of a TileDataset, which gets uint8 of shape (height, width, 3); if it "
+    "takes pictures of Pillow, pass transform=lambda tile: augment(Image.fromarray(tile))"
+)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TileItems:
@@ -104,7 +109,11 @@ class TileItems:
         if self.transform is None:
             image: object = torch.from_numpy(tile).permute(2, 0, 1).contiguous()
         else:
-            image = self.transform(tile)
+            try:
+                image = self.transform(tile)
+            except Exception as error:
+                error.add_note(_TRANSFORM_NOTE)
+                raise
         item: Item = {"image": image}
         if self.has_labels:
             item["label"] = chosen.label_of(tile_of_slide)
