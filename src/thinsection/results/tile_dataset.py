@@ -66,8 +66,8 @@ class TileDataset(IterableDataset[Item]):
     The tiles of an epoch are divided among the ranks of `torch.distributed` and the workers of the
     loader: each tile is in one shard, and sizes of shards differ by one at most. With `even`, each
     shard leaves out up to one tile. Initialise the process group before the dataset is made. The
-    order depends on `seed`, the epoch, and the number of ranks and workers. Call `set_epoch` before each epoch, as for PyTorch's DistributedSampler;
-    `loader` does so itself.
+    order depends on `seed`, the epoch, and the number of ranks and workers. Call `set_epoch`
+    before each epoch, as for PyTorch's DistributedSampler; `loader` does so itself.
 
     Slides come in random order, `open_slides` at a time. Their tiles enter a buffer in chunks of 64
     neighbours, and the buffer is shuffled. A slide that cannot be read is reported to `on_message`,
