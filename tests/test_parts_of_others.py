@@ -26,7 +26,9 @@ from thinsection.predict.heads.head import build_head
 from thinsection.probe import ProbeConfig, TileSet
 from thinsection.probe.registry import PROBES, load_probe
 from thinsection.qc import Outcome, Pipeline, QcCheck, run_qc
+from thinsection.qc.pipeline import CHECKS, check_from_mapping
 from thinsection.registry import Entry
+from thinsection.slide import Slide
 from thinsection.slide.readers import READERS, load_slide
 from thinsection.testing.synthetic import ArraySlide
 from thinsection.tiles.filters import passing
@@ -144,6 +146,19 @@ class TheirCheck(QcCheck):
             lambda view: Outcome(sure_area=view.mask_use.tolist()),
             "sure_area of TheirCheck must be bool .* got list",
         ),
+        (
+            lambda view: view.left(view.mask_use[1:], "share"),
+            r"mask of TheirCheck must be bool of shape \(\d+, \d+\), as view.mask_use, got bool "
+            r"\(\d+, \d+\); compare",
+        ),
+        (
+            lambda view: view.without(view.gray, "share"),
+            "mask of TheirCheck must be bool .* got float64",
+        ),
+        (
+            lambda view: view.left_regions([True], "share"),
+            "mask of TheirCheck must be bool .* got list ;",
+        ),
     ],
 )
 def test_a_wrong_outcome_of_a_check_names_array_and_remedy(
@@ -153,6 +168,70 @@ def test_a_wrong_outcome_of_a_check_names_array_and_remedy(
     with pytest.raises(InvalidInputError, match=message) as caught:
         run_qc(ArraySlide([PIXELS]), pipeline)
     assert notes_of(caught.value) == [note("qc check", "theirs")]
+
+
+class Kindless(TheirCheck):
+    """Does not say its kind."""
+
+    kind = ""
+
+
+class Plain(TheirCheck):
+    """Is no dataclass."""
+
+    kind = "own check"
+    width: str = "1 px"
+
+
+class OwnKindless(QcCheck):
+    """Has no kind at all."""
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            Kindless,
+            "kind of Kindless must be 'own check', the name of its entry point, ",
+        ),
+        (
+            OwnKindless,
+            "kind of OwnKindless must be 'own check', .* got None; write kind: Cl",
+        ),
+        (TheirCheck, "kind of TheirCheck must be 'own check', .* got 'theirs'"),
+        (
+            Plain,
+            r"Plain must be a frozen dataclass, got a plain class; write @dataclass\(",
+        ),
+    ],
+)
+def test_a_wrong_class_of_a_check_is_named_with_a_remedy(
+    part: type[QcCheck], message: str, register: Any
+) -> None:
+    register(CHECKS, "own check", part)
+    with pytest.raises(InvalidInputError, match=message):
+        check_from_mapping({"kind": "own check", "name": "a"})
+
+
+def test_a_reader_passes_one_number_or_two_as_its_resolution() -> None:
+    levels = ArraySlide([PIXELS]).levels
+
+    class Numbers(Slide):
+        _fill = fails
+
+    def opened(slide_mpp: Any) -> Slide:
+        return Numbers("a b.x", levels, slide_mpp=slide_mpp)
+
+    for passed in (0.5, np.float32(0.5), (0.5, 0.5), np.array([0.5, 0.5]), [0.5, 0.5]):
+        assert opened(passed).slide_mpp == (0.5, 0.5)
+    assert opened(None).slide_mpp is None
+    assert opened((0.25, 0.5)).slide_mpp == (0.25, 0.5)
+    for wrong in ("0.5", (0.5,), (0.5, None)):
+        with pytest.raises(
+            InvalidInputError,
+            match=r"slide_mpp must be one number, two numbers .* 'a b.x'",
+        ):
+            opened(wrong)
 
 
 def test_a_check_that_fails_is_named_by_its_kind() -> None:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -261,3 +262,23 @@ def test_a_gradient_of_the_gradient_is_refused_where_none_is_computed() -> None:
         values.append(float(penalty("reference").detach()))
     slope = (values[0] - values[1]) / 2e-5
     assert abs(slope - float(second[0, 1, 3, 5])) <= 1e-6 * max(1.0, abs(slope))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16])
+def test_cells_may_be_an_array_of_numpy(dtype: type) -> None:
+    q, k, v, cells, slopes = inputs()
+    expected = alibi2d_attention(q, k, v, cells, slopes)
+    array = cells.numpy().astype(dtype)
+    assert torch.equal(alibi2d_attention(q, k, v, array, slopes), expected)
+    fortran = np.asfortranarray(array)
+    assert torch.equal(alibi2d_attention(q, k, v, fortran, slopes), expected)
+    array.flags.writeable = False
+    assert torch.equal(alibi2d_attention(q, k, v, array[None], slopes), expected)
+
+
+def test_cells_of_another_type_are_refused_in_words() -> None:
+    q, k, v, cells, slopes = inputs()
+    for wrong, kind in ((cells.tolist(), "list"), (cells.numpy() / 2, "float64")):
+        message = f"cells must be a tensor or a NumPy array of integers, got {kind}"
+        with pytest.raises(InvalidInputError, match=message):
+            alibi2d_attention(q, k, v, wrong, slopes)

@@ -120,3 +120,12 @@ def test_a_second_derivative_is_refused_and_so_is_what_does_not_fit() -> None:
         dilated_attention(x[0], x[1][:, :, :3], x[2], BRANCHES)
     with pytest.raises(InvalidInputError, match="branches must have lengths >= 1"):
         dilated_attention(*x, [])
+
+
+def test_a_branch_of_another_type_is_refused_in_words() -> None:
+    for branches, named in (([(8, 1)], r"\(8, 1\)"), ([BRANCHES[0], 22], "22")):
+        message = (
+            rf"branches must be of thinsection.attention.Branch, got {named}; pass"
+        )
+        with pytest.raises(InvalidInputError, match=message):
+            dilated_attention(*qkv(9), branches)  # type: ignore[arg-type]

@@ -125,18 +125,35 @@ def test_the_weights_of_all_networks_are_the_identity(installed) -> None:
     assert tuple(tokens.shape) == (5, 4, 2) and not embeddings.requires_grad
 
 
-def test_auto_is_fp32_unless_the_author_takes_the_precision(
+class InHalf(Shortest):
+    """Declares that it computes in its precision itself."""
+
+    spec = EncoderSpec(name="own", dim=6, tile_px=32, half_precision=True)
+
+
+def make_in_half(device, precision):
+    return InHalf(device=device, precision=precision)
+
+
+def test_auto_is_fp32_unless_the_spec_declares_half_precision(
     installed, monkeypatch
 ) -> None:
     monkeypatch.setattr("thinsection.weights.placement.cpu_has_bf16", lambda: True)
     for factory, precision in (
         (Shortest, "fp32"),
         (lambda device: Shortest(device=device), "fp32"),
-        (WithNumpy, "bf16"),
-        (WithNetworks, "fp32"),  # takes it, and ignores it
+        (WithNumpy, "fp32"),  # takes the precision, and passes it on
+        (WithNetworks, "fp32"),
+        (InHalf, "bf16"),
+        (make_in_half, "fp32"),  # the spec is not known before the call
     ):
         installed(factory)
         assert load_encoder("own", device="cpu").precision == precision
+    make_in_half.spec = InHalf.spec
+    assert load_encoder("own", device="cpu").precision == "bf16"
+    installed(WithNumpy)
+    named = load_encoder("own", device="cpu", precision="bf16")
+    assert named.precision == "bf16" and named.label == "own_bf16"
 
 
 def test_a_version_is_part_of_the_identity() -> None:
@@ -179,6 +196,11 @@ WRONG = {
     "no-dim": (
         wrong(spec=EncoderSpec(name="own", dim=0)),
         "dim in the EncoderSpec of TheirEncoder must be >= 1, got 0",
+    ),
+    "other-name": (
+        wrong(spec=EncoderSpec(name="my own", dim=6, tile_px=32)),
+        "name in the EncoderSpec of TheirEncoder must be that of its entry point, 'own', got "
+        "'my own'; change one",
     ),
     "other-dim": (
         wrong(spec=EncoderSpec(name="own", dim=5, tile_px=32)),

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import time
+from dataclasses import replace
 from importlib import import_module, metadata
 from pathlib import Path
 
@@ -247,9 +248,11 @@ def test_an_entry_point_brings_an_encoder_and_is_held_to_the_protocol(
 
 def make_mine(*, device, precision, weights, pretrained, seed) -> TileEncoder:
     assert weights is None and pretrained
-    return load_encoder(
+    encoder = load_encoder(
         "lunit_vits16", device=device, precision=precision, pretrained=False, seed=seed
     )
+    encoder.spec = replace(encoder.spec, name="mine")
+    return encoder
 
 
 FACTORIES = {"mine": make_mine, "broken": dict}

@@ -8,12 +8,15 @@ import os
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from thinsection.attention.blocks import plan_blocks
 from thinsection.attention.checks import (
     BatchItem,
+    cells_tensor,
     check_cells_form,
     check_out,
     check_prefix,
@@ -56,7 +59,7 @@ def alibi2d_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cells: Tensor,
+    cells: Tensor | npt.NDArray[np.integer],
     slopes: Tensor,
     *,
     num_prefix_tokens: int = 1,
@@ -77,7 +80,8 @@ def alibi2d_attention(
 
     Args:
         q, k, v: [B, H, T, D], float64, float32, bfloat16 or float16; prefix tokens first.
-        cells: int [N, 2] or [B, N, 2], grid cells of the tokens after the prefix.
+        cells: int [N, 2] or [B, N, 2], grid cells of the tokens after the prefix; a tensor or an
+            array of NumPy.
         slopes: [H], >= 0 (see `alibi_slopes`).
         num_prefix_tokens: tokens in front without a place on the grid (cls).
         scale: factor of q . k; None = D^-0.5.
@@ -95,6 +99,7 @@ def alibi2d_attention(
         BudgetError: too small a budget.
         DeviceError: 'triton' cannot run here.
     """
+    cells = cells_tensor(cells)
     if is_transformed() or is_compiling():
         traced = traced_impl(q, impl)
         if traced is not None:

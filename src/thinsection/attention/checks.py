@@ -110,6 +110,21 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
             )
 
 
+def cells_tensor(cells: object) -> Tensor:
+    """Cells as a tensor; those of NumPy are copied.
+
+    Raises InvalidInputError: cells are neither a tensor nor an array.
+    """
+    if isinstance(cells, Tensor):
+        return cells
+    if isinstance(cells, np.ndarray) and cells.dtype.kind in "iu":
+        return torch.from_numpy(cells.astype(np.int64, order="C"))
+    kind = getattr(cells, "dtype", type(cells).__name__)
+    raise InvalidInputError(
+        f"cells must be a tensor or a NumPy array of integers, got {kind}"
+    )
+
+
 def _checked_cells(cells: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Cells as int64 [B, N, 2], counted from the least row and column of each item."""
     check_cells_form(cells, shape)

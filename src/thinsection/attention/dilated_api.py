@@ -58,6 +58,12 @@ def dilated_attention(
         torch.Size([1, 4, 100, 16])
     """
     check_qkv(q, k, v)
+    for branch in branches:
+        if not isinstance(branch, Branch):
+            raise InvalidInputError(
+                f"branches must be of thinsection.attention.Branch, got {branch!r}; pass "
+                "Branch(length=16, dilation=1)"
+            )
     call = _Call(tuple(branches), budget_bytes)
     outputs = []
     for item_q, item_k, item_v in zip(q, k, v, strict=True):

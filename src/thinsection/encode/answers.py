@@ -116,8 +116,7 @@ def load_from_package(
     not keep the contract of `TileEncoder`.
     """
     factory = ENCODERS.load(name)
-    # only an author who takes the precision will compute in another one than fp32
-    placement = place(device, precision, half_precision=_takes_precision(factory))
+    placement = place(device, precision, half_precision=declares_half(factory))
     offered: dict[str, object] = {
         "device": placement.device,
         "precision": placement.precision,
@@ -133,6 +132,11 @@ def load_from_package(
                 f"{type(encoder).__name__}; subclass TileEncoder"
             )
         check_attributes(encoder)
+        if encoder.spec.name != name:
+            raise InvalidInputError(
+                f"name in the EncoderSpec of {type(encoder).__name__} must be that of its entry "
+                f"point, {name!r}, got {encoder.spec.name!r}; change one of the two"
+            )
         if encoder.device.type != placement.device.type and str(device) != "auto":
             raise InvalidInputError(
                 f"device must be {encoder.device.type} for encoder {name!r}, which computes "
@@ -142,11 +146,10 @@ def load_from_package(
     return encoder
 
 
-def _takes_precision(factory: Callable[..., object]) -> bool:
-    """True if a class or function has a parameter for the precision of its own."""
-    if getattr(factory, "__init__", None) is TileEncoder.__init__:
-        return False
-    return _takes(_signature(factory), "precision")
+def declares_half(factory: object) -> bool:
+    """True if the `spec` of a class or function says that it computes in half precision itself."""
+    spec = getattr(factory, "spec", None)
+    return isinstance(spec, EncoderSpec) and spec.half_precision
 
 
 def _signature(factory: Callable[..., object]) -> inspect.Signature | None:

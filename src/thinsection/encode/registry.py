@@ -91,8 +91,9 @@ class EncoderSpec:
     pooling: Pooling = "cls"
     supports_tokens: bool = True  # True if `encode_tokens` gives a dense map
     # True if `precision='auto'` may choose bf16 or fp16, since embeddings keep a cosine >= 0.9999
-    # to those in float32, as with vision transformers.
-    half_precision: bool = True
+    # to those in float32, as with vision transformers. An encoder of another package that declares
+    # it computes in its `precision` itself.
+    half_precision: bool = False
     # parameters of the network as built here; None for an encoder that is not declared
     num_params: int | None = None
     licence: str = "unknown"  # SPDX identifier, or the publisher's name for it
@@ -165,7 +166,7 @@ def _spec(row: Document) -> EncoderSpec:
     architecture = Architecture(
         kind=row["kind"], model=row["model"], options=row.get("options", {})
     )
-    fields: Document = {}
+    fields: Document = {"half_precision": True}
     for name, value in row.items():
         if name not in ("kind", "model", "options"):
             fields[name] = tuple(value) if isinstance(value, list) else value

@@ -252,6 +252,7 @@ def _from_transformers(name: str, config: Document, folder: Path) -> EncoderSpec
         mean=_rgb(pixels["image_mean"]),
         std=_rgb(pixels["image_std"]),
         pooling="head" if is_clip else "cls",
+        half_precision=True,
         source=f"transformers {config['model_type']}",
         weights_files=(*WEIGHTS_FILES, *OPEN_CLIP_FILES) if is_clip else WEIGHTS_FILES,
     )
@@ -275,6 +276,7 @@ def _from_open_clip(name: str, config: Document, source: str) -> EncoderSpec:
         mean=_rgb(pixels.get("mean") or CLIP_MEAN),
         std=_rgb(pixels.get("std") or CLIP_STD),
         pooling="head",
+        half_precision=True,
         source="open_clip",
         weights_files=(*OPEN_CLIP_FILES, *WEIGHTS_FILES),
     )

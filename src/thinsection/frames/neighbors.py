@@ -87,7 +87,8 @@ def nearest_neighbors(
         points: (..., N, 2 or 3), NumPy or torch, on any device; masked ones may be NaN.
         queries: (..., Q, 2 or 3), same type; None: each point is a query, and not its own
             neighbour.
-        k: number of neighbours, 1 <= k <= N.
+        k: number of neighbours, k >= 1. A query with fewer neighbours has inf and -1 in their
+            place.
         mask: (..., N) bool or 0/1, True = present. An absent point is no neighbour, and has none if
             it is a query.
         group: (..., N) integer ids; only points with the query's id are neighbours. With `queries`,
@@ -200,10 +201,8 @@ def flat_query(
     point_places = _coordinates(points, "points")
     shape = tuple(point_places.shape[:-1])
     num_points, num_dims = point_places.shape[-2:]
-    if not (isinstance(k, int) and not isinstance(k, bool) and 1 <= k <= num_points):
-        raise InvalidInputError(
-            f"k must be an int from 1 to the number of points, {num_points}, got {k!r}"
-        )
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise InvalidInputError(f"k must be an int >= 1, got {k!r}")
     query_places = None
     query_shape = shape
     if queries is not None:

@@ -288,6 +288,7 @@ class _CheckRunner:
             # form in which shares are written
             statistics=check.statistics or self._pipeline.statistics,
             affected_areas=affected_areas,
+            check=type(check).__name__,
         )
         with naming_part("qc check", check.kind, check):
             outcome = check(view)

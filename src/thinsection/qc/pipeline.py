@@ -310,10 +310,22 @@ def check_from_mapping(data: Document) -> QcCheck:
     """
     kind = str(data.get("kind"))
     cls = CHECKS.load(kind)
-    if not (isinstance(cls, type) and issubclass(cls, QcCheck) and cls.kind == kind):
+    if not (isinstance(cls, type) and issubclass(cls, QcCheck)):
         raise InvalidInputError(
             f"qc check {kind!r} must be a QcCheck of that kind, got {cls!r}; repair or remove "
             "the package that provides it"
+        )
+    stated = getattr(cls, "kind", None)
+    if stated != kind:
+        raise InvalidInputError(
+            f"kind of {cls.__name__} must be {kind!r}, the name of its entry point, got "
+            f'{stated!r}; write kind: ClassVar[str] = "{kind}" in the class'
+        )
+    # a class that is no dataclass has only the settings of its base class
+    if "__dataclass_fields__" not in vars(cls):
+        raise InvalidInputError(
+            f"{cls.__name__} must be a frozen dataclass, got a plain class; write "
+            "@dataclass(frozen=True, kw_only=True) above it"
         )
     settings = {key: value for key, value in data.items() if key != "kind"}
     return from_mapping(cls, settings, where=f"{kind}.")

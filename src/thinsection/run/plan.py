@@ -12,9 +12,10 @@ import numpy as np
 from torch.nn.functional import cosine_similarity
 
 from thinsection.encode import TileEncoder, load_encoder
+from thinsection.encode.answers import declares_half
 from thinsection.encode.check import find_local_weights
 from thinsection.encode.engine import PRECISIONS, engine_version, why_torch
-from thinsection.encode.registry import is_brought
+from thinsection.encode.registry import ENCODERS, is_brought
 from thinsection.encode.specs import find_spec
 from thinsection.errors import BudgetError, ThinsectionError
 from thinsection.files.pages import bars_html, notebook_html
@@ -224,7 +225,10 @@ def _planned_encoder(
 ) -> _PlannedEncoder:
     """Encoder of the planned run in this precision."""
     encoding = spec.encoding
-    half_precision = is_brought(name) or find_spec(name).half_precision
+    if is_brought(name):
+        half_precision = declares_half(ENCODERS.load(name))
+    else:
+        half_precision = find_spec(name).half_precision
     placement = place("cpu", precision, half_precision=half_precision)
     is_random = not encoding.pretrained
     refusal = why_torch(encoding.engine, placement.device, is_random=is_random)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Protocol
 
@@ -103,7 +104,8 @@ class Slide(Closing):
         slide_path: path or URL from which the slide was opened.
         levels: pyramid levels, finest first; `levels[0].downsample == 1.0`.
         size: (width, height) of level 0, px.
-        slide_mpp: (x, y) µm per level-0 px, or None if the file does not state it.
+        slide_mpp: (x, y) µm per level-0 px, or None if the file does not state it. The
+            constructor also takes one number for both axes.
         mpp_source: source of `slide_mpp`, in words; '' if there is none, or if it is not known.
         objective_power: nominal magnification of the objective, or None.
         vendor: scanner family by OpenSlide's name, or None.
@@ -138,7 +140,7 @@ class Slide(Closing):
         slide_path: str,
         levels: Sequence[Level],
         *,
-        slide_mpp: Mpp | None,
+        slide_mpp: Mpp | float | None,
         objective_power: float | None = None,
         vendor: str | None = None,
         properties: Mapping[str, str] | None = None,
@@ -148,7 +150,7 @@ class Slide(Closing):
         self.slide_path = slide_path
         self.levels = tuple(levels)
         self.size: Size = self.levels[0].size
-        self.slide_mpp = slide_mpp
+        self.slide_mpp = _mpp_xy(slide_mpp, slide_path)
         self.objective_power = objective_power
         self.vendor = vendor
         self.properties: Mapping[str, str] = dict(properties or {})
@@ -530,6 +532,23 @@ def _array_to_fill(size: Size, out: RgbArray | None) -> RgbArray:
             f"out must be uint8 of shape {shape}, got {out.dtype} {out.shape}"
         )
     return out
+
+
+def _mpp_xy(slide_mpp: Mpp | float | None, slide_path: str) -> Mpp | None:
+    """(x, y) µm/px of what a reader passes: one number or two, or None."""
+    if slide_mpp is None:
+        return None
+    numbers: tuple[object, ...] = (slide_mpp, slide_mpp)
+    if isinstance(slide_mpp, Sequence | np.ndarray):
+        numbers = tuple(slide_mpp)
+    reals = [float(one) for one in numbers if isinstance(one, Real)]
+    if len(numbers) != 2 or len(reals) != 2:
+        raise InvalidInputError(
+            f"slide_mpp must be one number, two numbers (x, y) or None, got {slide_mpp!r} in "
+            f"{Path(slide_path).name!r}; pass (0.5, 0.5) for 0.5 µm/px"
+        )
+    x, y = reals
+    return x, y
 
 
 def _check_sizes(levels: Sequence[Level], slide_path: str) -> None:

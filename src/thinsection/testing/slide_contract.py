@@ -180,7 +180,12 @@ class SlideContract:
         self.write(path, ODD_SIZE, replace(self.usual, compression="lzw"))
         with self.open(path) as slide:
             down = slide.levels[1].downsample
-            assert down != round(down)
+            columns, rows = slide.levels[1].size
+            width, height = slide.size
+            assert down != round(down), (
+                f"levels[1].downsample must be the mean of the exact ratios of both axes, "
+                f"{(width / columns + height / rows) / 2}, got {down}; docs/readers.md"
+            )
             whole = slide.read_region((0, 0), 1, slide.levels[1].size)
             for origin_l0, size in regions(slide.size):
                 pixels = slide.read_region(origin_l0, 1, size)

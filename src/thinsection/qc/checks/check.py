@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace
 from thinsection.arrays.morphology import region_areas
-from thinsection.errors import ConfigError
+from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.types import RgbArray, Size
 
 # a cell of the slide's row: a number, a label, or 'NA'
@@ -101,6 +101,8 @@ class QcView:
     affected_areas: Mapping[str, Array] = field(default_factory=dict)
     # name of a check of kind 'class' -> area of its segmenter's classes, bool (H, W)
     class_areas: Mapping[str, Array] = field(default_factory=dict)
+    # class of the check that gets this view, for its errors
+    check: str = "a check"
     # name ('macro') -> associated image of the slide, on the host; None if the slide has none
     associated: Callable[[str], RgbArray | None] = lambda name: None
 
@@ -133,6 +135,7 @@ class QcView:
 
     def left(self, new: Array, column: str, *, enforce: bool = False) -> Outcome:
         """Outcome of a check that leaves the mask `new`; the removed share is one column."""
+        self._check_mask(new)
         return Outcome(
             mask_use=new,
             affected_area=self.mask_use & ~new,
@@ -142,6 +145,7 @@ class QcView:
 
     def without(self, artefact: Array, column: str) -> Outcome:
         """Outcome of a check that removes an artefact; the artefact is drawn on glass too."""
+        self._check_mask(artefact)
         outcome = self.left(self.mask_use & ~artefact, column, enforce=True)
         return replace(outcome, affected_area=artefact)
 
@@ -152,10 +156,22 @@ class QcView:
 
         `affected_area` gives the regions; None means the pixels that the check removes.
         """
+        self._check_mask(new)
         if affected_area is None:
             affected_area = self.mask_use & ~new
         scores = self.region_scores(prefix, affected_area, self.share(new))
         return Outcome(mask_use=new, affected_area=affected_area, scores=scores)
+
+    def _check_mask(self, mask: object) -> None:
+        """Raises InvalidInputError: a mask that a check passes is not like `mask_use`."""
+        kind = str(getattr(mask, "dtype", type(mask).__name__))
+        shape = getattr(mask, "shape", None)
+        if kind != "bool" or shape != self.mask_use.shape:
+            raise InvalidInputError(
+                f"mask of {self.check} must be bool of shape {self.mask_use.shape}, as "
+                f"view.mask_use, got {kind} {'' if shape is None else shape}; compare an array "
+                "of that shape, such as view.gray, with a threshold"
+            )
 
     def region_scores(self, prefix: str, mask: Array, share: float) -> dict[str, Score]:
         """Number, mean and largest area of the 8-connected regions of a mask, and a share."""

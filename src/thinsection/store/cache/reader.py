@@ -93,7 +93,7 @@ class FeatureCache(Closing):
     def find(
         cls, root: Path, key: CacheKey, *, budget_bytes: int = DEFAULT_BUDGET_BYTES
     ) -> Self | None:
-        """Opens the finished cache of a key; None if there is none.
+        """Opens the finished cache of a key; None if there is none, so check before `with`.
 
         Raises:
             StoreError: the cache is damaged.
