@@ -1,6 +1,7 @@
 """Tissue that somebody brings covers tiles as other people's code says."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from PIL import Image
 
 import thinsection as ts
 from thinsection.errors import ConfigError, InvalidInputError, MissingMppError
+from thinsection.qc import run_qc
 from thinsection.qc.own_tissue import as_tissue
 from thinsection.slide import Slide
 from thinsection.testing.synthetic import ArraySlide, write_he_slide
@@ -108,6 +110,64 @@ def test_the_least_share_counts_and_all_tissue_is_the_grid(slide: Slide) -> None
     )
 
 
+@pytest.mark.parametrize("form", ["list", "image", "tensor"])
+def test_a_mask_may_be_anything_that_numpy_reads(slide: Slide, form: str) -> None:
+    mask = np.random.default_rng(2).random((50, 70)) > 0.6
+    brought: Any = mask.tolist()
+    if form == "image":
+        brought = Image.fromarray(mask)
+    if form == "tensor":
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        brought = torch.from_numpy(mask)
+    expected = shares_of(grid(slide, (mask, (5.0, 4.0))))
+    assert len(expected) > 50
+    assert shares_of(grid(slide, (brought, (5.0, 4.0)))) == expected
+
+
+@pytest.mark.parametrize(
+    "mask_mpp",
+    [
+        np.array([5.0, 4.0]),
+        [np.float32(5), np.int64(4)],
+        (5, np.array(4)),
+    ],
+)
+def test_micrometres_may_be_numbers_of_numpy(slide: Slide, mask_mpp: Any) -> None:
+    mask = np.random.default_rng(2).random((50, 70)) > 0.6
+    expected = shares_of(grid(slide, (mask, (5.0, 4.0))))
+    assert shares_of(grid(slide, (mask, mask_mpp))) == expected
+    square = ArraySlide([np.full((500, 700, 3), 240, np.uint8)], slide_mpp=(0.5, 0.5))
+    assert shares_of(grid(square, (mask, np.float32(5)))) == shares_of(
+        grid(square, (mask, 5.0))
+    )
+
+
+@pytest.mark.parametrize("pipeline", ["auto", "histoqc-light"])
+def test_a_result_of_quality_control_is_its_tissue(
+    tmp_path: Path, pipeline: str
+) -> None:
+    for name in ("a", "b"):
+        write_he_slide(tmp_path / f"{name}.svs", (1500, 1200), seed=len(name) + 2)
+    for name in ("a", "b"):
+        with ts.open_slide(tmp_path / f"{name}.svs") as opened:
+            result = run_qc(opened, pipeline)
+            # where the guard overruled a check, both masks differ
+            smaller = result.mask_use.copy()
+            smaller[: len(smaller) // 2] = False
+            kept = replace(result, mask_use=smaller, mask_kept=result.tissue.mask)
+            expected = grid(opened, result.tissue)
+            assert len(expected) > 5
+            for brought in (result, kept):
+                assert shares_of(grid(opened, brought)) == shares_of(expected)
+            fewer = grid(opened, (kept.mask_use, kept.frame))
+            assert len(fewer) < len(expected)
+    other = ArraySlide([np.full((90, 80, 3), 240, np.uint8)], slide_mpp=None)
+    with pytest.raises(
+        InvalidInputError, match=r"belong to the slide of \(80, 90\) px"
+    ):
+        grid(other, result)
+
+
 def test_the_mask_for_pictures_is_the_same_tissue(slide: Slide) -> None:
     """The mask at the detector's resolution is Pillow's reduction of what was brought."""
     mask = np.zeros((500, 700), dtype=bool)
@@ -140,6 +200,25 @@ def test_the_mask_for_pictures_is_the_same_tissue(slide: Slide) -> None:
         ),
         ({"type": "Nothing"}, "tissue must be GeoJSON"),
         (7, r"TissueMask, \(mask, µm/px\), a shapely geometry .* got int"),
+        (
+            [STAR, shapely.box(1, 1, 9, 9)],
+            r"one geometry, got 2 in a list; pass shapely.union_all\(",
+        ),
+        (
+            (STAR, shapely.box(1, 1, 9, 9)),
+            r"one geometry, got 2 in a tuple; pass shapely.union_all\(",
+        ),
+        (STAR.wkt, r"got WKT; pass shapely.from_wkt\(text\)"),
+        (shapely.to_geojson(STAR), r"got GeoJSON; pass json.loads\(text\)"),
+        (
+            (Image.new("RGB", (70, 50)), 5.0),
+            r"got an image of mode RGB; pass np.asarray\(image.convert\('L'\)\) > 0",
+        ),
+        (Image.new("L", (70, 50)), r"must say its µm/px, got an array alone"),
+        ((np.ones((1, 5, 7), bool), 8.0), r"got bool \(1, 5, 7\); pass one plane"),
+        (("mask.png", 8.0), r"bool of shape \(H, W\), got str; pass an array of bool"),
+        ((np.ones((5, 7), bool), np.float32("inf")), "one or two numbers > 0, got"),
+        ((np.ones((5, 7), bool), np.ones(3)), "one or two numbers > 0, got"),
         ("none.geojson", "existing file, got 'none.geojson'"),
     ],
 )

@@ -13,7 +13,7 @@ import tifffile
 from PIL import Image
 
 import thinsection as ts
-from thinsection.errors import InvalidInputError
+from thinsection.errors import InvalidInputError, StoreError
 from thinsection.machine import cpu_count
 from thinsection.report.picture import slide_picture
 from thinsection.results.folder import Results
@@ -217,6 +217,26 @@ def test_a_geojson_has_polygons_in_level_0_with_measurements(
         assert ("color" in feature["properties"]) == (not np.isnan(value))
 
 
+@pytest.mark.parametrize("form", ["grad", "bfloat16", "float16", "bool"])
+def test_tensors_are_numbers(form: str, slide: Slide, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tiles = tiles_of(slide)
+    # numbers that every type has
+    plain = np.arange(len(tiles)) % 5 / 4
+    values = torch.from_numpy(plain)
+    if form == "grad":
+        values.requires_grad_()
+    elif form == "bool":
+        plain = plain > 0.5
+        values = torch.from_numpy(plain)
+    else:
+        values = values.to(getattr(torch, form))
+    for ending in ("png", "geojson"):
+        wanted = ts.write_heatmap(tmp_path / f"n.{ending}", slide, tiles, plain)
+        got = ts.write_heatmap(tmp_path / f"t.{ending}", slide, tiles, values)
+        assert got.read_bytes() == wanted.read_bytes()
+
+
 @pytest.mark.parametrize("form", ["words", "categorical", "series"])
 def test_categories_have_their_colours_in_every_format(
     form: str, slide: Slide, tmp_path: Path
@@ -233,7 +253,9 @@ def test_categories_have_their_colours_in_every_format(
         )
     if form == "series":
         values = pandas.Series(values, index=np.arange(len(tiles))[::-1])
-    colors = {"tumour: a": "red", "stroma 2": (0, 0, 255), "other": "#123456"}
+    colors: Any = {"tumour: a": "red", "stroma 2": (0, 0, 255)}
+    if form != "words":
+        colors["none"] = "#123456"  # a class that no tile has
     path = ts.write_heatmap(tmp_path / "x.geojson", slide, tiles, values, colors=colors)
     features = json.loads(path.read_text())["features"]
     classes = [f["properties"].get("classification") for f in features]
@@ -335,6 +357,20 @@ def test_a_folder_gives_slides_grids_and_columns_by_name(
             )
 
 
+def test_the_path_of_a_folder_opens_it(results: Results, tmp_path: Path) -> None:
+    for slide_id in results.slides:
+        for grid in results.grids:
+            args = (slide_id, "tissue_fraction", grid)
+            wanted = ts.write_heatmap(tmp_path / "n.png", results, *args)
+            for source in (results.folder, str(results.folder)):
+                got = ts.write_heatmap(tmp_path / "t.png", source, *args)
+                assert got.read_bytes() == wanted.read_bytes()
+    with pytest.raises(StoreError, match="results must be a folder of"):
+        ts.write_heatmap(tmp_path / "x.png", tmp_path, "a", "tissue_fraction")
+    with pytest.raises(InvalidInputError, match=r"source must be .* open_slide\(path"):
+        ts.write_heatmap(tmp_path / "x.png", None, "a", "tissue_fraction")  # type: ignore[arg-type]
+
+
 def test_a_notebook_draws_the_same_colours_as_the_file(
     results: Results, tmp_path: Path
 ) -> None:
@@ -403,6 +439,25 @@ def test_what_does_not_fit_is_refused(slide: Slide, tmp_path: Path) -> None:
         InvalidInputError, match=r"mpp must be left out but for .ome.tif"
     ):
         ts.write_heatmap(tmp_path / "x.png", slide, tiles, values, mpp=2)
+    with pytest.raises(
+        InvalidInputError, match=r"colors must be of classes .*'A'; did you mean 'a'"
+    ):
+        words = ["a", "b"] * (len(tiles) // 2) + ["b"] * (len(tiles) % 2)
+        ts.write_heatmap(
+            tmp_path / "x.png", slide, tiles, words, colors={"A": "red", "b": "blue"}
+        )
+    for infinite in (np.inf, -np.inf):
+        values[5] = infinite
+        with pytest.raises(
+            InvalidInputError,
+            match=f"values must be finite, or NaN .* got {infinite} for tile 5",
+        ):
+            ts.write_heatmap(tmp_path / "x.png", slide, tiles, values)
+    with pytest.raises(
+        InvalidInputError,
+        match=r"tiles of the slide, got ndarray; pass .* not only its coords_l0$",
+    ):
+        ts.write_heatmap(tmp_path / "x.png", slide, tiles.coords_l0, values)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="column must be one of"):
         ts.write_heatmap(tmp_path / "x.png", slide, tiles, "tisue_fraction")
     assert [*tmp_path.iterdir()] == []

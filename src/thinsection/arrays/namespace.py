@@ -84,3 +84,16 @@ def _cuda_namespace(index: int) -> ArrayNamespace:
         )
     cupy.cuda.Device(index).use()
     return ArrayNamespace(device=device, xp=cupy, ndimage=ndimage)
+
+
+def as_numpy(values: Any) -> npt.NDArray[Any]:
+    """What NumPy reads, or a tensor of torch of any type and device, as an array of the host.
+
+    Raises TypeError or ValueError: NumPy does not read it.
+    """
+    if not hasattr(values, "detach"):
+        return np.asarray(values)
+    tensor = values.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":  # a type that NumPy does not have
+        tensor = tensor.float()
+    return np.asarray(tensor)

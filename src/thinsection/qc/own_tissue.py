@@ -6,10 +6,12 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from PIL import Image
 
+from thinsection.arrays import as_numpy
 from thinsection.errors import InvalidInputError, MissingMppError
 from thinsection.qc.tissue import (
     Shares,
@@ -24,17 +26,20 @@ from thinsection.types import CoordsL0, MaskArray, MaskFrame, Mpp, Size
 if TYPE_CHECKING:
     from shapely import Geometry
 
+    from thinsection.qc.result import QcResult
     from thinsection.types import Document
 
 # tissue with its place on the slide
 Tissue: TypeAlias = TissueMask | tuple[MaskArray, MaskFrame]
 # what `as_tissue` makes one of
 AnyTissue: TypeAlias = (
-    "Tissue | tuple[MaskArray, float | Mpp] | Geometry | Document | str | Path"
+    "Tissue | QcResult | tuple[Any, float | Mpp] | Geometry | Document | str | Path"
 )
 _FORMS = (
     "(mask, µm/px), a shapely geometry in level-0 pixels, GeoJSON or a file of outlines"
 )
+# how a text of WKT begins
+_WKT = ("POLYGON", "MULTIPOLYGON", "GEOMETRYCOLLECTION", "SRID=")
 # relative difference between the extents of a mask and its slide, beside one mask pixel
 _EXTENT_TOLERANCE = 0.01
 
@@ -67,9 +72,10 @@ def as_tissue(slide: Slide, tissue: AnyTissue) -> Tissue:
 
     Args:
         slide: an opened slide.
-        tissue: a `TissueMask`; a mask, bool (H, W), with its frame or its µm/px (one number, or x
-            and y), whose first pixel is the slide's corner; a shapely geometry, or GeoJSON as a
-            dict, in level-0 pixels; or the path of a file of outlines, as `--tissue` takes it.
+        tissue: a `TissueMask`; a `QcResult`, whose `tissue` is taken; a mask, bool (H, W) of NumPy
+            or torch, with its frame or its µm/px (one number, or x and y), whose first pixel is
+            the slide's corner; a shapely geometry, or GeoJSON as a dict, in level-0 pixels; or
+            the path of a file of outlines, as `--tissue` takes it.
 
     Memory: as `tissue_mask` without its filters.
 
@@ -84,24 +90,24 @@ def as_tissue(slide: Slide, tissue: AnyTissue) -> Tissue:
                 f"{tissue.frame.size_l0} px"
             )
         return tissue
+    _refuse_several_geometries(tissue)
     if isinstance(tissue, tuple) and len(tissue) == 2:
-        mask, place = tissue
-        is_array = isinstance(mask, np.ndarray)
-        if not is_array or mask.dtype != np.bool_ or mask.ndim != 2:
-            form = f"{mask.dtype} {mask.shape}" if is_array else type(mask).__name__
-            raise InvalidInputError(
-                f"tissue_mask must be bool of shape (H, W), got {form}; pass mask > 0"
-            )
+        brought, place = tissue
+        mask = _bool_mask(brought)
         if isinstance(place, MaskFrame):
             return mask, place
         return _placed(slide, mask, _mpp_xy(place))
-    if isinstance(tissue, np.ndarray):
+    if hasattr(tissue, "__array_interface__") or hasattr(tissue, "detach"):
         raise InvalidInputError(
             "tissue must say its µm/px, got an array alone; pass (mask, 8.0) for a mask of "
             "8 µm/px"
         )
     from shapely import box
 
+    from thinsection.qc.result import QcResult
+
+    if isinstance(tissue, QcResult):
+        return as_tissue(slide, tissue.tissue)
     area = _area(slide, tissue)
     width, height = slide.size
     if not area.intersects(box(0, 0, width, height)):
@@ -113,18 +119,56 @@ def as_tissue(slide: Slide, tissue: AnyTissue) -> Tissue:
     return annotated_tissue(slide, area)
 
 
+def _refuse_several_geometries(tissue: object) -> None:
+    """Raises InvalidInputError: several geometries in place of one."""
+    import shapely
+
+    if not isinstance(tissue, list | tuple | np.ndarray) or not len(tissue):
+        return
+    if isinstance(tissue[0], shapely.Geometry):
+        raise InvalidInputError(
+            f"tissue must be one geometry, got {len(tissue)} in a {type(tissue).__name__}; "
+            "pass shapely.union_all(geometries)"
+        )
+
+
+def _bool_mask(brought: Any) -> MaskArray:
+    """The mask as an array of NumPy. Raises InvalidInputError: it is not bool (H, W)."""
+    rule = "tissue_mask must be bool of shape (H, W)"
+    try:
+        mask = as_numpy(brought)
+    except (TypeError, ValueError):
+        mask = np.asarray(None)
+    if mask.dtype.kind not in "biufc":
+        raise InvalidInputError(
+            f"{rule}, got {type(brought).__name__}; pass an array of bool"
+        )
+    if mask.dtype == np.bool_ and mask.ndim == 2:
+        return mask
+    if isinstance(brought, Image.Image):
+        raise InvalidInputError(
+            f"{rule}, got an image of mode {brought.mode}; pass "
+            "np.asarray(image.convert('L')) > 0"
+        )
+    form = f"{mask.dtype} {mask.shape}"
+    if mask.ndim != 2:
+        raise InvalidInputError(f"{rule}, got {form}; pass one plane, such as mask[0]")
+    raise InvalidInputError(f"{rule}, got {form}; pass mask > 0")
+
+
 def _mpp_xy(mpp: object) -> Mpp:
     """µm/px along x and y of a mask."""
-    numbers = mpp if isinstance(mpp, tuple | list) else (mpp, mpp)
-    are_numbers = all(
-        isinstance(one, int | float) and 0 < one < math.inf for one in numbers
-    )
-    if len(numbers) != 2 or not are_numbers:
+    try:
+        numbers = as_numpy(mpp)
+    except (TypeError, ValueError):
+        numbers = np.asarray(None)
+    are_numbers = numbers.dtype.kind in "iuf" and numbers.shape in ((), (2,))
+    if not are_numbers or not ((numbers > 0) & (numbers < math.inf)).all():
         raise InvalidInputError(
             f"mask_mpp must be one or two numbers > 0, got {mpp!r}; pass (mask, 8.0) for a mask "
             "of 8 µm/px"
         )
-    x, y = numbers
+    x, y = np.broadcast_to(numbers, 2).tolist()
     return float(x), float(y)
 
 
@@ -171,6 +215,7 @@ def _area(slide: Slide, tissue: object) -> Geometry:
 
     if isinstance(tissue, str | Path):
         stem = Path(slide.slide_path).stem
+        _refuse_text_of_geometry(str(tissue))
         path = Path(tissue)
         if not path.is_file():
             raise InvalidInputError(
@@ -201,6 +246,16 @@ def _area(slide: Slide, tissue: object) -> Geometry:
             if isinstance(part, shapely.Polygon | shapely.MultiPolygon)
         ]
     )
+
+
+def _refuse_text_of_geometry(text: str) -> None:
+    """Raises InvalidInputError: GeoJSON or WKT as text, where a text is a path."""
+    begin = text.lstrip()[:40]
+    rule = "tissue must be the path of a file if it is a text"
+    if begin.startswith("{"):
+        raise InvalidInputError(f"{rule}, got GeoJSON; pass json.loads(text)")
+    if begin.upper().startswith(_WKT) and "(" in text:
+        raise InvalidInputError(f"{rule}, got WKT; pass shapely.from_wkt(text)")
 
 
 def annotated_tissue(

@@ -7,6 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ImageColor
 
+from thinsection.arrays import as_numpy
+from thinsection.config import nearest
 from thinsection.errors import InvalidInputError
 from thinsection.report.layers import Classes, TileLayer, Values
 from thinsection.report.values import (
@@ -42,17 +44,19 @@ def tile_layer(
     Args:
         coords_l0: int64 (N, 2), corners of the tiles.
         size_l0: edges of every tile in level-0 pixels.
-        values: numbers, bool, words, or a pandas Categorical or Series, in the tiles' order. NaN
-            and None stand for no value.
+        values: numbers of NumPy or torch, bool, words, or a pandas Categorical or Series, in the
+            tiles' order, whatever the index of a Series. NaN and None stand for no value.
         label: text in the legend.
         kind: of numbers, how they are coloured; None decides by their signs.
         limits: of numbers, the values of the first and last colour; None takes those of the values.
-        colors: of categories, a colour by name; other categories take the colours of classes.
+        colors: of categories, a colour by name; other categories take the colours of classes. A
+            pandas Categorical may have classes that no tile has.
 
     Raises:
-        InvalidInputError: another number of values than of tiles; settings of the other sort.
+        InvalidInputError: another number of values than of tiles; settings of the other sort; a
+            colour of no class.
     """
-    plain = np.asarray(values)
+    plain = as_numpy(values)
     if plain.shape != (len(coords_l0),):
         raise InvalidInputError(
             f"values must be of shape ({len(coords_l0)},), got {plain.shape}"
@@ -125,10 +129,12 @@ def _classes(
     places = {name: place for place, name in enumerate(names)}
     codes = np.array([places.get(word, NONE) for word in words], dtype=np.int64)
     chosen = {str(name): hex_color(color) for name, color in colors.items()}
-    of_names = {name: chosen[name] for name in names if name in chosen}
-    return codes, Categories(
-        names=tuple(names), colors=complete_colors(names, of_names)
-    )
+    for name in chosen:
+        if name not in names:
+            raise InvalidInputError(
+                f"colors must be of classes of the values, got {name!r}{nearest(name, names)}"
+            )
+    return codes, Categories(names=tuple(names), colors=complete_colors(names, chosen))
 
 
 def hex_color(color: ClassColor) -> str:

@@ -15,7 +15,7 @@ from thinsection.report.painted import write_painted
 from thinsection.report.svg import write_svg
 from thinsection.report.tile_layers import ClassColors, TileValues
 from thinsection.report.values import Limits, ValueKind
-from thinsection.results.folder import Results
+from thinsection.results.folder import Results, open_results
 from thinsection.results.scene import Scene, ShownValues, scene_of, values_of_tiles
 from thinsection.results.tiled_slide import tiled_slide
 from thinsection.slide import Slide
@@ -49,7 +49,7 @@ class _Request:
 
 def write_heatmap(
     path: str | Path,
-    source: Results | Slide,
+    source: Results | Slide | str | Path,
     shown: str | TileTable | TilesFile,
     values: str | TileValues,
     grid: str | None = None,
@@ -72,16 +72,18 @@ def write_heatmap(
 
     Args:
         path: the file; an existing one is replaced.
-        source: a results folder, or an opened slide.
+        source: a results folder or its path, or an opened slide.
         shown: id of one of the folder's slides; of an opened slide its tiles.
-        values: a column of the tile table, or (N,) numbers, words or a pandas Categorical, in the
-            order of the tiles. A tile with NaN or None has no colour.
+        values: a column of the tile table, or (N,) numbers of NumPy or torch, words or a pandas
+            Categorical, in the order of the tiles. A tile with NaN or None has no colour; infinity
+            is refused.
         grid: as for `results.tiles`.
         kind: of numbers: 'signed' (blue against, red for, 0 is nothing), 'amount' (from 0) or
             'measure' (any range); None decides by the column and the values.
         limits: of numbers: values of the first and last colour, the same for several slides; None
             takes those of the values.
-        colors: of categories: a colour by name, such as {"tumour": "#d55e00"}.
+        colors: of categories: a colour by name, such as {"tumour": "#d55e00"}. Another
+            name is an error; a pandas Categorical may have classes that no tile has.
         label: name of the values in the legend and in GeoJSON; None takes the column's.
         mpp: of an OME-TIFF: its resolution in µm/px; None gives a tile 32 pixels.
 
@@ -90,7 +92,8 @@ def write_heatmap(
         place of the picture, whatever the size of the slide.
 
     Raises:
-        InvalidInputError: another end of the path, no such column, or another number of values.
+        InvalidInputError: another end of the path, no such column, another number of values, or an
+            infinite one.
         SlideOpenError: an OME-TIFF of a results folder needs the slide's file.
 
     Example:
@@ -106,6 +109,8 @@ def write_heatmap(
         raise InvalidInputError(
             f"mpp must be left out but for .ome.tif, got {mpp:g} for {target.name!r}"
         )
+    if isinstance(source, str | Path):
+        source = open_results(source)
     if isinstance(source, Results):
         grid = source.choose_grid(grid)
     shown_values = values_of_tiles(

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from thinsection.config import nearest
 from thinsection.errors import InvalidInputError
-from thinsection.report.layers import TileLayer
+from thinsection.report.layers import TileLayer, Values
 from thinsection.report.picture import Picture, slide_picture
 from thinsection.report.stored import QC_FILE, open_picture, picture_files, read_tissue
 from thinsection.report.tile_layers import ClassColors, TileValues, tile_layer
@@ -89,10 +91,13 @@ def tiles_of(
     """Tiles of an opened slide, or of a results folder's slide."""
     if isinstance(source, Results):
         return source.tiles(check_id(shown), grid)
+    if not isinstance(source, Slide):
+        as_results(source)
     if not isinstance(shown, TileTable | TilesFile):
+        form = repr(shown) if isinstance(shown, str) else type(shown).__name__
         raise InvalidInputError(
-            f"shown must be the tiles of the slide, got {shown!r}; pass the result of tile_grid "
-            "or of results.tiles"
+            f"shown must be the tiles of the slide, got {form}; pass the result of tile_grid "
+            "or of results.tiles, and not only its coords_l0"
         )
     return shown
 
@@ -135,6 +140,7 @@ def values_of_tiles(
         grid = source.choose_grid(grid)
     drawn = tiles_of(source, shown, grid)
     column = "value" if label is None else label
+    is_column = isinstance(values, str)
     if isinstance(values, str):
         column = values
         stored = column_of(drawn.columns, values)
@@ -156,4 +162,10 @@ def values_of_tiles(
         limits=limits,
         colors=colors,
     )
+    if isinstance(layer, Values) and not is_column and np.isinf(layer.values).any():
+        row = int(np.flatnonzero(np.isinf(layer.values))[0])
+        raise InvalidInputError(
+            "values must be finite, or NaN for a tile without a value, got "
+            f"{layer.values[row]} for tile {row}"
+        )
     return ShownValues(layer=layer, column=column)

@@ -255,8 +255,9 @@ def tile_grid(
     Args:
         slide: an opened slide.
         config: tile size, resolution, overlap, least tissue fraction, edge rule.
-        tissue: a `TissueMask`; a mask, bool (H, W), with its µm/px: (mask, 8.0); a shapely geometry
-            or GeoJSON in level-0 pixels; a file of outlines. None keeps the whole grid.
+        tissue: a `TissueMask`; a result of `run_qc`; a mask, bool (H, W) of NumPy or torch, with
+            its µm/px: (mask, 8.0); a shapely geometry or GeoJSON in level-0 pixels; a file of
+            outlines. None keeps the whole grid.
         settings: single settings, which replace those of `config`: tile_px=224, tile_mpp=1.0.
 
     Returns:
