@@ -149,7 +149,7 @@ def test_auto_is_fp32_unless_the_spec_declares_half_precision(
     ):
         installed(factory)
         assert load_encoder("own", device="cpu").precision == precision
-    make_in_half.spec = InHalf.spec
+    vars(make_in_half)["spec"] = InHalf.spec
     assert load_encoder("own", device="cpu").precision == "bf16"
     installed(WithNumpy)
     named = load_encoder("own", device="cpu", precision="bf16")

@@ -85,9 +85,7 @@ def check_id(shown: object) -> str:
     return shown
 
 
-def tiles_of(
-    source: Results | Slide, shown: object, grid: str | None
-) -> TileTable | TilesFile:
+def tiles_of(source: object, shown: object, grid: str | None) -> TileTable | TilesFile:
     """Tiles of an opened slide, or of a results folder's slide."""
     if isinstance(source, Results):
         return source.tiles(check_id(shown), grid)
