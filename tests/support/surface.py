@@ -264,13 +264,15 @@ def page() -> str:
         groups, key=lambda name: (name != "thinsection", "." not in name, name)
     )
     for group in order:
-        parts += [f"## {group}", "", "| name | what it is |", "|---|---|"]
+        head = ["| name | what it is | parameters |", "|---|---|---|"]
+        parts += [f"## {group}", "", *head]
         for public in groups[group]:
             name = public.name.rpartition(".")[2]
-            call = f"{name}({', '.join(public.parameters)})"
-            shown = call if public.parameters else name
             words = public.words.replace("|", r"\|").replace("<", "&lt;")
-            parts.append(f"| `{shown}` | {words} |")
+            parameters = ""
+            if public.parameters:
+                parameters = f"`{', '.join(public.parameters)}`"
+            parts.append(f"| `{name}` | {words} | {parameters} |")
         parts.append("")
     blocks = "\n".join(parts)
     return blocks.replace("# Public names\n", "# Public names\n\n").replace(
