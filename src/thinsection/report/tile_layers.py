@@ -8,7 +8,6 @@ import numpy.typing as npt
 from PIL import ImageColor
 
 from thinsection.arrays import as_numpy
-from thinsection.config import nearest
 from thinsection.errors import InvalidInputError
 from thinsection.report.layers import Classes, TileLayer, Values
 from thinsection.report.values import (
@@ -53,8 +52,7 @@ def tile_layer(
             pandas Categorical may have classes that no tile has.
 
     Raises:
-        InvalidInputError: another number of values than of tiles; settings of the other sort; a
-            colour of no class.
+        InvalidInputError: another number of values than of tiles; settings of the other sort.
     """
     plain = as_numpy(values)
     if plain.shape != (len(coords_l0),):
@@ -129,12 +127,10 @@ def _classes(
     places = {name: place for place, name in enumerate(names)}
     codes = np.array([places.get(word, NONE) for word in words], dtype=np.int64)
     chosen = {str(name): hex_color(color) for name, color in colors.items()}
-    for name in chosen:
-        if name not in names:
-            raise InvalidInputError(
-                f"colors must be of classes of the values, got {name!r}{nearest(name, names)}"
-            )
-    return codes, Categories(names=tuple(names), colors=complete_colors(names, chosen))
+    # one palette serves several slides, and a slide may lack a class
+    of_names = {name: chosen[name] for name in names if name in chosen}
+    colors_of_names = complete_colors(names, of_names)
+    return codes, Categories(names=tuple(names), colors=colors_of_names)
 
 
 def hex_color(color: ClassColor) -> str:

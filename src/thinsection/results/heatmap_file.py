@@ -82,8 +82,8 @@ def write_heatmap(
             'measure' (any range); None decides by the column and the values.
         limits: of numbers: values of the first and last colour, the same for several slides; None
             takes those of the values.
-        colors: of categories: a colour by name, such as {"tumour": "#d55e00"}. Another
-            name is an error; a pandas Categorical may have classes that no tile has.
+        colors: of categories: a colour by name, such as {"tumour": "#d55e00"}. Classes
+            that the slide lacks may have one, so that one palette serves several slides.
         label: name of the values in the legend and in GeoJSON; None takes the column's.
         mpp: of an OME-TIFF: its resolution in µm/px; None gives a tile 32 pixels.
 
