@@ -54,6 +54,17 @@ _UNITS = {
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
 
 
+def is_missing_value(value: object) -> bool:
+    """True for None, NaN, and pandas.NA and NaT: what tables of Python hold where nothing is."""
+    if value is None:
+        return True
+    try:
+        return bool(value != value)  # noqa: PLR0124 - true of NaN and NaT only
+    except (TypeError, ValueError, RuntimeError):
+        # pandas.NA; an array or a tensor of several values is a value
+        return type(value).__name__ == "NAType"
+
+
 def ignore_message(text: str) -> None:
     """Ignores a message; for a caller who passes no listener."""
 

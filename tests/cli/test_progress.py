@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from rich.console import Console
+from tests.support.clock import Clock, set_clock
 
 from thinsection.cli import progress as module
 from thinsection.cli.progress import RunProgress
@@ -15,21 +16,9 @@ from thinsection.store.outcome import SlideResult
 Said = Callable[[], list[str]]
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
+    return set_clock(monkeypatch, module)
 
 
 def begin(num_slides: int, *, terminal: bool = False) -> tuple[RunProgress, Said]:

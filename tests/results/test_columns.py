@@ -570,6 +570,21 @@ def test_the_grid_of_a_table_must_be_that_of_its_rows(results: Results) -> None:
     assert "v" not in results.tiles(A, SMALL).columns
 
 
+def test_a_class_has_one_colour_on_all_slides_of_a_table(results: Results) -> None:
+    """The second slide's first class is one that the first slide lacks."""
+    pytest.importorskip("pandas")
+    table = results.to_pandas(SMALL)
+    is_first = (table["slide_id"] == A).to_numpy()
+    table["kind"] = [
+        "stroma" if first or row % 2 else "blood" for row, first in enumerate(is_first)
+    ]
+    results.write_columns(table[["kind"]], grid=SMALL)
+    first, second = (results.tiles(one, SMALL).categories["kind"] for one in (A, B))
+    assert first.names == ("stroma",) and second.names == ("blood", "stroma")
+    assert first.color_by_name["stroma"] == second.color_by_name["stroma"]
+    assert len(set(second.colors)) == 2
+
+
 def test_what_is_no_table_is_named(results: Results) -> None:
     pandas = pytest.importorskip("pandas")
     with pytest.raises(InvalidInputError, match=r"table must be of pandas.* got list"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.clock import Clock, set_clock
 
 import thinsection as ts
 from thinsection.run import progress as module
@@ -26,21 +27,9 @@ class Shown:
         self.lines.append((line.text, line.share, is_last))
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    return clock
+    return set_clock(monkeypatch, module)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ the same values are classes or numbers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,9 @@ from thinsection.evaluation.label_values import LabelsConfig, read_values
 from thinsection.evaluation.labels import Cohort, target_and_values
 from thinsection.evaluation.tables import LabelTable
 from thinsection.evaluation.target import Target, TaskName
-from thinsection.types import Floats
+from thinsection.types import Floats, is_missing_value
 
 # types of the missing values of pandas, which is not imported here
-_PANDAS_MISSING = ("NAType", "NaTType")
 # one value per row: a list, a NumPy array, or a column of pandas
 Values = Sequence[Any] | npt.NDArray[Any]
 
@@ -171,13 +169,6 @@ def check_finite_rows(numbers: Floats, name: str) -> None:
             f"{_rows_words(np.flatnonzero(~finite).tolist())}; leave these rows out of all "
             "arguments"
         )
-
-
-def is_missing_value(value: object) -> bool:
-    """True for None, NaN and the missing values of pandas."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return True
-    return type(value).__name__ in _PANDAS_MISSING
 
 
 def _column(values: Values, name: str, num_rows: int | None) -> list[Any]:

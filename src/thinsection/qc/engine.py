@@ -21,6 +21,7 @@ from thinsection.qc.checks.check import (
     QcView,
     ReportTable,
     Score,
+    check_mask,
 )
 from thinsection.qc.checks.pen_ink import find_pen_ink
 from thinsection.qc.checks.pixel_model import PixelModel, probabilities
@@ -396,17 +397,10 @@ def _check_outcome(check: QcCheck, outcome: object, view: QcView) -> None:
             f"{place} must return an Outcome, got {type(outcome).__name__}; return "
             "view.left(mask, self.name), or Outcome(...)"
         )
-    shape = view.mask_use.shape
     for name in ("mask_use", "affected_area", "sure_area"):
         area = getattr(outcome, name)
-        if area is None:
-            continue
-        kind = str(getattr(area, "dtype", type(area).__name__))
-        if kind != "bool" or area.shape != shape:
-            raise InvalidInputError(
-                f"{name} of {place} must be bool of shape {shape}, as view.mask_use, got {kind} "
-                f"{getattr(area, 'shape', '')}; compare the values with a threshold first"
-            )
+        if area is not None:
+            check_mask(name, area, view)
 
 
 def _removal_warning(

@@ -121,11 +121,9 @@ def as_tissue(slide: Slide, tissue: AnyTissue) -> Tissue:
 
 def _refuse_several_geometries(tissue: object) -> None:
     """Raises InvalidInputError: several geometries in place of one."""
-    import shapely
-
     if not isinstance(tissue, list | tuple | np.ndarray) or not len(tissue):
         return
-    if isinstance(tissue[0], shapely.Geometry):
+    if hasattr(tissue[0], "geom_type"):  # of shapely, which a mask does not need
         raise InvalidInputError(
             f"tissue must be one geometry, got {len(tissue)} in a {type(tissue).__name__}; "
             "pass shapely.union_all(geometries)"

@@ -18,14 +18,13 @@ from thinsection.report.values import (
     natural_key,
 )
 from thinsection.tiles.categories import NONE, Categories, complete_colors
-from thinsection.types import CoordsL0, Size
+from thinsection.types import CoordsL0, Size, is_missing_value
 
 # a value per tile: numbers, words, or a Categorical of pandas
 TileValues = Sequence[Any] | npt.NDArray[Any]
 # colour of a category: a name such as 'red', '#d55e00', or red, green and blue from 0 to 255
 ClassColor = str | Sequence[int]
 ClassColors = Mapping[str, ClassColor]
-_MISSING_OF_PANDAS = ("NAType", "NaTType")
 
 
 def tile_layer(
@@ -100,7 +99,7 @@ def _numbers(plain: npt.NDArray[Any]) -> Numbers | None:
         return plain.astype(np.float64)
     if plain.dtype.kind != "O":
         return None
-    listed = [np.nan if _is_missing(value) else value for value in plain.tolist()]
+    listed = [np.nan if is_missing_value(value) else value for value in plain.tolist()]
     if any(isinstance(value, str) for value in listed):
         return None
     try:
@@ -109,16 +108,11 @@ def _numbers(plain: npt.NDArray[Any]) -> Numbers | None:
         return None
 
 
-def _is_missing(value: object) -> bool:
-    is_nan = isinstance(value, float) and np.isnan(value)
-    return value is None or is_nan or type(value).__name__ in _MISSING_OF_PANDAS
-
-
 def _classes(
     values: Any, plain: npt.NDArray[Any], colors: ClassColors
 ) -> tuple[npt.NDArray[np.int64], Categories]:
     """Codes and categories; words are sorted, with their numbers in order."""
-    words = ["" if _is_missing(value) else str(value) for value in plain.tolist()]
+    words = ["" if is_missing_value(value) else str(value) for value in plain.tolist()]
     named = _named(values)
     if named is None:
         names = sorted({*words} - {""}, key=natural_key)
@@ -128,9 +122,7 @@ def _classes(
     codes = np.array([places.get(word, NONE) for word in words], dtype=np.int64)
     chosen = {str(name): hex_color(color) for name, color in colors.items()}
     # one palette serves several slides, and a slide may lack a class
-    of_names = {name: chosen[name] for name in names if name in chosen}
-    colors_of_names = complete_colors(names, of_names)
-    return codes, Categories(names=tuple(names), colors=colors_of_names)
+    return codes, Categories(names=tuple(names), colors=complete_colors(names, chosen))
 
 
 def hex_color(color: ClassColor) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.arrays import as_numpy
 from thinsection.errors import InvalidInputError
 from thinsection.report.tile_layers import hex_color
 from thinsection.report.values import natural_key
@@ -23,7 +23,7 @@ from thinsection.store.tiles_h5 import TilesFile
 from thinsection.tiles.categories import NONE, Categories, complete_colors
 from thinsection.tiles.filters import MEASURES
 from thinsection.tiles.table import Column
-from thinsection.types import CoordsL0, Document, counted
+from thinsection.types import CoordsL0, Document, counted, is_missing_value
 
 # array, list, tensor, pandas Series or Categorical: anything that NumPy can read
 Values = Any
@@ -147,11 +147,7 @@ def own_column(
             )
         return OwnColumn(name=name, values=_numbers(name, array))
     chosen = dict(used_colors or {}) | _checked_colors(name, names, colors)
-    in_use = [color for word, color in chosen.items() if word not in names]
-    chosen = {word: chosen[word] for word in names if word in chosen}
-    named = Categories(
-        names=tuple(names), colors=complete_colors(names, chosen, taken=in_use)
-    )
+    named = Categories(names=tuple(names), colors=complete_colors(names, chosen))
     return OwnColumn(name=name, values=array.astype(np.int16), categories=named)
 
 
@@ -228,15 +224,14 @@ def _plain_array(values: Values) -> npt.NDArray[Any]:
     if isinstance(values, list | tuple) and any(isinstance(v, str) for v in values):
         # NumPy would make words of numbers, and of NaN
         return np.array(values, dtype=object)
-    return np.asarray(values)
+    return as_numpy(values)
 
 
 def _words(name: str, array: npt.NDArray[Any]) -> list[str]:
     """Words of the tiles; '' where there is none."""
     words = []
     for value in array.tolist():
-        is_missing = value is None or (isinstance(value, float) and math.isnan(value))
-        if is_missing or type(value).__name__ == "NAType":
+        if is_missing_value(value):
             words.append("")
         elif isinstance(value, str):
             words.append(value)

@@ -597,7 +597,9 @@ class Results:
             values,
             categories=categories,
             colors=colors,
-            used_colors=self._used_colors(slide_id, grid, name),
+            used_colors=used_colors(
+                [self.ledger(slide_id), *self.ledgers.values()], own
+            ),
         )
         check_length(column, len(tiles.coords_l0), slide_id)
         if coords_l0 is not None:
@@ -653,11 +655,14 @@ class Results:
         ]
         items = []
         taken: dict[str, list[tuple[str, str]]] = {}  # addresses and names, by slide id
+        # colours of a column's categories on slides of the folder and of the table, by column
+        known_colors: dict[str, dict[str, str]] = {}
+        tile_table = cache(self._tile_table)
         for slide_id, name, values, given_colors in columns_of_slides(
             rows,
             grid,
             with_tiles,
-            self._tile_table,
+            tile_table,
             columns=columns,
             colors=colors,
             partial=partial,
@@ -669,13 +674,19 @@ class Results:
                 name, [other for place, other in taken[slide_id] if place != own]
             )
             taken[slide_id].append((own, name))
+            if name not in known_colors:
+                known_colors[name] = used_colors(self.ledgers.values(), own)
+            own_colors = used_colors([self.ledger(slide_id)], own)
             column = own_column(
                 name,
                 values,
                 colors=given_colors,
-                used_colors=self._used_colors(slide_id, grid, name),
+                used_colors=known_colors[name] | own_colors,
             )
-            tiles = self._tile_table(slide_id, grid)
+            if column.categories is not None:
+                new_colors = column.categories.color_by_name
+                known_colors[name] = new_colors | known_colors[name]
+            tiles = tile_table(slide_id, grid)
             items.append(self._to_store(slide_id, grid, tiles, column))
         self._store(items, overwrite)
         in_table = set(rows.slide_ids.tolist())
@@ -703,12 +714,6 @@ class Results:
         for table in self.tile_tables(slide_id, grid):
             names += [(table.address, table.label(column)) for column in table.columns]
         return names
-
-    def _used_colors(self, slide_id: str, grid: str, name: str) -> dict[str, str]:
-        """Colours that a column's categories have: on this slide, else on the others."""
-        own = self.ledger(slide_id)
-        ledgers = [own, *self.ledgers.values()]
-        return used_colors(ledgers, column_address(grid, name))
 
     def _to_store(
         self, slide_id: str, grid: str, tiles: TilesFile, column: OwnColumn

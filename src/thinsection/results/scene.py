@@ -134,8 +134,6 @@ def values_of_tiles(
     Raises:
         InvalidInputError: no such column, or the number of values is not that of the tiles.
     """
-    if isinstance(source, Results):
-        grid = source.choose_grid(grid)
     drawn = tiles_of(source, shown, grid)
     column = "value" if label is None else label
     is_column = isinstance(values, str)

@@ -16,7 +16,7 @@ from thinsection.results.folder import Listener, Results
 from thinsection.results.tiled_slide import TiledSlide, tiled_slides
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.tiles.order import Numbers
-from thinsection.types import Floats, counted
+from thinsection.types import Floats, counted, is_missing_value
 
 Values = npt.NDArray[np.generic]  # (n,), a value per tile
 # gets a slide id and the tiles of the slide; returns a label per tile, (N,)
@@ -259,14 +259,8 @@ def _is_of_slides(labels: Labels | None) -> TypeGuard[Mapping[str, object]]:
 
 
 def _is_missing(label: object) -> bool:
-    """True for None, '', NaN and pandas.NA."""
-    if label is None or (isinstance(label, str) and not label):
-        return True
-    try:
-        return bool(label != label)  # noqa: PLR0124 - true of NaN only
-    except (TypeError, ValueError, RuntimeError):
-        # pandas.NA; an array or a tensor of several values is a label
-        return type(label).__name__ == "NAType"
+    """True for '' and what `is_missing_value` names."""
+    return label == "" if isinstance(label, str) else is_missing_value(label)
 
 
 def _classified(tiles: ChosenTiles, classes: Sequence[object]) -> ChosenTiles:

@@ -5,7 +5,7 @@ of numbers, and every reader that knows no categories still reads it.
 """
 
 import colorsys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,17 +65,14 @@ def class_color(number: int) -> str:
     return "#" + "".join(f"{round(255 * channel):02X}" for channel in channels)
 
 
-def complete_colors(
-    names: Sequence[str], chosen: Mapping[str, str], taken: Collection[str] = ()
-) -> tuple[str, ...]:
+def complete_colors(names: Sequence[str], chosen: Mapping[str, str]) -> tuple[str, ...]:
     """Colour of each name: the chosen one, or the next class colour that no other name has.
 
     Args:
         names: names of the categories.
-        chosen: colours by name; other names in it are passed over.
-        taken: further colours that are in use.
+        chosen: colours by name. Those of other names are in use, too.
     """
-    used = {color.upper() for color in (*taken, *chosen.values())}
+    used = {color.upper() for color in chosen.values()}
     colors = []
     number = 0
     for name in names:

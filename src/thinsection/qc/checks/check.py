@@ -135,7 +135,7 @@ class QcView:
 
     def left(self, new: Array, column: str, *, enforce: bool = False) -> Outcome:
         """Outcome of a check that leaves the mask `new`; the removed share is one column."""
-        self._check_mask(new)
+        check_mask("mask", new, self)
         return Outcome(
             mask_use=new,
             affected_area=self.mask_use & ~new,
@@ -145,7 +145,7 @@ class QcView:
 
     def without(self, artefact: Array, column: str) -> Outcome:
         """Outcome of a check that removes an artefact; the artefact is drawn on glass too."""
-        self._check_mask(artefact)
+        check_mask("mask", artefact, self)
         outcome = self.left(self.mask_use & ~artefact, column, enforce=True)
         return replace(outcome, affected_area=artefact)
 
@@ -156,22 +156,11 @@ class QcView:
 
         `affected_area` gives the regions; None means the pixels that the check removes.
         """
-        self._check_mask(new)
+        check_mask("mask", new, self)
         if affected_area is None:
             affected_area = self.mask_use & ~new
         scores = self.region_scores(prefix, affected_area, self.share(new))
         return Outcome(mask_use=new, affected_area=affected_area, scores=scores)
-
-    def _check_mask(self, mask: object) -> None:
-        """Raises InvalidInputError: a mask that a check passes is not like `mask_use`."""
-        kind = str(getattr(mask, "dtype", type(mask).__name__))
-        shape = getattr(mask, "shape", None)
-        if kind != "bool" or shape != self.mask_use.shape:
-            raise InvalidInputError(
-                f"mask of {self.check} must be bool of shape {self.mask_use.shape}, as "
-                f"view.mask_use, got {kind} {'' if shape is None else shape}; compare an array "
-                "of that shape, such as view.gray, with a threshold"
-            )
 
     def region_scores(self, prefix: str, mask: Array, share: float) -> dict[str, Score]:
         """Number, mean and largest area of the 8-connected regions of a mask, and a share."""
@@ -182,6 +171,18 @@ class QcView:
             f"{prefix}_max_area": float(areas.max()) if len(areas) else 0.0,
             f"{prefix}_percent": share,
         }
+
+
+def check_mask(name: str, mask: object, view: QcView) -> None:
+    """Raises InvalidInputError: a mask of a check is not like the view's `mask_use`."""
+    kind = str(getattr(mask, "dtype", type(mask).__name__))
+    shape = getattr(mask, "shape", None)
+    if kind != "bool" or shape != view.mask_use.shape:
+        raise InvalidInputError(
+            f"{name} of {view.check} must be bool of shape {view.mask_use.shape}, as "
+            f"view.mask_use, got {kind} {'' if shape is None else shape}; compare an array "
+            "of that shape, such as view.gray, with a threshold first"
+        )
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
