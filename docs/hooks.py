@@ -19,6 +19,11 @@ from thinsection.stages.config import RunConfig
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+# pages that became a part of another one: old address -> new one, for links from elsewhere
+MOVED = {
+    "from_trident.html": "comparison.html#from-trident",
+    "from_stamp.html": "comparison.html#from-stamp",
+}
 # a benchmark that a page names as the source of figures; that of an earlier commit says so itself
 _SOURCE = re.compile(r"`(?:benchmarks/results/)?(\w+)(?:\.json)?`(?! of commit)")
 
@@ -28,6 +33,15 @@ def on_files(files: Files, config: Any) -> Files:
     for name, text in pages().items():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """Writes a page at each old address that leads to the new one."""
+    for old, new in MOVED.items():
+        text = f'<!doctype html><meta charset="utf-8"><title>{new}</title>'
+        text += f'<meta http-equiv="refresh" content="0; url={new}">'
+        text += f'<a href="{new}">This page has moved.</a>\n'
+        Path(config["site_dir"], old).write_text(text, encoding="utf-8")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
