@@ -12,7 +12,7 @@ COPY --from=build /src/dist/*.whl /src/constraints.txt /tmp/
 # for a GPU, build with --build-arg CONSTRAINTS= to get PyTorch's CUDA build
 ARG CONSTRAINTS="-c /tmp/constraints.txt"
 RUN wheel=$(ls /tmp/*.whl) \
-    && pip install --no-cache-dir $CONSTRAINTS "${wheel}[slides,hub,export,plot,probe,view,zarr,cloud]" \
+    && pip install --no-cache-dir $CONSTRAINTS "${wheel}[all]" \
     && rm -rf /tmp/*.whl /tmp/constraints.txt
 RUN useradd --create-home thinsection
 USER thinsection

@@ -5,17 +5,23 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import distribution
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from thinsection import extras
 from thinsection.errors import MissingDependencyError
-from thinsection.registry import lazy_names
+from thinsection.registry import Entry, lazy_names
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SLIDES = PROJECT["optional-dependencies"]["slides"]
+EXTRAS = PROJECT["optional-dependencies"]
+# packages without a line of their own: what brings them is a line
+BROUGHT_BY = {"tokenizers": "transformers", "torchvision": "timm"}
 # opens in a child, since the answer is kept for a process
 OPENS = """
 import thinsection
@@ -160,3 +166,103 @@ def test_a_room_without_the_extra_says_what_to_install(
     monkeypatch.setattr("thinsection.extras.slides_problem", lambda: "")
     with pytest.raises(ModuleNotFoundError, match="No module named 'h5py'"):
         get_name("embed_tiles")
+
+
+def names_of(extra: str) -> set[str]:
+    """Names of an extra's own lines, without those of the extras that it contains."""
+    names = {canonicalize_name(Requirement(line).name) for line in EXTRAS[extra]}
+    return names - {"thinsection"}
+
+
+def test_there_are_five_extras_and_one_for_developers() -> None:
+    assert set(EXTRAS) == {"slides", "hub", "cluster", "view", "all", "dev"}
+    assert set(extras.EXTRAS) == {"slides", "hub", "cluster", "view"}
+    for extra in ("hub", "cluster", "view"):
+        assert "thinsection[slides]" in EXTRAS[extra]
+    assert "thinsection[slides,hub,cluster,view]" in EXTRAS["all"]
+
+
+@pytest.mark.parametrize("extra", ["slides", "hub", "cluster", "view"])
+def test_the_table_of_packages_is_that_of_the_project(extra: str) -> None:
+    """The import names of an extra's lines, as the installed packages state them."""
+    installed = packages_distributions()
+    base = {canonicalize_name(Requirement(x).name) for x in PROJECT["dependencies"]}
+    named = set()
+    for package in extras.EXTRAS[extra]:
+        if package in BROUGHT_BY:
+            assert canonicalize_name(BROUGHT_BY[package]) in names_of(extra)
+            assert package in needed_by(BROUGHT_BY[package])
+            continue
+        if package not in installed:
+            pytest.skip(f"{package} is not installed")
+        named.add(canonicalize_name(installed[package][0]))
+    assert named == names_of(extra) - base
+
+
+def needed_by(name: str) -> set[str]:
+    """Names of the packages that a package requires."""
+    lines = distribution(name).requires or []
+    return {canonicalize_name(Requirement(line).name) for line in lines}
+
+
+@pytest.mark.parametrize("package", [*extras._PIP_NAMES])
+def test_names_for_pip_are_those_of_the_installed_packages(package: str) -> None:
+    installed = packages_distributions()
+    if package not in installed:
+        pytest.skip(f"{package} is not installed")
+    name = canonicalize_name(installed[package][0])
+    assert canonicalize_name(extras._PIP_NAMES[package]) == name
+
+
+@pytest.mark.parametrize(
+    ("packages", "remedy"),
+    [
+        (["timm"], "pip install 'thinsection[hub]'"),
+        (["pyarrow", "zarr"], "pip install 'thinsection[view]'"),
+        (["pyarrow", "ray"], "pip install 'thinsection[view,cluster]'"),
+        (["gemmi"], "pip install gemmi"),
+        (["umap", "gemmi"], "pip install 'thinsection[view]' gemmi"),
+        (["dask_cuda"], "pip install dask-cuda"),
+    ],
+)
+def test_a_remedy_names_the_extra_or_else_the_package(
+    packages: list[str], remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "slides_problem", lambda: "")
+    assert extras.remedy_for(packages) == remedy
+
+
+def test_where_slides_are_not_read_a_remedy_names_the_packages_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An extra would raise the versions of the tool beside which a rescue runs."""
+    monkeypatch.setattr(extras, "slides_problem", lambda: "no h5py")
+    assert extras.remedy_for(["umap", "gemmi"]) == "pip install umap-learn gemmi"
+
+
+def test_packages_that_are_missing_are_named_with_their_purpose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(extras, "slides_problem", lambda: "")
+    extras.require_packages("tables", "json", "csv")
+    monkeypatch.setattr(extras, "is_installed", lambda package: package == "pandas")
+    message = (
+        "^pandas, pyarrow must be installed for tables, got no pyarrow; "
+        r"pip install 'thinsection\[view\]'$"
+    )
+    with pytest.raises(MissingDependencyError, match=message):
+        extras.require_packages("tables", "pandas", "pyarrow")
+    entry = Entry(name="b", help="", target="json:loads", needs=("pandas", "pyarrow"))
+    assert entry.missing == ("pyarrow",)
+    assert entry.remedy == "pip install 'thinsection[view]'"
+    with pytest.raises(MissingDependencyError, match="for 'b', got no pyarrow"):
+        entry.load()
+
+
+def test_a_package_that_is_there_and_cannot_be_imported_is_named() -> None:
+    message = "^json must be importable for tables, got libgomp.so.1: none; pip install"
+    with (
+        pytest.raises(MissingDependencyError, match=message),
+        extras.importing("tables", "json"),
+    ):
+        raise ImportError("libgomp.so.1: none")

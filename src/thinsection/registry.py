@@ -2,7 +2,7 @@
 
 A room declares its own entries in one tuple and makes one `Registry` of them. Another package adds
 one by an entry point of the registry's group that names an `Entry`, or a class or function whose
-attributes `help`, `suffixes`, `needs`, `extra` and `folders` say the same. Choices of the command
+attributes `help`, `suffixes`, `needs` and `folders` say the same. Choices of the command
 line, `thinsection doctor`, the tables of the docs and every "did you mean" derive from it.
 """
 
@@ -10,13 +10,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from importlib import import_module, metadata, util
+from importlib import import_module, metadata
 from typing import Generic, Protocol, TypeVar, cast
 
-from thinsection import errors
 from thinsection.config import nearest
 from thinsection.errors import ConfigError, InvalidInputError, ThinsectionError
-from thinsection.extras import check_slides
+from thinsection.extras import check_slides, missing_of, remedy_for, require_packages
 
 T = TypeVar("T")
 
@@ -42,29 +41,22 @@ class Entry:
     target: object  # 'module:attribute', imported on first use; or the object itself
     suffixes: tuple[str, ...] = ()  # of files it opens or writes, lower case: '.svs'
     needs: tuple[str, ...] = ()  # packages that it imports, by import name
-    extra: str | None = None  # of this package (`thinsection[extra]`) that brings them
     # whether what it opens is a folder, named with one of the suffixes
     folders: bool = False
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Packages of `needs` that are not installed; nothing is imported."""
-        return tuple(name for name in self.needs if util.find_spec(name) is None)
+        return missing_of(self.needs)
 
     @property
     def remedy(self) -> str:
         """Command that installs what is missing."""
-        if self.extra:
-            return f"pip install 'thinsection[{self.extra}]'"
-        return f"pip install {' '.join(self.missing)}"
+        return remedy_for(self.missing)
 
     def load(self) -> object:
         """The object. Raises MissingDependencyError: a package that it needs is not installed."""
-        if self.missing:
-            needs = ", ".join(self.missing)
-            raise errors.MissingDependencyError(
-                f"{self.name} needs {needs}; {self.remedy}"
-            )
+        require_packages(repr(self.name), *self.needs)
         if not isinstance(self.target, str):
             return self.target
         module, _, attribute = self.target.partition(":")
@@ -158,7 +150,6 @@ class Registry(Generic[T]):
             target=target,
             suffixes=tuple(getattr(target, "suffixes", ())),
             needs=tuple(getattr(target, "needs", ())),
-            extra=getattr(target, "extra", None),
             folders=getattr(target, "folders", False),
         )
 

@@ -133,8 +133,8 @@ def test_aggregate_pools_tiles_files_of_trident(tmp_path: Path) -> None:
 def test_doctor_names_a_missing_extra_in_full(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To rich, `[export]` is markup that shows nothing."""
-    remedy = "pip install 'thinsection[export]'"
+    """To rich, `[view]` is markup that shows nothing."""
+    remedy = "pip install 'thinsection[view]'"
     monkeypatch.setattr(machine, "_devices", lambda: iter(()))
     found = Finding("format", "anndata", False, remedy)
     monkeypatch.setattr(machine, "_entries", lambda: iter([found]))

@@ -105,7 +105,7 @@ def test_cached_weights_are_found(empty_cache) -> None:
 
 
 def test_missing_packages_and_devices_are_named(monkeypatch) -> None:
-    monkeypatch.setattr(check_module, "is_installed", lambda _package: False)
+    monkeypatch.setattr("thinsection.extras.is_installed", lambda _package: False)
     *_, last = check_module.check_encoder("uni", device="cpu")
     assert last.name == "packages" and not last.ok
     assert (

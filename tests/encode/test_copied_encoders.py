@@ -17,7 +17,8 @@ import thinsection as ts
 from thinsection.encode import NetworkTileEncoder, TileEncoder
 from thinsection.encode.encoder import seeded_tiles
 from thinsection.errors import WeightsError
-from thinsection.weights.placement import is_installed, optional_package
+from thinsection.extras import is_installed
+from thinsection.weights.placement import optional_package
 
 WAYS: list[Callable[[Any], Any]] = [
     copy.copy,

@@ -6,7 +6,7 @@ import torch
 from thinsection.encode import declared_encoders, encoder_spec
 from thinsection.encode.backbone import build_backbone
 from thinsection.errors import UnknownEncoderError
-from thinsection.weights.placement import is_installed
+from thinsection.extras import is_installed
 
 SPECS = list(declared_encoders().values())
 # sizes as their papers and model cards state them, in millions

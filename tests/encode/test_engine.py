@@ -25,10 +25,11 @@ from thinsection.encode import engine as engine_module
 from thinsection.encode.engine import SelfCheck, why_torch
 from thinsection.encode.registry import ENCODERS
 from thinsection.errors import InvalidInputError, MissingDependencyError
+from thinsection.extras import is_installed
 from thinsection.run.run import run
 from thinsection.stages.config import RunConfig
 from thinsection.testing import run_and_measure
-from thinsection.weights.placement import cpu_has_bf16, is_installed
+from thinsection.weights.placement import cpu_has_bf16
 
 needs_openvino = pytest.mark.skipif(
     not is_installed("openvino"), reason="openvino is not installed"
@@ -129,8 +130,9 @@ def test_without_the_package_auto_says_so_and_asking_names_the_extra(
 ) -> None:
     monkeypatch.setattr(engine_module, "is_installed", lambda package: False)
     assert load().engine.endswith("(not openvino: not installed)")
+    monkeypatch.setattr("thinsection.extras.is_installed", lambda package: False)
     with pytest.raises(
-        MissingDependencyError, match=r"pip install 'thinsection\[openvino\]'"
+        MissingDependencyError, match=r"pip install 'thinsection\[hub\]'"
     ):
         load(engine="openvino")
 

@@ -15,6 +15,7 @@ from thinsection.encode import load as load_module
 from thinsection.encode.backbone import packaged_weights_path
 from thinsection.encode.memory import batch_bytes, weights_bytes
 from thinsection.errors import InvalidInputError
+from thinsection.extras import is_installed
 from thinsection.weights.files import hash_state_dict, read_state_dict, write_tensors
 from thinsection.weights.origin import (
     keep_hash,
@@ -23,7 +24,6 @@ from thinsection.weights.origin import (
     known_hash,
     read_stamps,
 )
-from thinsection.weights.placement import is_installed
 
 HOUR_NS = 3600 * 10**9
 

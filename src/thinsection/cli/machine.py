@@ -31,7 +31,7 @@ from thinsection.cli.documents import (
 )
 from thinsection.cli.flags import AsJson
 from thinsection.errors import MissingDependencyError
-from thinsection.extras import check_slides
+from thinsection.extras import check_slides, remedy_for
 from thinsection.registry import Registry
 from thinsection.types import format_bytes
 
@@ -95,7 +95,7 @@ def doctor(
     table = Table("", "area", "name", "detail")
     for finding in findings:
         mark = Text("ok", "green") if finding.usable else Text("--", "yellow")
-        # "thinsection[export]" is plain text, but rich would read the brackets as markup
+        # "thinsection[view]" is plain text, but rich would read the brackets as markup
         table.add_row(mark, finding.area, Text(finding.name), Text(finding.detail))
     Console().print(table)
 
@@ -175,9 +175,7 @@ def _devices() -> Iterator[Finding]:
     if torch.backends.mps.is_available():
         yield Finding("device", "mps", True, build)
     engine = _version("openvino")
-    remedy = (
-        "not installed, so torch computes on CPUs; pip install 'thinsection[openvino]'"
-    )
+    remedy = f"not installed, so torch computes on CPUs; {remedy_for(['openvino'])}"
     yield Finding("engine", "openvino", bool(engine), engine or remedy)
 
 

@@ -9,9 +9,10 @@ import torch
 from thinsection import errors
 from thinsection.encode.registry import ENCODERS, EncoderSpec, is_brought
 from thinsection.encode.specs import find_spec
+from thinsection.extras import missing_of, remedy_for
 from thinsection.types import format_bytes
 from thinsection.weights import hub
-from thinsection.weights.placement import is_installed, resolve_device
+from thinsection.weights.placement import resolve_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,9 @@ def _checks(name: str, device: str) -> Iterator[Check]:
         yield Check("declared", False, str(error))
         return
     yield Check("declared", True, f"{spec.source}; licence {spec.licence}")
-    missing = [package for package in spec.needs if not is_installed(package)]
+    missing = missing_of(spec.needs)
     if missing:
-        detail = f"not installed: {', '.join(missing)}; pip install 'thinsection[hub]'"
+        detail = f"not installed: {', '.join(missing)}; {remedy_for(missing)}"
         yield Check("packages", False, detail)
         return
     needs = ", ".join(spec.needs) or "no packages beyond those of thinsection"

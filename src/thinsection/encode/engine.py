@@ -28,14 +28,13 @@ from torch import Tensor, nn
 from thinsection.config import user_cache_dir
 from thinsection.errors import (
     InvalidInputError,
-    MissingDependencyError,
     StoreError,
 )
+from thinsection.extras import is_installed, require_packages
 from thinsection.files.atomic import TMP_MARK, write_json
 from thinsection.files.lock import hold
 from thinsection.machine import cpu_model
 from thinsection.weights.origin import keep_stamps, kept_facts, read_stamps
-from thinsection.weights.placement import is_installed
 
 EngineChoice = Literal["auto", "torch", "openvino"]
 Network = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -336,9 +335,5 @@ def _core() -> Any:
 
 
 def _openvino() -> ModuleType:
-    if not is_installed("openvino"):
-        raise MissingDependencyError(
-            "package 'openvino' must be installed for --engine openvino; "
-            "pip install 'thinsection[openvino]'"
-        )
+    require_packages("--engine openvino", "openvino")
     return import_module("openvino")

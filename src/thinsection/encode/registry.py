@@ -186,7 +186,6 @@ def _entries() -> Iterator[Entry]:
             ),
             target=spec,
             needs=spec.needs,
-            extra="hub",
         )
 
 

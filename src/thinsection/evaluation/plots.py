@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 
-from thinsection.errors import importing
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.curves import (
     DRAWS,
@@ -25,6 +24,7 @@ from thinsection.evaluation.intervals import MIN_UNITS, Sampling
 from thinsection.evaluation.metrics import Flags, FloatVector, IndexArray
 from thinsection.evaluation.rows import Predictions, Risks
 from thinsection.evaluation.survival import hazard_ratio, survival_curve
+from thinsection.extras import importing
 from thinsection.tiles.categories import CLASS_COLORS
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def draw_picture(
     name: str, source: Source, draw: Callable[["Axes", Source], Words]
 ) -> Picture:
     """Draws a picture on a figure outside of pyplot's global state."""
-    with importing("pictures need matplotlib", "probe"):
+    with importing("pictures of scores", "matplotlib"):
         from matplotlib.figure import Figure
     figure = Figure(figsize=SIZE_IN, dpi=DPI, layout="constrained")
     axes = figure.add_subplot()

@@ -27,9 +27,9 @@ from thinsection.errors import (
     InvalidInputError,
     OverwriteError,
     StoreError,
-    importing,
 )
 from thinsection.exchange.qupath import outlines_of
+from thinsection.extras import importing
 from thinsection.files.atomic import TMP_MARK, output_errors, read_json
 from thinsection.results.folder import (
     Listener,
@@ -80,7 +80,7 @@ def export_spatialdata(
         StoreError: nothing to export, or an existing store was made from other results.
         InvalidInputError: several embeddings and no name given.
     """
-    with importing("export needs spatialdata", "spatialdata"):
+    with importing("this export", "spatialdata"):
         import spatialdata as _  # noqa: F401
     out = Path(out)
     results = open_results(folder)

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinsection import errors
-from thinsection.errors import SlideOpenError, SlideReadError, StoreError, importing
+from thinsection.errors import SlideOpenError, SlideReadError, StoreError
+from thinsection.extras import importing
 from thinsection.files.atomic import TMP_MARK, atomic_path
 from thinsection.files.urls import (
     STORE_SCHEMES,
@@ -240,7 +241,7 @@ def filesystem(url: str) -> "tuple[AbstractFileSystem, str, str]":
     """Returns fsspec's file system of a URL, the secret path in it, and the URL's public form."""
     public = hide_secret(url)
     whole = whole_url(public)
-    with importing("URLs need fsspec", "cloud"):
+    with importing("URLs", "fsspec"):
         import fsspec
     try:
         file_system, path = fsspec.core.url_to_fs(whole, **client_options(whole))

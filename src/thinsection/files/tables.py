@@ -18,7 +18,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from thinsection.config import nearest
-from thinsection.errors import DatasetError, ThinsectionError, importing
+from thinsection.errors import DatasetError, ThinsectionError
+from thinsection.extras import importing
 from thinsection.files.atomic import unescaped_cell
 from thinsection.files.kinds import (
     HEAD_BYTES,
@@ -315,7 +316,7 @@ def _plain_cell(cell: str) -> str:
 
 
 def _read_parquet(path: Path) -> Table:
-    with importing("Parquet tables need pyarrow", "export"):
+    with importing("Parquet tables", "pyarrow"):
         from pyarrow import parquet
     data = parquet.read_table(path)
     records: list[Record] = [(1, list(data.column_names))]

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from thinsection.errors import CohortError, ConfigError, importing
+from thinsection.errors import CohortError, ConfigError
+from thinsection.extras import importing
 from thinsection.files.urls import STORE_SCHEMES
 from thinsection.types import Json
 
@@ -139,8 +140,11 @@ def architecture(
     from torch import nn
 
     module_name, _, attribute = name.partition(":")
-    with importing(f"architecture {name!r} must be importable", "segment"):
-        module = _run_file(code) if code else import_module(module_name)
+    if code is not None:
+        module = _run_file(code)
+    else:
+        with importing(f"architecture {name!r}", module_name.partition(".")[0]):
+            module = import_module(module_name)
     value: Any = getattr(module, attribute, None)
     if module_name.partition(".")[0] == "torchvision" and callable(value):
         models = import_module("torchvision.models")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from thinsection.errors import StructureError, importing
+from thinsection.errors import StructureError
+from thinsection.extras import importing
 from thinsection.frames.residues import (
     Position,
     Residue,
@@ -81,7 +82,7 @@ def read_structure(path: Path, *, assembly: str | None = None) -> Structure:
     Memory: gemmi's model (about 150 bytes an atom) and 30 bytes per atom, 20 per token of ours.
     Raises StructureError: no mmCIF, no atoms, no such assembly; MissingDependencyError: no gemmi.
     """
-    with importing("reading mmCIF needs gemmi", "structures"):
+    with importing("mmCIF files", "gemmi"):
         import gemmi
     try:
         document = gemmi.cif.read(str(path))

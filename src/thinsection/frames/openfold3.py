@@ -125,7 +125,8 @@ def _recognised_swaps(options: FrameOptions, calls: list[str]) -> list[_Swap]:
         installed = version("openfold3")
     except PackageNotFoundError:
         raise MissingDependencyError(
-            "rescue.openfold3 needs openfold3, which is not installed"
+            "openfold3 must be installed for its rescue, got no openfold3; "
+            f"pip install openfold3=={VERSIONS[-1]}"
         ) from None
     if installed not in VERSIONS:
         raise RescueError(

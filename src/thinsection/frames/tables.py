@@ -17,8 +17,8 @@ from thinsection.errors import (
     InvalidInputError,
     StructureError,
     add_note,
-    importing,
 )
+from thinsection.extras import importing
 from thinsection.frames.mmcif import read_structure
 from thinsection.frames.structure import ATOM, KINDS, Structure
 from thinsection.frames.token_frames import (
@@ -68,7 +68,7 @@ def frame_table(
     Memory: 90 bytes per token for the table, in addition to `token_frame_atoms`.
     Raises MissingDependencyError: pyarrow is not installed.
     """
-    with importing("frame tables need pyarrow", "structures"):
+    with importing("tables of frames", "pyarrow"):
         import pyarrow as pa
     with torch.no_grad():
         frames = frame_atoms(
@@ -164,7 +164,7 @@ def write_frames(
         raise InvalidInputError(
             f"angle_threshold must be in [0, 90], got {angle_threshold}"
         )
-    with importing("frame tables need pyarrow", "structures"):
+    with importing("tables of frames", "pyarrow"):
         from pyarrow import csv, parquet
     is_csv = table_path.suffix == ".csv"
     open_writer = csv.CSVWriter if is_csv else parquet.ParquetWriter

@@ -21,8 +21,8 @@ from thinsection.errors import (
     ClusterError,
     ConfigError,
     MissingDependencyError,
-    importing,
 )
+from thinsection.extras import importing
 from thinsection.files.atomic import write_text
 from thinsection.files.lock import scratch_folder
 from thinsection.jobs.backend import Attempt, Backend, connecting
@@ -263,7 +263,7 @@ class DaskBackend(Backend):
 
     def _slurm_cluster(self, threads: int) -> "Cluster":
         """Workers as jobs of Slurm, through dask-jobqueue."""
-        with importing("--jobqueue slurm needs dask-jobqueue", "cluster"):
+        with importing("--jobqueue slurm", "dask_jobqueue"):
             from dask_jobqueue.slurm import SLURMCluster
         config = self.config
         if shlex.quote(str(self._logs)) != str(self._logs):

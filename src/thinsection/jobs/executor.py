@@ -45,14 +45,12 @@ _BUILT_IN = (
         help="Dask workers: local, a scheduler's, or jobs of a batch system.",
         target="thinsection.jobs.dask:DaskBackend",
         needs=("dask", "distributed"),
-        extra="cluster",
     ),
     Entry(
         name="ray",
         help="Tasks on a local Ray or a running cluster.",
         target="thinsection.jobs.ray:RayBackend",
         needs=("ray",),
-        extra="ray",
     ),
     Entry(
         name="slurm",

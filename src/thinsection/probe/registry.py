@@ -307,7 +307,6 @@ PROBES: Registry[ProbeFunction] = Registry(
             help=str(function.__doc__).splitlines()[0],
             target=function,
             needs=("sksurv",) if function is survival else (),
-            extra="probe",
         )
         for function in _OUR_PROBES
     ],

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from PIL import Image
 
 import thinsection
-from thinsection.errors import importing
+from thinsection.extras import importing
 from thinsection.files.atomic import atomic_path, write_table, write_text
 from thinsection.files.pages import render_page
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
@@ -69,7 +69,7 @@ def plain_number(value: Score) -> Score | int:
 
 def write_qc_parquet(path: Path, rows: Sequence[Row]) -> None:
     """Writes the same table as Parquet; text columns are strings, missing values are null."""
-    with importing("--write parquet must have pyarrow", "export"):
+    with importing("Parquet tables", "pyarrow"):
         import pyarrow as pa
         import pyarrow.parquet as pq
 

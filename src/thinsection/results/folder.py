@@ -19,9 +19,9 @@ from thinsection.errors import (
     ChoiceError,
     InvalidInputError,
     StoreError,
-    importing,
     slide_boundary,
 )
+from thinsection.extras import importing
 from thinsection.files.pages import data_uri
 from thinsection.files.tables import open_table
 from thinsection.report.stored import thumbnail_file
@@ -375,7 +375,7 @@ class Results:
             >>> results.table("labels.csv").set_index("slide_id").loc["b", "grade"]
             'low'
         """
-        with importing("table needs pandas (`rows` does not)", "probe"):
+        with importing("`table` (not for `rows`)", "pandas"):
             import pandas as pd
         return pd.DataFrame(self.rows(labels))
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import InvalidInputError, importing
+from thinsection.errors import InvalidInputError
+from thinsection.extras import importing
 from thinsection.store.ledger import OF_COHORTS, SlideLedger
 from thinsection.store.tiles_h5 import EmbeddedTiles, TilesFile
 from thinsection.tiles.categories import Categories, joined_categories
@@ -69,7 +70,7 @@ def to_pandas(
 
     Memory: the columns of all slides, twice while they are joined.
     """
-    with importing("tables need pandas", "export"):
+    with importing("data frames", "pandas"):
         import pandas as pd
     categories = shared_categories(parts)
     tables = []
@@ -109,7 +110,7 @@ def to_anndata(parts: Sequence[SlideRows], address: str) -> anndata.AnnData:
 
     Memory: the embeddings of all slides, twice while they are joined.
     """
-    with importing("tables of embeddings need anndata", "export"):
+    with importing("AnnData", "anndata"):
         import anndata
     obs = to_pandas(parts, with_corners=False, only_shared=True)
     embeddings = []
@@ -142,7 +143,7 @@ def to_geopandas(parts: Sequence[SlideRows]) -> geopandas.GeoDataFrame:
 
     Memory: about 1 kB per tile.
     """
-    with importing("tables of shapes need geopandas", "spatialdata"):
+    with importing("tables of shapes", "geopandas"):
         import geopandas
         import shapely
     table = to_pandas(parts, with_corners=True, only_shared=False)
@@ -178,7 +179,7 @@ def rows_of_table(table: Any) -> TableRows:
         features = str(table.uns.get("features", ""))
         table = table.obs
     elif not hasattr(table, "iloc") and hasattr(table, "to_pandas"):
-        with importing("tables need pandas", "export"):
+        with importing("data frames", "pandas"):
             table = table.to_pandas()
     if hasattr(table, "to_frame") and not hasattr(table, "columns"):
         table = table.to_frame()  # one column of pandas, adata.obs["leiden"]

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.errors import InvalidInputError, importing
+from thinsection.errors import InvalidInputError
+from thinsection.extras import importing
 from thinsection.qc.own_tissue import AnyTissue, as_tissue
 from thinsection.report.draw import legend_colors
 from thinsection.report.layers import Classes, Layer, Outline, Tiles, Values, paint
@@ -176,7 +177,7 @@ def embedding(
             as_results(source), features, title, max_tiles
         )
     if method == "umap":
-        with importing("method 'umap' must have umap-learn", "plot"):
+        with importing("method 'umap'", "umap"):
             from umap import UMAP
         components = _principal_components(rows, _UMAP_COMPONENTS)
         points = UMAP(random_state=0, n_jobs=1).fit_transform(components)
@@ -299,7 +300,7 @@ def _sample_tiles(
 
 def _axes(ax: Axes | None) -> Axes:
     """Given axes, or those of a new figure."""
-    with importing("plots must have matplotlib", "plot"):
+    with importing("plots", "matplotlib"):
         from matplotlib import pyplot
     if ax is not None:
         return ax

@@ -17,9 +17,9 @@ from thinsection.errors import (
     DeviceError,
     InvalidInputError,
     WeightsError,
-    importing,
     rewording,
 )
+from thinsection.extras import importing
 from thinsection.files.trust import architecture
 from thinsection.segment.spec import SEGMENTERS, SegmenterSpec
 from thinsection.weights.files import fill_strictly, read_state_dict
@@ -52,7 +52,7 @@ def load_network(
 
 
 def _onnx_network(path: Path, device: torch.device) -> Network:
-    with importing("an ONNX segmenter must have ONNX Runtime", "segment"):
+    with importing("segmenters in ONNX", "onnxruntime"):
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()

@@ -94,13 +94,14 @@ def declared_segmenters() -> tuple[Entry, ...]:
     entries = []
     for row in rows:
         spec = from_mapping(SegmenterSpec, row)
-        package = "onnxruntime" if spec.architecture is None else "timm"
+        package = "onnxruntime"
+        if spec.architecture is not None:
+            package = spec.architecture.partition(":")[0].partition(".")[0]
         entry = Entry(
             name=spec.name,
             help=spec.help,
             target=spec,
             needs=(package,),
-            extra="segment",
         )
         entries.append(entry)
     return tuple(entries)

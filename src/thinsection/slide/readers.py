@@ -57,7 +57,6 @@ _BUILT_IN = (
         target=f"{_FORMATS}.zarr_reader:ZarrSlide",
         suffixes=(".zarr",),
         needs=("zarr",),
-        extra="zarr",
         folders=True,
     ),
     Entry(

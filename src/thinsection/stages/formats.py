@@ -82,14 +82,13 @@ def write_zarr(table: EmbeddingTable, path: Path) -> None:
 
 
 def _exported(name: str, help: str, target: Format, suffix: str, needs: str) -> Entry:
-    """Format whose package belongs to the extra 'export'."""
+    """Format that needs a package of an extra."""
     return Entry(
         name=name,
         help=help,
         target=target,
         suffixes=(suffix,),
         needs=(needs,),
-        extra="export",
     )
 
 

@@ -17,7 +17,8 @@ from thinsection.encode.registry import (
     check_encoder_name,
     is_declared_encoder,
 )
-from thinsection.errors import ConfigError, InvalidInputError, MissingDependencyError
+from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.extras import require_packages
 from thinsection.jobs.executor import ALL_GPUS
 from thinsection.machine import visible_gpus
 from thinsection.pool.encoder import (
@@ -202,11 +203,7 @@ def check_run(spec: RunConfig) -> tuple[AnyStage, ...]:
     for stage in stages:
         stage.check_run()
     for name in spec.output.write:
-        entry = FORMATS.entry(name)
-        if entry.missing:
-            raise MissingDependencyError(
-                f"--write {name} needs {', '.join(entry.missing)}; {entry.remedy}"
-            )
+        require_packages(f"--write {name}", *FORMATS.entry(name).needs)
     # refuse tiles that a slide encoder was not trained on, before any weights are loaded
     declared = [name for name in spec.encoding.encoders if is_declared_encoder(name)]
     for slide_encoder in spec.encoding.slide_encoders:

@@ -17,10 +17,10 @@ from mimetypes import guess_type
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from thinsection.errors import importing
+from thinsection.extras import importing
 from thinsection.files.pages import VIEWER_META
 
-with importing("the viewer must have starlette and uvicorn", "view"):
+with importing("the viewer", "starlette", "uvicorn"):
     from starlette.datastructures import Headers
     from starlette.requests import Request
     from starlette.responses import FileResponse, RedirectResponse, Response

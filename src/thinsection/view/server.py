@@ -23,15 +23,15 @@ from thinsection.errors import (
     ConfigError,
     MissingDependencyError,
     ThinsectionError,
-    importing,
     rewording,
 )
+from thinsection.extras import importing
 from thinsection.slide import Slide
 from thinsection.types import Closing, Uncopied
 from thinsection.view.guard import Guard, Tokens, page_of
 from thinsection.view.shown import ShownSlides, Source, ViewConfig
 
-with importing("the viewer must have starlette and uvicorn", "view"):
+with importing("the viewer", "starlette", "uvicorn"):
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request

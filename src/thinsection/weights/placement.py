@@ -8,13 +8,14 @@ does not load (docs/encoders.md).
 """
 
 from functools import cache
-from importlib import import_module, util
+from importlib import import_module
 from types import ModuleType
 from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from thinsection.errors import DeviceError, InvalidInputError, MissingDependencyError
+from thinsection.errors import DeviceError, InvalidInputError
+from thinsection.extras import is_installed, require_packages
 
 Precision = Literal["fp32", "fp16", "bf16"]
 PrecisionChoice = Literal["auto", "fp32", "fp16", "bf16"]
@@ -90,18 +91,9 @@ def place(
     return Placement(resolved, precision)  # type: ignore[arg-type]
 
 
-def is_installed(package: str) -> bool:
-    """Tells whether the package could be imported, without importing it."""
-    return util.find_spec(package) is not None
-
-
 def optional_package(package: str) -> ModuleType:
     """Returns the imported package, or a MissingDependencyError that says how to get it."""
-    if not is_installed(package):
-        raise MissingDependencyError(
-            f"package {package!r} must be installed for this encoder; "
-            "pip install 'thinsection[hub]'"
-        )
+    require_packages("this model", package)
     # transformers falls back to Pillow without torchvision; timm cannot be imported then
     if package in NEED_TORCHVISION and (
         package == "timm" or is_installed("torchvision")

@@ -20,7 +20,6 @@ from thinsection.errors import (
     ConfigError,
     DatasetError,
     InvalidInputError,
-    importing,
     rewording,
     slide_boundary,
 )
@@ -41,6 +40,7 @@ from thinsection.evaluation.labels import encode_labels
 from thinsection.evaluation.metrics import Flags, FloatVector, Fold
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.tables import TEST, TRAIN, VAL, TextRow, split_name
+from thinsection.extras import importing
 from thinsection.probe.config import DataSection, ProbeConfig
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, left_out_fact
 from thinsection.probe.protocol import Protocol
@@ -134,7 +134,7 @@ def _pathobench(root: Path, protocol: Protocol, *, survival: bool) -> CaseTable:
         raise tables.unexpected(
             root, "a Patho-Bench task", [PATHOBENCH_TABLE, PATHOBENCH_CONFIG]
         )
-    with importing("Patho-Bench tasks need PyYAML", "probe"):
+    with importing("Patho-Bench tasks", "yaml"):
         import yaml
     with rewording(
         "config must be YAML", config_path, OSError, yaml.YAMLError, error=DatasetError

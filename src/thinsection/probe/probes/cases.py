@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
-from thinsection.errors import DatasetError, importing
+from thinsection.errors import DatasetError
 from thinsection.evaluation import metrics
 from thinsection.evaluation.cases import Groups
 from thinsection.evaluation.comparison import permuted_labels
@@ -24,6 +24,7 @@ from thinsection.evaluation.rows import (
 )
 from thinsection.evaluation.splits import grouped_folds, stratified_folds
 from thinsection.evaluation.survival import concordance, martingale_residuals
+from thinsection.extras import importing
 from thinsection.probe import protocol as suites
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, ValueSet, data_hashes
 from thinsection.probe.honest import Cases, ProbeFunction, honest_cases
@@ -104,7 +105,7 @@ def _risk(
     val: IndexArray,
 ) -> FloatVector:
     """Risk scores of the validation cases."""
-    with importing("the survival probe needs scikit-survival", "probe"):
+    with importing("the survival probe", "sksurv"):
         from sksurv.linear_model import CoxnetSurvivalAnalysis, CoxPHSurvivalAnalysis
         from sksurv.util import Surv
     x = cases.vectors.astype(np.float64)
