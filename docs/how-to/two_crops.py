@@ -43,6 +43,8 @@ def two_crops(tile: npt.NDArray[np.uint8]) -> tuple[torch.Tensor, torch.Tensor]:
     return crop(tile), crop(tile)
 
 
+# with several ranks, all of them get the same number of batches; drop_last=True leaves out the
+# last batch of a worker if it is not full
 dataset = ts.TileDataset(folder / "results", transform=two_crops, memory="64MiB")
 loader = dataset.loader(batch_size=16, num_workers=1, drop_last=True)
 network: torch.nn.Module = torch.nn.Sequential(

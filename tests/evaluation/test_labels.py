@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from thinsection.errors import ConfigError, DatasetError
-from thinsection.evaluation.cell_values import class_name, is_missing, read_number
+from thinsection.evaluation.cell_values import class_name, read_number
 from thinsection.evaluation.embeddings import FeatureFiles
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import (
@@ -18,6 +18,7 @@ from thinsection.evaluation.labels import (
     join_labels,
 )
 from thinsection.evaluation.target import Target
+from thinsection.files.missing_cells import is_missing
 
 BINARY = Target(kind="binary", columns=("y",), names=("no", "yes"))
 SEVERAL = Target(kind="multilabel", columns=("a", "b"), names=("a", "b"))

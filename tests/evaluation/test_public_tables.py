@@ -10,7 +10,6 @@ import openpyxl
 import pytest
 
 from thinsection.errors import ConfigError, DatasetError
-from thinsection.evaluation.cell_values import is_missing
 from thinsection.evaluation.label_report import (
     LabelReport,
     read_label_report,
@@ -18,6 +17,7 @@ from thinsection.evaluation.label_report import (
 )
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.survival import concordance
+from thinsection.files.missing_cells import is_missing
 from thinsection.files.tables import open_table
 
 

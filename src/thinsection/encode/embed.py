@@ -261,7 +261,9 @@ def embed_tiles(
         config: memory and decoding threads of the stream.
 
     Memory: the stream's budget, the encoder's activations, and 4 N D bytes for the result.
-    Raises SlideReadError: a region cannot be decoded.
+    Raises:
+        SlideReadError: a region cannot be decoded.
+        InvalidInputError: the tiles are of another slide.
     """
     if not isinstance(encoder, TileEncoder):
         raise InvalidInputError(

@@ -14,7 +14,6 @@ import numpy as np
 
 from thinsection.config import Settings, section
 from thinsection.evaluation.cases import listed_names, patient_of
-from thinsection.evaluation.cell_values import is_missing
 from thinsection.evaluation.copies import CopyPair, copied_slides
 from thinsection.evaluation.embeddings import open_embeddings
 from thinsection.evaluation.label_values import LabelsConfig
@@ -22,6 +21,7 @@ from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.leaks import Contents, read_labelled
 from thinsection.evaluation.metrics import Counts, IndexArray
 from thinsection.evaluation.tables import read_rows
+from thinsection.files.missing_cells import is_missing
 from thinsection.slide.ids import plain_id
 from thinsection.types import Reals, counted
 

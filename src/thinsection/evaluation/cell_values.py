@@ -1,13 +1,10 @@
 """Meaning of the value of a cell: missing, a class, an event, a number; by general rules.
 
-The rules look at the form of a value. A value without a letter or digit, a value in brackets, and a
-value made of words for "no value" are missing. A word that may be a real class ('None' for no
-metastasis) is read by the same rules; the user is shown how it was read, and changes it by
-`--read`.
+The rules look at the form of a value; which values are missing is in `files/missing_cells.py`. The
+user is shown how a value was read, and changes it by `--read`.
 """
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +14,12 @@ import numpy as np
 
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.evaluation.cases import listed_names
+from thinsection.files.missing_cells import (
+    NOT_WORDS,
+    is_missing,
+    plain_text,
+    words_in,
+)
 from thinsection.types import counted
 
 Meaning = Literal["class", "missing", "event", "censored", "number", "limit", "unclear"]
@@ -25,32 +28,6 @@ Cell = tuple[str, Meaning, str]
 # meanings that `--read` accepts
 MEANINGS = ("missing", "class", "number", "event", "censored")
 MAX_SHOWN = 12  # different numbers that are shown one by one
-# two letters with punctuation between them that mean "no value": n/a, n.d., k.A.
-_LETTERS = frozenset(("n a", "n d", "n k", "k a"))
-# stems of words that mean "no value" after a negation: not available, not assessed, nicht bekannt;
-# 'not detected', 'not identified' and 'not present' are findings, and 'not given' may be a
-# treatment
-_STEMS_AFTER_NOT = re.compile(
-    r"(?:avail|report|appli|evalua|known|determin|record|assess|assay|ascertain|done|perform|test|"
-    r"provid|state|specif|collect|document|examin|measur|submit|enter|obtain|sampl|sequenc|asked|"
-    r"answer|coded|filled|interpret|calcul|comput|disclos|releas|supplied|defined|listed|noted|"
-    r"graded|scored|staged|typed|classif|conclus|verfügbar|bekannt|bestimm|erhoben|untersucht|"
-    r"angegeben|dokumentiert|anwendbar|disponible|disponibile|disponível|connu|renseigné|noto|"
-    r"bekend|aplica|déterminé)"
-)
-_PHRASES = frozenset(
-    (
-        "to be determined",
-        "yet to be determined",
-        "prefer not to say",
-        "do not know",
-        "don t know",
-        "dont know",
-    )
-)
-_BRACKETED = re.compile(r"\[.*\]|<.*>|\{.*\}|\(.*\)", re.DOTALL)
-_SHEET_ERROR = re.compile(r"#[^\W\d_¡]?[^\s]*[!?]|#(?:N/A|NV|N/D|NA)|#[A-Z_]{3,}")
-_NOT_WORDS = re.compile(r"[\W_]+")
 _SPACED = re.compile(r"[+-]?\d{1,3}(?:[ '\u2019]\d{3})+(?:[.,]\d+)?")  # 1 234.5
 _SPACES = re.compile(r"[ '\u2019]")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
@@ -78,87 +55,22 @@ _ROMAN_NUMBERS = {
 }
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# words that mean "no value" on their own
-_NO_VALUE = _words(
-    """na nan nat nil null none nul nd nk unk unknown unkn undetermined undefined unspecified
-    unavailable unreported undocumented unassessed unassessable unevaluable unobtainable unrecorded
-    missing blank empty void pending tbd tba discrepancy discrepant redacted withheld restricted
-    declined refused unbekannt fehlend fehlt inconnu inconnue manquant desconocido desconocida
-    sconosciuto onbekend desconhecido"""
-)
-_NEGATIONS_OF_VALUES = _words(
-    "no not non cannot unable never without nicht kein keine keinen niet sin sans senza"
-)
-# words for a value, which mean "no value" after a negation: no data, no result
-_VALUE_WORDS = _words(
-    """data datum information info value values result results record records answer entry database
-    file angabe angaben daten wert datos dato données"""
-)
-# words that say nothing about a value: they may stand beside the others
-_FILLER_WORDS = _words(
-    """or and yet been be is was were the a of to at by in on for from this currently otherwise can
-    could allowed required patient status due insufficient prefer say do know don t dont oder und
-    noch"""
-)
-
-
-_CENSORED_WORDS = _words(
+_CENSORED_WORDS = words_in(
     """alive living lives live survived survives surviving survivor survivors censored censor cens
     free lost ongoing false no n f lebt lebend lebendig vivant vivante vivo viva levend"""
 )
-_EVENT_WORDS = _words(
+_EVENT_WORDS = words_in(
     """dead deceased died dies death expired demised fatal event events uncensored recurred
     recurrence recurrent relapse relapsed progressed progression progressive metastasized failure
     failed true yes y t tot verstorben gestorben décédé décédée mort morte muerto muerta fallecido
     fallecida deceduto overleden"""
 )
-_TRUE = _words(
+_TRUE = words_in(
     "1 1.0 true yes y t checked positive pos present x ja oui si sí + detected"
 )
-_FALSE = _words("0 0.0 false no n f unchecked negative neg absent nein non -") | {
+_FALSE = words_in("0 0.0 false no n f unchecked negative neg absent nein non -") | {
     "not detected"
 }
-
-
-def plain_text(text: str) -> str:
-    """Returns a text with single spaces, in Unicode's composed form, without invisible signs."""
-    visible = (sign for sign in text if unicodedata.category(sign) != "Cf")
-    return " ".join(unicodedata.normalize("NFC", "".join(visible)).split())
-
-
-def is_missing(text: str) -> bool:
-    """Tells whether a value means "missing"; see the head of this file."""
-    plain = plain_text(text)
-    if not any(sign.isalnum() for sign in plain):
-        return "+" not in plain
-    if _BRACKETED.fullmatch(plain) or _SHEET_ERROR.fullmatch(plain.upper()):
-        return True
-    words = " ".join(_NOT_WORDS.sub(" ", plain.casefold()).split())
-    return words in _LETTERS or words in _PHRASES or _say_no_value(words.split())
-
-
-def _say_no_value(words: Sequence[str]) -> bool:
-    """Tells whether words say that there is no value, and nothing else.
-
-    True for 'not reported or unknown' and 'data unavailable'; False for 'unknown primary', because
-    'primary' says something else.
-    """
-    negated = False
-    about_value = False
-    for word in words:
-        if word in _NO_VALUE:
-            negated = about_value = True
-        elif word in _NEGATIONS_OF_VALUES:
-            negated = True
-        elif word in _VALUE_WORDS or _STEMS_AFTER_NOT.match(word):
-            about_value = True
-        elif word not in _FILLER_WORDS:
-            return False
-    return negated and about_value
 
 
 def class_name(text: str) -> str:
@@ -186,7 +98,7 @@ def event_of(text: str) -> bool | None:
 
 
 def _event_by_words(text: str) -> bool | None:
-    words = _NOT_WORDS.sub(" ", text).split()
+    words = NOT_WORDS.sub(" ", text).split()
     if not words:
         return None
     if words[0] in _NEGATIONS and len(words) > 1:

@@ -10,9 +10,9 @@ from thinsection.evaluation.cell_values import (
     Meaning,
     Numbers,
     event_of,
-    plain_text,
     read_cells,
 )
+from thinsection.files.missing_cells import plain_text
 from thinsection.types import counted
 
 MISSING_TIME = "no time"

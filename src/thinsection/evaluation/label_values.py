@@ -22,13 +22,13 @@ from thinsection.evaluation.cell_values import (
     is_code,
     ordered_classes,
     parse_overrides,
-    plain_text,
     read_cells,
     shown_readings,
 )
 from thinsection.evaluation.follow_up import MISSING_TIME, TIMES_SIGN, read_follow_up
 from thinsection.evaluation.tables import LabelTable
 from thinsection.evaluation.target import FAR, Kind, Target, TaskName, outliers
+from thinsection.files.missing_cells import plain_text
 from thinsection.types import counted
 
 MOST_CLASSES = 10  # different numbers that are taken for classes

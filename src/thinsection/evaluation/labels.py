@@ -29,7 +29,6 @@ from thinsection.evaluation.cases import (
 from thinsection.evaluation.cell_values import (
     ValueReading,
     class_name,
-    is_missing,
     missing_words,
     ordered_classes,
 )
@@ -42,6 +41,7 @@ from thinsection.evaluation.label_values import (
 )
 from thinsection.evaluation.tables import LabelTable, TextRow, read_label_table
 from thinsection.evaluation.target import INTERVALS, Kind, PositiveRule, Target
+from thinsection.files.missing_cells import is_missing
 from thinsection.files.tables import open_table
 from thinsection.results.folder import open_results
 from thinsection.slide.ids import KnownIds

@@ -23,6 +23,7 @@ from thinsection.report.values import (
 )
 from thinsection.results.folder import Results
 from thinsection.slide import Slide
+from thinsection.slide.same_slide import check_same_slide
 from thinsection.store.ledger import SlideLedger
 from thinsection.store.tile_tables import TILES
 from thinsection.store.tiles_h5 import TilesFile
@@ -91,12 +92,14 @@ def tiles_of(source: object, shown: object, grid: str | None) -> TileTable | Til
         return source.tiles(check_id(shown), grid)
     if not isinstance(source, Slide):
         as_results(source)
+    assert isinstance(source, Slide)
     if not isinstance(shown, TileTable | TilesFile):
         form = repr(shown) if isinstance(shown, str) else type(shown).__name__
         raise InvalidInputError(
             f"shown must be the tiles of the slide, got {form}; pass the result of tile_grid "
             "or of results.tiles, and not only its coords_l0"
         )
+    check_same_slide(source, shown)
     return shown
 
 

@@ -20,6 +20,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.results.folder import Listener, Results, open_results
 from thinsection.results.indexed_tiles import IndexedTiles
+from thinsection.results.label_tables import LabelTable
 from thinsection.results.tile_items import Item, TileItems
 from thinsection.results.tile_labels import (
     Labels,
@@ -63,9 +64,10 @@ class TileDataset(IterableDataset[Item]):
         (columns)  float32, one entry for each name in `columns`; NaN for no value
         shard, position   place in the epoch, see `advance`
 
-    The tiles of an epoch are divided among the ranks of `torch.distributed` and the workers of the
-    loader: each tile is in one shard, and sizes of shards differ by one at most. With `even`, each
-    shard leaves out up to one tile. Initialise the process group before the dataset is made. The
+    Each worker of the loader, on each rank of `torch.distributed`, reads one shard of the tiles. In
+    one process the shards of an epoch have each tile once, and their sizes differ by one at most.
+    With several ranks all shards have the same size: each leaves out at most one tile, see `even`.
+    Initialise the process group before the dataset is made. The
     order depends on `seed`, the epoch, and the number of ranks and workers. Call `set_epoch`
     before each epoch, as for PyTorch's DistributedSampler; `loader` does so itself.
 
@@ -77,12 +79,16 @@ class TileDataset(IterableDataset[Item]):
         results: results folder of a `run` that has made at least the tile tables.
         grid: tile grid, if there are several.
         slides: ids of the slides to use; None means all.
-        labels: one of three:
+        labels: one of four:
             a mapping with a value for each slide id; slides that it lacks are not used;
+            a table with a column `slide_id` and the column that `label` names: a path (CSV, TSV,
+            Excel, Parquet), a table of pandas or pyarrow, or `results.rows("labels.csv")`; slides
+            without a label are not used, and are named;
             the name of a column of `results.tiles(slide_id)`, also of words;
             a function of the slide id and `results.tiles(slide_id)` that returns a label for each
             tile, (N,).
             Tiles with a missing label (NaN, None, '') are left out, and their number is reported.
+        label: column of the table `labels`.
         classes: labels to use; an item has the index of its label in this sequence. Tiles of other
             labels are left out. None keeps labels as they are.
         columns: columns of the tile tables that items contain, as in `results.tiles`. Of categories
@@ -94,10 +100,11 @@ class TileDataset(IterableDataset[Item]):
         seed: decides the order.
         memory: size of decoded tiles in one worker: two buffers.
         open_slides: slides that are mixed, and stay open.
-        even: give all shards the same number of tiles: leave out up to one tile a shard, and repeat
-            other tiles of a buffer in place of those that cannot be read. DDP without `Join` and
-            FSDP hang at the end of an epoch if ranks have different numbers of batches. None means
-            True if a process group with several ranks is initialised, else False.
+        even: True gives all shards the same number of tiles. Each shard then leaves out at most one
+            tile, and a tile that cannot be read is replaced by another one of its buffer. False
+            gives each tile once. DDP without `Join` and FSDP hang at the end of an epoch if ranks
+            have different numbers of batches. None means True if a process group with several
+            ranks is initialised, else False.
         on_message: takes a line for each slide that is left out, in the process that reads it, and
             a line about tiles without a label; None makes them warnings of Python.
 
@@ -108,7 +115,7 @@ class TileDataset(IterableDataset[Item]):
     4 for each letter of the longest word; otherwise the number of tiles does not matter.
 
     Raises:
-        StoreError: no results folder.
+        StoreError: no results folder, or a file of labels that is no table.
         InvalidInputError: no such grid, slide or column; labels of another length; no tiles.
         BudgetError: the memory does not hold two tiles.
     """
@@ -119,7 +126,8 @@ class TileDataset(IterableDataset[Item]):
         *,
         grid: str | None = None,
         slides: Sequence[str] | None = None,
-        labels: Labels | None = None,
+        labels: Labels | LabelTable | None = None,
+        label: str | None = None,
         classes: Sequence[object] | None = None,
         columns: Sequence[str] = (),
         transform: Callable[[RgbArray], object] | None = None,
@@ -141,6 +149,7 @@ class TileDataset(IterableDataset[Item]):
             grid=grid,
             slide_ids=slides,
             labels=labels,
+            label=label,
             classes=classes,
             on_message=on_message,
         )

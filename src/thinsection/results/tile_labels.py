@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from thinsection.config import nearest
 from thinsection.errors import InvalidInputError
 from thinsection.results.folder import Listener, Results
+from thinsection.results.label_tables import LabelTable, is_table, labels_of_table
 from thinsection.results.tiled_slide import TiledSlide, tiled_slides
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.tiles.order import Numbers
@@ -66,7 +67,8 @@ def choose_tiles(
     *,
     grid: str | None,
     slide_ids: Sequence[str] | None,
-    labels: Labels | None,
+    labels: Labels | LabelTable | None,
+    label: str | None,
     classes: Sequence[object] | None,
     on_message: Listener,
 ) -> list[ChosenTiles]:
@@ -76,7 +78,8 @@ def choose_tiles(
         results: an opened results folder.
         grid: tile grid, as in `Results.choose_grid`.
         slide_ids: slides to use; None means all.
-        labels: label of each slide by its id, name of a column, or function.
+        labels: label of each slide by its id, name of a column, or function; or a table.
+        label: column of the table `labels`.
         classes: labels to use; a label becomes its index among them. None keeps labels as they are.
         on_message: takes a line for each slide that is left out, and one with the number of tiles
             without a label.
@@ -95,17 +98,24 @@ def choose_tiles(
     if slide_ids is not None:
         ledgers = {slide_id: results.ledger(slide_id) for slide_id in slide_ids}
         results = replace(results, ledgers=ledgers)
-    if _is_of_slides(labels):
+    if is_table(labels, label):
+        read = labels_of_table(labels, label, results.ledgers, classes=classes)
+        if read.line:
+            on_message(read.line)
+        own_labels: Labels | None = read.labels
+    else:
+        own_labels = cast("Labels | None", labels)
+    if _is_of_slides(own_labels):
         ledgers = {
             slide_id: ledger
             for slide_id, ledger in results.ledgers.items()
-            if slide_id in labels
+            if slide_id in own_labels
         }
         results = replace(results, ledgers=ledgers)
     chosen = []
     num_tiles = 0
     for slide in tiled_slides(results, address, on_message):
-        tiles = _labelled(slide, results, address, labels)
+        tiles = _labelled(slide, results, address, own_labels)
         if classes is not None:
             tiles = _classified(tiles, classes)
         num_tiles += slide.num_tiles

@@ -67,7 +67,12 @@ class TiledSlide(RecordedSlide):
         for name, place in self.more_columns.items():
             columns[name] = self._column(name, place, stored)
         plan = self.plan or _plan_of_peer(slide, stored.attributes)
-        return TileTable(coords_l0=stored.coords_l0, plan=plan, columns=columns)
+        return TileTable(
+            coords_l0=stored.coords_l0,
+            plan=plan,
+            columns=columns,
+            slide_size_l0=self.size_l0,
+        )
 
     def _column(self, name: str, place: ColumnFile, stored: TilesFile) -> Column:
         """Column of another table with the same tiles; of categories the shared codes."""

@@ -102,6 +102,8 @@ class Slide(Closing):
     Attributes:
         reader: name of the reader: 'openslide', 'tiff', 'image'.
         slide_path: path or URL from which the slide was opened.
+        slide_name: name of the file without its suffix, and of the image if one was chosen, as in
+            the id that a run gives the slide.
         levels: pyramid levels, finest first; `levels[0].downsample == 1.0`.
         size: (width, height) of level 0, px.
         slide_mpp: (x, y) µm per level-0 px, or None if the file does not state it. The
@@ -148,6 +150,7 @@ class Slide(Closing):
     ) -> None:
         _check_sizes(levels, slide_path)
         self.slide_path = slide_path
+        self.slide_name = Path(slide_path).stem
         self.levels = tuple(levels)
         self.size: Size = self.levels[0].size
         self.slide_mpp = _mpp_xy(slide_mpp, slide_path)
@@ -437,7 +440,7 @@ class Slide(Closing):
             tiles: result of `tile_grid`, or of `results.tiles` of this slide.
 
         Raises:
-            InvalidInputError: `tiles` do not state how they are read.
+            InvalidInputError: `tiles` do not state how they are read, or are of another slide.
 
         Example:
             >>> slide.tiles(tiles)[3].shape

@@ -33,6 +33,7 @@ from thinsection.slide.auto_reader import load_safely, open_auto
 from thinsection.slide.base import Slide
 from thinsection.slide.dicom_series import is_dicom_path
 from thinsection.slide.geometry import plausible_mpp
+from thinsection.slide.ids import slide_stem
 from thinsection.slide.look import Look
 from thinsection.slide.opening import FileState, Opening, Statements, file_states
 from thinsection.slide.orientation import UPRIGHT, UprightSlide, turn_mpp
@@ -150,6 +151,7 @@ def open_slide(
         image=picture,
         files=files,
     )
+    slide.slide_name = slide_stem(name, picture)
     slide.can_reopen(partial(_reopen, opening))
     if slide.orientation == UPRIGHT:
         return slide

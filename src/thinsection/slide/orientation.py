@@ -114,6 +114,7 @@ class UprightSlide(Slide):
             properties=stored.properties,
         )
         self._stored = stored
+        self.slide_name = stored.slide_name
         self.reader = stored.reader
         self.held_bytes = stored.held_bytes
         self.checked = stored.checked

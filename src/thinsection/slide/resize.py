@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.slide.geometry import ReadPlan, best_level, l0_from_lv
+from thinsection.slide.same_slide import check_same_slide
 from thinsection.types import (
     MIB,
     CoordsL0,
@@ -232,6 +233,7 @@ class TilePictures:
     """
 
     def __init__(self, slide: Pyramid, tiles: PlannedTiles) -> None:
+        check_same_slide(slide, tiles)
         plan = getattr(tiles, "plan", None)
         if not isinstance(plan, ReadPlan):
             raise InvalidInputError(

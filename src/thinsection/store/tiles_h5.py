@@ -206,6 +206,19 @@ class TilesFile:
         return step, step
 
     @property
+    def slide_size_l0(self) -> Size | None:
+        """Width and height of the slide in level-0 px; None if the file does not state them."""
+        sides = []
+        for name in ("level0_width", "level0_height"):
+            values = np.ravel(self.attributes.get(name, 0))
+            if values.dtype.kind not in "iuf" or values.shape != (1,):
+                return None
+            if not 1 <= values[0] < np.inf:
+                return None
+            sides.append(round(float(values[0])))
+        return sides[0], sides[1]
+
+    @property
     def size_l0(self) -> Size:
         """Width and height of a tile in level-0 px; (1, 1) if the file does not state them."""
         edge = self.tile_px_l0 or 1

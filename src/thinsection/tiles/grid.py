@@ -284,16 +284,28 @@ def tile_grid(
         is_selected = fractions >= max(config.min_tissue_fraction, _ANY_TISSUE)
         corners = corners[is_selected]
         fractions = fractions[is_selected]
+    # a reader of another package need not have it
+    slide_name = getattr(slide, "slide_name", None)
     if not config.region_px:
         return TileTable(
-            coords_l0=corners, plan=plan, columns={"tissue_fraction": fractions}
+            coords_l0=corners,
+            plan=plan,
+            columns={"tissue_fraction": fractions},
+            slide_size_l0=slide.size,
+            slide_name=slide_name,
         )
     coords_l0 = tiles_of_regions(corners, plan.stride_l0, config.tiles_across)
     columns = {
         "tissue_fraction": _tissue_fractions(mask, coords_l0, plan.size_l0),
         **region_columns(len(corners), config.tiles_across),
     }
-    return TileTable(coords_l0=coords_l0, plan=plan, columns=columns)
+    return TileTable(
+        coords_l0=coords_l0,
+        plan=plan,
+        columns=columns,
+        slide_size_l0=slide.size,
+        slide_name=slide_name,
+    )
 
 
 def _with_settings(config: TilesConfig, settings: PlainValues) -> TilesConfig:

@@ -30,6 +30,7 @@ from thinsection.files.pages import notebook_html
 from thinsection.slide import Slide, check_slide
 from thinsection.slide.geometry import ReadPlan
 from thinsection.slide.resize import read_tiles
+from thinsection.slide.same_slide import check_same_slide
 from thinsection.tiles.budget import (
     Channel,
     ChannelClosed,
@@ -586,12 +587,14 @@ def iter_tiles(
     Raises:
         SlideReadError: a region cannot be decoded.
         BudgetError: the memory does not hold three batches.
+        InvalidInputError: the tiles are of another slide.
     """
     check_slide(slide)
     if not isinstance(tiles, TileTable):
         raise InvalidInputError(
             f"tiles must be a TileTable, got {type(tiles).__name__}; pass the result of tile_grid"
         )
+    check_same_slide(slide, tiles)
     config = config or StreamConfig()
     budget = config.budget(
         batch_size,

@@ -39,6 +39,10 @@ class TileTable:
     coords_l0: CoordsL0  # int64 (N, 2), x and y of top-left corners in level-0 px
     plan: ReadPlan
     columns: Mapping[str, Column] = field(default_factory=dict)
+    # width and height in level-0 px, and name, of the slide on which `tile_grid` made the tiles, so
+    # that they are not taken for tiles of another slide; None is not compared
+    slide_size_l0: Size | None = None
+    slide_name: str | None = None
 
     def __post_init__(self) -> None:
         check_coords(self.coords_l0)
@@ -185,11 +189,18 @@ def parent_rows(tiles: Tiles, parents: Tiles) -> npt.NDArray[np.int64]:
     Memory: about 100 bytes per tile and per parent.
 
     Raises:
-        InvalidInputError: the parents are smaller than the tiles.
+        InvalidInputError: the parents are smaller than the tiles, or of a slide of another size.
     """
     # takes a third of a second to import
     from scipy.spatial import cKDTree
 
+    size = getattr(tiles, "slide_size_l0", None)
+    size_of_parents = getattr(parents, "slide_size_l0", None)
+    if size and size_of_parents and tuple(size) != tuple(size_of_parents):
+        raise InvalidInputError(
+            f"parents must be of the slide of the tiles, got slides of {tuple(size_of_parents)} "
+            f"and {tuple(size)} level-0 px; pass two grids of one slide"
+        )
     size_l0 = np.array(parents.size_l0)
     if (size_l0 < tiles.size_l0).any():
         raise InvalidInputError(

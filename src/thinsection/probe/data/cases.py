@@ -34,13 +34,14 @@ from thinsection.evaluation.cases import (
     table_groups,
     take_rows,
 )
-from thinsection.evaluation.cell_values import is_missing, missing_words, read_number
+from thinsection.evaluation.cell_values import missing_words, read_number
 from thinsection.evaluation.embeddings import Embeddings
 from thinsection.evaluation.labels import encode_labels
 from thinsection.evaluation.metrics import Flags, FloatVector, Fold
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.tables import TEST, TRAIN, VAL, TextRow, split_name
 from thinsection.extras import importing
+from thinsection.files.missing_cells import is_missing
 from thinsection.probe.config import DataSection, ProbeConfig
 from thinsection.probe.data.sets import CaseSet, SurvivalSet, left_out_fact
 from thinsection.probe.protocol import Protocol
