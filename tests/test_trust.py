@@ -104,7 +104,7 @@ def test_code_runs_from_a_file_that_the_user_trusts_and_its_content_counts(
         (tmp_path / f"{name}.py").write_text(NET)
     path = segmenter_file(tmp_path, "my_net:Net")
     trusted = [tmp_path / "other.py", tmp_path / "my_net.py"]
-    with pytest.raises(ConfigError, match="--trust-code FILE"):
+    with pytest.raises(ConfigError, match="trust_code=FILE"):
         load_segmenter(path, trust_code=trusted[:1])
     segmenter = load_segmenter(path, trust_code=trusted, device="cpu")
     assert callable(segmenter.network)
@@ -334,7 +334,7 @@ def test_a_table_sends_no_request_to_this_machine_unless_asked(
 ) -> None:
     path = tmp_path / "cohort.csv"
     path.write_text(f"slide_path\na.svs\nhttp://{host}:8000/a.svs\n")
-    with pytest.raises(CohortError, match=r"line 3 of .*--allow-local-urls"):
+    with pytest.raises(CohortError, match=r"line 3 of .*allow_local_urls=True"):
         load_cohort([path])
     assert len(load_cohort([path], SlidesConfig(allow_local_urls=True))) == 2
     assert RunConfig().slides.allow_local_urls is False

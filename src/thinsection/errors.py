@@ -1,14 +1,15 @@
 """Every exception class of the package, and what raises and rewords them.
 
 A message reads `<name> must <rule>, got <value>[ in <slide>]; <remedy>`: lower case, no full stop.
-The remedy of an error that ends a command names a setting in Python's words (`memory=...`,
-`out="..."`, `overwrite=True`); the command line shows the option in its place. The remedy of an
-error of one slide, which tables and pages keep, names the option.
+An error names a setting in Python's words (`memory=...`, `out="..."`, `overwrite=True`). The
+command line, and the tables and pages that keep errors of slides, show the option in its place: see
+`with_options`.
 Each class also inherits the builtin that a caller would expect to catch.
 """
 
 import logging
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -29,6 +30,16 @@ _ASK_AGAIN_S = 0.05
 # begins the words of an error for want of memory, by which a retry asks for more
 OUT_OF_MEMORY = "out of memory"
 _LOG = logging.getLogger("thinsection")
+# a setting in Python's words: grid="256px", labels="...", weights=FILE, batch_size=..., folds=3,
+# overwrite=True
+_PYTHON_SETTING = re.compile(
+    r'\b([a-z]\w*)=(?:"([^"]*)"|(\.\.\.|True\b|False\b|[A-Z]+\b|\d+(?:\.\d+)?))'
+)
+_SINGULAR = {
+    "encoders": "encoder",
+    "slide_encoders": "slide_encoder",
+    "segmenters": "segmenter",
+}
 # begins the line of `naming_part`
 _IN_PART = "raised in "
 
@@ -173,6 +184,27 @@ class StaleResultError(StoreError):
     """A result under this name was made from another file or with other settings."""
 
 
+def with_options(text: str) -> str:
+    """A text with options in place of Python's settings: `grid="..."` becomes `--grid`.
+
+    Only in the remedy, which follows the first `; `: what comes before may quote the user.
+    """
+    problem, semicolon, remedy = text.partition("; ")
+    return problem + semicolon + _PYTHON_SETTING.sub(_option, remedy)
+
+
+def _option(setting: re.Match[str]) -> str:
+    """Option of the command line with the value of a setting."""
+    name, text, word = setting.groups()
+    # options that are repeated have the singular
+    name = _SINGULAR.get(name, name).replace("_", "-")
+    if word == "False":
+        return f"--no-{name}"
+    if text in (None, "...") and word in (None, "...", "True"):
+        return f"--{name}"
+    return f"--{name} {shlex.quote(text) if word is None else word}"
+
+
 def error_words(error: BaseException) -> str:
     """An error in words for a user, on one line; the names of classes are for the log.
 
@@ -190,7 +222,7 @@ def _words_alone(error: BaseException) -> str:
     """Words of an error without its notes, see `error_words`."""
     text = " ".join(str(error).split())
     if isinstance(error, ThinsectionError):
-        return text
+        return with_options(text)
     if isinstance(error, MemoryError):
         return f"{OUT_OF_MEMORY}: {text}" if text else OUT_OF_MEMORY
     if isinstance(error, OSError) and error.strerror:

@@ -10,7 +10,7 @@ from tests.predict.planted import write_embeddings
 
 import thinsection as ts
 from thinsection import errors
-from thinsection.cli.main import main, with_options
+from thinsection.cli.main import main
 from thinsection.config import in_words_of
 from thinsection.errors import (
     BudgetError,
@@ -23,6 +23,7 @@ from thinsection.errors import (
     WeightsError,
     error_words,
     named_error_words,
+    with_options,
 )
 from thinsection.run import task
 from thinsection.stages.config import RunConfig
@@ -179,7 +180,14 @@ def test_a_remedy_names_the_keyword_in_python_and_the_option_in_the_shell(
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        ('got none; pass labels="..." or target="A b"', "pass --labels or --target A b"),
+        ('got none; pass labels="..." or target="A b"', "pass --labels or --target 'A b'"),
+        ('got none; pass tile_mpp=0.5 or tile_mpp="native"', "--tile-mpp 0.5 or --tile-mpp native"),
+        ("got 5; pass folds=3, so that", "pass --folds 3, so that"),
+        ("got none; pass weights=FILE (x)", "pass --weights FILE (x)"),
+        ("got none; pass pretrained=False", "pass --no-pretrained"),
+        ('got none; pass encoders="a b" or segmenters=...', "--encoder 'a b' or --segmenter"),
+        ('got 2; pass read="2=event" and read="1 a=censored"',
+         "pass --read 2=event and --read '1 a=censored'"),
         ("got 1; raise memory=... or lower batch_size=...", "--memory or lower --batch-size"),
         ('got a; pass out="...", or overwrite=True to', "pass --out, or --overwrite to"),
         ('got the file \'x="1"\'; rename it', 'got the file \'x="1"\'; rename it'),

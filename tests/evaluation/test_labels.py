@@ -393,9 +393,7 @@ def test_a_time_that_is_no_number_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_survival_has_a_time(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="binary must have one target, no --time, got"
-    ):
+    with pytest.raises(ConfigError, match="binary must have one target, no time, got"):
         survival(tmp_path, ["a,1,10", "b,0,20"], task="binary")
 
 

@@ -84,7 +84,7 @@ def test_one_file_under_two_names_is_refused(tmp_path: Path, half: bool) -> None
     sentence = (
         r"test cases must not have the embeddings of training cases, got \d+ pairs equal "
         r"in float16 \('s\d\dx' and 'copys\d\dx', .*\); remove the copies, give both slides one "
-        r"case_id, or pass --allow-leakage"
+        r"case_id, or pass allow_leakage=True"
     )
     with pytest.raises(DatasetError, match=sentence):
         planned(root)

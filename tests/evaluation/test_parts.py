@@ -82,13 +82,11 @@ def test_each_site_is_tested_by_the_others_and_one_of_one_class_only_trains() ->
 
 def test_sites_that_cannot_make_folds_are_refused_before_training() -> None:
     labels = np.arange(12) % 2
-    with pytest.raises(
-        DatasetError, match=r"got none; pass --site COLUMN of the labels"
-    ):
+    with pytest.raises(DatasetError, match=r"got none; pass site=COLUMN of the labels"):
         make_parts(cohort_of(labels), FoldSettings(unit="site"))
     two = cohort_of(labels, sites=["x", "y"] * 6)
     with pytest.raises(
-        InvalidInputError, match=r"sites must be at least 5 .* got 2; pass --folds 2"
+        InvalidInputError, match=r"sites must be at least 5 .* got 2; pass folds=2"
     ):
         make_parts(two, FoldSettings(unit="site"))
     with pytest.raises(DatasetError, match="must allow a score, got only class"):
@@ -117,7 +115,7 @@ def test_repeats_draw_other_folds_and_the_first_are_those_without_repeats() -> N
     assert len({part.test for part in parts}) == 12
     assert line == "4 stratified folds of cases, drawn 3 times, seed 0"
     with pytest.raises(
-        ConfigError, match="splits must not be combined with --fold-unit or --repeats"
+        ConfigError, match="splits must not be combined with fold_unit or repeats"
     ):
         make_parts(cohort, FoldSettings(repeats=2), Path("split.csv"))
 
@@ -184,7 +182,7 @@ def test_a_patient_on_two_sides_is_refused_unless_that_is_allowed(
     table = write_split(tmp_path / "s.csv", rows, "case_id,split")
     with pytest.raises(
         DatasetError,
-        match=r"a patient must be on one side .* got 'p0' .* or pass --allow-leakage",
+        match=r"a patient must be on one side .* got 'p0' .* or pass allow_leakage=True",
     ):
         make_parts(cohort, FoldSettings(), table)
     parts, _ = make_parts(cohort, FoldSettings(), table, allow_leakage=True)
@@ -355,7 +353,7 @@ def test_fewer_patients_than_folds_are_refused_and_as_many_are_not() -> None:
     assert len(parts) == 3
     with pytest.raises(
         InvalidInputError,
-        match="patients must be at least 4 for 4 folds, got 3; pass --folds 3",
+        match="patients must be at least 4 for 4 folds, got 3; pass folds=3",
     ):
         make_parts(cohort_of(labels, patients=patients), FoldSettings(folds=4))
 

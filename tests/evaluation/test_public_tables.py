@@ -93,7 +93,7 @@ def test_one_column_of_times_that_no_censored_case_fills_is_asked_back(
     )
     (problem,) = report.values.problems
     assert "line 3 (TCGA-ZZ-A002), line 6 (TCGA-ZZ-A005)" in problem
-    assert "no censored case has a time: pass --time again" in problem
+    assert "no censored case has a time: pass time=... again" in problem
 
 
 CBIOPORTAL = """#Patient Identifier\tOverall Survival Status\tOverall Survival (Months)\tDFS\tType
@@ -248,7 +248,7 @@ def test_a_biotab_is_read_by_the_names_of_its_second_row(tmp_path: Path) -> None
         time=("days_to_death", "days_to_last_followup"),
     )
     (problem,) = report.values.problems
-    assert "line 7 (TCGA-ZZ-B004)" in problem and "--drop-unusable" in problem
+    assert "line 7 (TCGA-ZZ-B004)" in problem and "drop_unusable=True" in problem
     assert used_rows(report) == {
         "TCGA-ZZ-B001": (0.0, 320.0),
         "TCGA-ZZ-B002": (1.0, 116.0),
@@ -275,7 +275,7 @@ def test_redcaps_raw_export_has_codes_and_blank_rows_of_events(tmp_path: Path) -
     assert readings_of(report, "dead")["-9"] == (1, "missing", "")
     unread = report_of(tmp_path / "r.csv", text, target=("dead",), time="fu_days")
     (problem,) = unread.values.problems
-    assert "'-9' (1) in line 7 (9)" in problem and "--read VALUE=event" in problem
+    assert "'-9' (1) in line 7 (9)" in problem and 'read="VALUE=event"' in problem
 
 
 def test_redcaps_label_export_has_labels_as_names_and_words(tmp_path: Path) -> None:
@@ -458,7 +458,7 @@ def test_events_of_1_and_2_are_asked_back(tmp_path: Path) -> None:
     settings = {"target": ("status",), "time": "time"}
     report = report_of(tmp_path / "p.csv", text, **settings)
     (problem,) = report.values.problems
-    assert "--read 2=event --read 1=censored" in problem
+    assert 'read="2=event" and read="1=censored"' in problem
     read = report_of(
         tmp_path / "p.csv", text, **settings, read=("2=event", "1=censored")
     )
@@ -600,5 +600,5 @@ def test_dates_are_no_times_and_are_named_once(tmp_path: Path) -> None:
     (problem,) = report.values.problems
     assert "a time that is no number, '2020-01-01' (1), " in problem
     assert (
-        "line 4 (P2), ... (20 rows)" in problem and "pass --time again" not in problem
+        "line 4 (P2), ... (20 rows)" in problem and "pass time=... again" not in problem
     )

@@ -69,7 +69,9 @@ def test_a_name_that_resolves_to_this_machine_is_refused(
     url = f"http://innocent.example:{port}/a.svs"
     assert not is_local_host(url)
     check_table_url(url, "line 2")  # as written nothing is wrong
-    with pytest.raises(SlideOpenError, match=r"innocent.*--allow-local-urls") as caught:
+    with pytest.raises(
+        SlideOpenError, match=r"innocent.*allow_local_urls=True"
+    ) as caught:
         FsspecSource(url)
     assert address in str(caught.value)
     assert _Server.requests == []

@@ -201,7 +201,7 @@ def test_an_output_that_dask_jobqueue_would_not_quote_is_refused(
     pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is not installed")
     config = ExecutorConfig(executor="dask", jobqueue="slurm")
     with pytest.raises(
-        ConfigError, match=r"without spaces for --jobqueue.*or --executor slurm"
+        ConfigError, match=r'without spaces for jobqueue.*or executor="slurm"'
     ):
         execute_slides(faulty(tmp_path / "an out", config=config), slides)
 

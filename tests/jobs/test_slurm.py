@@ -123,7 +123,7 @@ def test_without_sbatch_the_error_says_where_to_go(
     write_he_slide(tmp_path / "a.tiff", (600, 400))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        ClusterError, match=r"sbatch must be on the PATH.*another --executor"
+        ClusterError, match=r'sbatch must be on the PATH.*another executor="'
     ):
         run([tmp_path / "a.tiff"], out=tmp_path / "out", config=settings())
     assert not arrays(tmp_path / "out")

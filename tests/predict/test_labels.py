@@ -98,7 +98,7 @@ def test_what_cannot_be_learnt_is_refused_by_name(tmp_path: Path) -> None:
         DatasetError, match="labels must match embeddings, got no match; 1 row in"
     ):
         cohort_of(tmp_path, "slide_id,label\nz,x\n", ["a"])
-    with pytest.raises(ConfigError, match="cox must have one target and --time"):
+    with pytest.raises(ConfigError, match="cox must have one target and a time"):
         cohort_of(tmp_path, "slide_id,label\na,1\n", ["a"], task="cox")
 
 

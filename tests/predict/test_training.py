@@ -372,7 +372,7 @@ def test_experiments_with_repeats_are_compared_by_all_of_them() -> None:
 def test_a_loss_that_is_not_finite_is_said(tmp_path: Path) -> None:
     root = planted(tmp_path / "f", cases=12)
     with pytest.raises(
-        InvalidInputError, match=r"loss must stay finite, got .* lower --lr"
+        InvalidInputError, match=r"loss must stay finite, got .* lower lr="
     ):
         train(
             root, out=tmp_path / "e", config=config_for(root, fit=replace(FIT, lr=1e30))

@@ -202,12 +202,12 @@ def mistake_protocol(root: Path) -> list[object]:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (mistake_no_labels, ConfigError, r"pass --labels regions.geojson"),
+        (mistake_no_labels, ConfigError, r"pass labels="),
         (mistake_no_data, DatasetError, r"data must exist, got .*absent"),
         (
             mistake_no_embeddings,
             ConfigError,
-            r"must be a folder of slides, got None; pass --embed",
+            r"must be a folder of slides, got None; pass embed",
         ),
         (
             mistake_protocol,

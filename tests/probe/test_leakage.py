@@ -191,7 +191,7 @@ def test_slides_with_labels_of_their_own_stay_apart_and_keep_their_patient(
     rows = [f"s{i},p{i // 2},{'ab'[i % 2]}" for i in range(8)]
     config = slides(tmp_path, rows, "slide_id,case_id,label")
     with pytest.raises(
-        DatasetError, match=r"got 'a' and 'b' for 'p0' .*; or pass --sample slide"
+        DatasetError, match=r"got 'a' and 'b' for 'p0' .*; or pass sample=.slide."
     ):
         load_cases(tmp_path / "cases.csv", config)
     cases = load_cases(

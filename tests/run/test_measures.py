@@ -272,7 +272,7 @@ def test_slides_are_compared_with_the_cohort_or_a_reference_and_the_qc_page_show
         "qc": "histoqc-light",
     }
     with pytest.raises(
-        ConfigError, match=r"must contain 256px.*; run it with --measures"
+        ConfigError, match=r"must contain 256px.*; run it with measures=True"
     ):
         measured_run(odd, out=tmp_path / "out", **flat)
     measured_run(*cohort, out=tmp_path / "usual", qc="histoqc-light")
@@ -293,7 +293,7 @@ def test_a_reference_goes_with_measures_and_is_a_results_folder(
 ) -> None:
     with pytest.raises(
         ConfigError,
-        match="must be combined with measures, got it alone; pass --measures",
+        match="must be combined with measures, got it alone; pass measures=True",
     ):
         measured_run(
             he_slide, out=tmp_path, measures=False, measures_reference=tmp_path

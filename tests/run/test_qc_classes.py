@@ -176,7 +176,7 @@ def test_a_network_of_ones_own_class_runs_where_its_file_is_trusted(
     options = "options = { in_channels = 3, out_channels = 3, kernel_size = 1 }\n"
     (tmp_path / "purple.toml").write_text(text.replace(options, ""))
     (tmp_path / "my_net.py").write_text(OWN_NET)
-    with pytest.raises(ConfigError, match="--trust-code FILE"):
+    with pytest.raises(ConfigError, match="trust_code=FILE"):
         run_once(he, own)
     assert not (tmp_path / "out" / "slides").exists()
     trusted = (str(tmp_path / "my_net.py"),)

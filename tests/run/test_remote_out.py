@@ -291,9 +291,9 @@ def test_what_cannot_be_done_is_said_before_any_work(
     for changes, words in (
         (
             {"executor": "dask"},
-            r"out must be a local folder for --executor dask.*no locks",
+            r"out must be a local folder for executor 'dask'.*no locks",
         ),
-        ({"qc": "histoqc-light"}, "out must be a local folder with --qc"),
+        ({"qc": "histoqc-light"}, "out must be a local folder with qc"),
     ):
         with pytest.raises(ConfigError, match=words):
             run(slides, out=memory, config=replace_flat(CONFIG, changes))

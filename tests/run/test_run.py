@@ -491,7 +491,7 @@ def test_a_slide_that_fails_a_quality_rule_is_left_out_and_said_so(
 def test_a_quality_rule_without_quality_control_is_refused(
     tmp_path: Path, he_slide: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="qc_fail must be combined with --qc"):
+    with pytest.raises(ConfigError, match="qc_fail must be combined with qc"):
         run(
             [he_slide],
             out=tmp_path,

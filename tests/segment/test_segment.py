@@ -147,7 +147,7 @@ def test_wrong_entries_and_missing_weights_are_named(tmp_path: Path) -> None:
     )
     with pytest.raises(WeightsError, match="must have sha256 0000"):
         load_segmenter(entry)
-    with pytest.raises(WeightsError, match="pass --segment-weights"):
+    with pytest.raises(WeightsError, match="pass segment_weights="):
         load_segmenter("hest-tissue")
 
 

@@ -93,7 +93,7 @@ def test_upsampling_is_refused_with_both_resolutions() -> None:
 
 
 def test_a_missing_mpp_names_the_slide_and_the_remedies() -> None:
-    with pytest.raises(MissingMppError, match=r"'b.tiff'; pass --slide-mpp"):
+    with pytest.raises(MissingMppError, match=r"'b.tiff'; pass slide_mpp="):
         plan_read(LEVELS, None, tile_px=256, tile_mpp=0.5, slide="b.tiff")
 
 
@@ -156,7 +156,7 @@ def test_without_a_tolerance_a_near_level_is_resampled() -> None:
 
 
 def test_a_slide_that_is_too_coarse_is_refused_with_remedies() -> None:
-    remedy = r"pass --tile-mpp 0.53 or native, or a higher --mpp-tolerance"
+    remedy = r"pass tile_mpp=0.53 or native, or a higher mpp_tolerance="
     with pytest.raises(
         UpsamplingError, match=rf"must be >= 0.53, got 0.5 in 'a.svs'.*{remedy}"
     ):

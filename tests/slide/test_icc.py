@@ -62,7 +62,7 @@ def test_a_profile_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "a.tif", SRGB[:200])
     with pytest.raises(
         SlideOpenError,
-        match=r"icc profile must be a readable profile for RGB.*omit --icc",
+        match=r"icc profile must be a readable profile for RGB.*leave out icc=True",
     ):
         open_slide(path, look=ICC)
 

@@ -64,8 +64,8 @@ def test_results_of_another_file_are_refused_with_the_ways_out(work: SlideWork) 
     with pytest.raises(
         StaleResultError,
         match=r"slides/tissue of 'a' must come from the same slide file and settings, "
-        r"got a result of another slide file, resolution, weights or version; pass --overwrite "
-        r".*, or pass another --out",
+        r"got a result of another slide file, resolution, weights or version; pass overwrite=True "
+        r".*, or pass another out=",
     ):
         changed.check_stale()
     assert {name: work.path(name).read_bytes() for name in files(work)} == before

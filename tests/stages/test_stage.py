@@ -357,10 +357,10 @@ def test_another_result_under_the_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         StaleResultError,
         match=r"grid/first of 'a' must come from the same slide file and settings, "
-        r"got a result of another slide file, resolution, weights or version; pass --overwrite to "
-        r"replace it and all "
+        r"got a result of another slide file, resolution, weights or version; pass "
+        r"overwrite=True to replace it and all "
         r"results that were "
-        r"made from it, or pass another --out",
+        r"made from it, or pass another out=",
     ):
         work.check_stale()
     allowed = work_in(tmp_path, changed(), overwrite=True)

@@ -243,7 +243,7 @@ def test_a_budget_for_one_batch_reads_without_prefetch_and_below_it_says_so(
         FeatureCache(folder, budget_bytes=8 * ROW - 1) as cache,
         pytest.raises(
             BudgetError,
-            match=r"must be >= .* for a batch of 8 rows.* raise --cache-memory",
+            match=r"must be >= .* for a batch of 8 rows.* raise cache_memory=",
         ),
     ):
         next(cache.batches(np.arange(37), 8))

@@ -147,7 +147,7 @@ def test_a_value_that_is_not_finite_is_refused_with_the_remedy(
         file["features"][:] = x  # type: ignore[index]
         del file["features"].attrs[CHECKSUM]
     with pytest.raises(
-        InvalidInputError, match=r"1 of \d+ rows \(600\) .*--precision fp32"
+        InvalidInputError, match=r"1 of \d+ rows \(600\) .*precision=.fp32"
     ):
         read(path)
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from thinsection.cli.flags import EXIT_SOME_LEFT_OUT, Reader
-from thinsection.errors import InvalidInputError, ThinsectionError
+from thinsection.errors import InvalidInputError, ThinsectionError, with_options
 
 if TYPE_CHECKING:
     from thinsection.deid import Report
@@ -203,7 +203,10 @@ def _run_each(jobs: Sequence[Job], identifying: Sequence[str] = ()) -> None:
         except (ThinsectionError, OSError) as error:
             failed = True
             console.print(
-                f"{name}: {error}", style="bold red", markup=False, soft_wrap=True
+                f"{name}: {with_options(str(error))}",
+                style="bold red",
+                markup=False,
+                soft_wrap=True,
             )
     if failed or identifying:
         raise typer.Exit(EXIT_SOME_LEFT_OUT)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from thinsection.errors import with_options
 from thinsection.types import Document, Mpp, Size
 
 if TYPE_CHECKING:
@@ -633,7 +634,7 @@ class LabelsDocument:
             notes=(*table.notes, *values.notes),
             warnings=values.warnings,
             readings=tuple(readings),
-            problems=(*values.problems, *values.questions),
+            problems=tuple(map(with_options, (*values.problems, *values.questions))),
         )
 
 

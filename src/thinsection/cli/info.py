@@ -12,7 +12,7 @@ from thinsection.cli.documents import (
     print_document,
 )
 from thinsection.cli.flags import EXIT_SOME_LEFT_OUT, AsJson, Reader
-from thinsection.errors import ThinsectionError
+from thinsection.errors import ThinsectionError, error_words
 from thinsection.types import counted, format_mpp
 
 app = typer.Typer()
@@ -58,7 +58,7 @@ def info(
             with open_slide(file, reader=reader, image=image) as slide:
                 slides.append(SlideInfo.of(slide, file))
         except ThinsectionError as error:
-            failures.append(UnopenedFile(slide_path=file, error=str(error)))
+            failures.append(UnopenedFile(slide_path=file, error=error_words(error)))
     document = InfoDocument(slides=tuple(slides), failures=tuple(failures))
     if as_json:
         print_document(document)

@@ -6,14 +6,13 @@ and its flags import pydantic, which together take longer than the answer.
 
 import contextlib
 import logging
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from thinsection import __version__, errors
-from thinsection.errors import CohortError, stopping
+from thinsection.errors import CohortError, stopping, with_options
 from thinsection.files.atomic import output_errors
 from thinsection.files.urls import is_url
 
@@ -23,8 +22,6 @@ EXIT_USAGE = 2
 EXIT_OUTPUT = 4
 # name of the logger of `pipeline.choice`, which is slow to import
 CHOICES = "thinsection.results.choice"
-# a setting in Python's words: grid="256px", labels="...", batch_size=..., overwrite=True
-_PYTHON_SETTING = re.compile(r'\b(\w+)=(?:"([^"]*)"|\.\.\.|True\b)')
 # commands whose first arguments are slides
 _TAKE_SLIDES = ("run", "segment", "qc", "plan")
 
@@ -91,21 +88,6 @@ class _ChoicePrinter(logging.Handler):
         if line not in self._printed:
             self._printed.add(line)
             print(line, file=self._stream, flush=True)
-
-
-def with_options(text: str) -> str:
-    """A text with options in place of Python's settings: `grid="..."` becomes `--grid`.
-
-    Only in the remedy, which follows the first `; `: what comes before may quote the user.
-    """
-
-    def option(match: re.Match[str]) -> str:
-        flag = "--" + match[1].replace("_", "-")
-        value = match[2]
-        return flag if value in (None, "...") else f"{flag} {value}"
-
-    problem, semicolon, remedy = text.partition("; ")
-    return problem + semicolon + _PYTHON_SETTING.sub(option, remedy)
 
 
 def _print_error(start: str, error: BaseException) -> None:

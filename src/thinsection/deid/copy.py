@@ -197,7 +197,7 @@ def _refuse_present(out: Path, *, overwrite: bool) -> None:
     """Raises OutputError: the file exists."""
     if out.exists() and not overwrite:
         raise OutputError(
-            f"out must not exist, got {str(out)!r}; pass --overwrite, or another name"
+            f"out must not exist, got {str(out)!r}; pass overwrite=True, or another name"
         )
 
 

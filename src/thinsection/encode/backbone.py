@@ -308,7 +308,7 @@ def load_with_code(spec: EncoderSpec, *, allow_remote_code: bool) -> Backbone:
     if not allow_remote_code:
         raise WeightsError(
             f"encoder {spec.name!r} must have your permission to run code of its repository, "
-            "got none; read that code, then pass allow_remote_code=True (--allow-remote-code)"
+            "got none; read that code, then pass allow_remote_code=True"
         )
     network = _from_pretrained(
         optional_package("transformers").AutoModel,

@@ -69,7 +69,7 @@ def why_torch(engine: EngineChoice, device: torch.device, *, is_random: bool) ->
         if not on_cpu:
             raise InvalidInputError(
                 f"engine must be auto or torch on a device that is not a CPU, got {engine!r} on "
-                f"{device}; pass --device cpu"
+                f'{device}; pass device="cpu"'
             )
         return ""
     if engine == "torch" or not on_cpu:
@@ -265,7 +265,7 @@ def _convert(network: nn.Module, pixels: Tensor, folder: Path) -> None:
     except OSError as error:
         raise StoreError(
             f"the OpenVINO model must be saved to {str(folder)!r}, got {error}; free some "
-            "space, or pass --engine torch"
+            'space, or pass engine="torch"'
         ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -84,8 +84,7 @@ def find_spec(name: str) -> EncoderSpec:
     if not configs:
         raise WeightsError(
             f"checkpoint must have a {CONFIG_NAME} in its folder, got none for {name!r}; add "
-            "it, or name the architecture: load_encoder('uni', weights=...) (--encoder uni "
-            "--weights ...)"
+            'it, or name the architecture: encoder="uni", weights=...'
         )
     return replace(_folder_spec(folder.resolve().name, configs[0]), repo=None)
 

@@ -121,7 +121,7 @@ def _read_tokenizer(
     if not path.is_file():
         raise WeightsError(
             f"tokenizer must be an existing file, got {str(path)!r}; pass the tokenizer.json of "
-            f"{spec.name!r}{_WHERE.get(spec.name, '')} (--tokenizer FILE)"
+            f"{spec.name!r}{_WHERE.get(spec.name, '')} by tokenizer=..."
         )
     return Tokenizer(path)
 

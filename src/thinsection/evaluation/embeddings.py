@@ -442,7 +442,7 @@ def check_finite(embeddings: Reals, ids: Sequence[str]) -> None:
         names = listed_names([repr(ids[i]) for i in bad.tolist()])
         raise InvalidInputError(
             f"embeddings must be finite, got NaN or inf in {len(bad)} of {len(ids)} rows "
-            f"({names}); compute these again with --precision fp32"
+            f'({names}); compute these again with precision="fp32"'
         )
 
 

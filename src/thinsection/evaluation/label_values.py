@@ -171,7 +171,7 @@ def read_values(
     survival = kind in ("cox", "discrete")
     one_target = len(columns.target) == 1 or kind == "multilabel"
     if not one_target or survival != bool(columns.times):
-        needs = "one target and --time" if survival else "one target, no --time"
+        needs = "one target and a time" if survival else "one target, no time"
         raise ConfigError(
             f"{kind} must have {needs}, got {(*columns.target, *columns.times)}"
         )
@@ -283,15 +283,15 @@ class _Reading:
             return [
                 f"{column} must have fewer classes, got {len(counts)} in "
                 f"{counted(len(names), 'row')} ({shown}, ...); is it another column, or a number "
-                "in words? --read VALUE=READING changes how a value is read"
+                'in words? read="VALUE=READING" changes how a value is read'
             ]
         questions = []
         for i in single[:_MOST_VALUES]:
             name = class_name(self._values[i][0] or "")
             questions.append(
                 f"each class of {column} must have two cases, got 1 of {name!r} in "
-                f"{self._table.words([i])}; --read '{name}=missing' leaves it out, --read "
-                f"'{name}=OTHER' makes it another class"
+                f'{self._table.words([i])}; read="{name}=missing" leaves it out, '
+                f'read="{name}=OTHER" makes it another class'
             )
         return questions
 
@@ -317,7 +317,7 @@ class _Reading:
             f"{column} must be a number",
             (column,),
             faults,
-            "pass --read VALUE=NUMBER or =missing",
+            'pass read="VALUE=NUMBER" or =missing',
         )
         problems += self._codes(
             column, list(number_by_row.values()), list(number_by_row)
@@ -367,7 +367,7 @@ class _Reading:
             if unclear:
                 problems.append(
                     f"{column} must be 0 or 1, got {self._texts(column, unclear)} in "
-                    f"{self._place(unclear)}; pass --read VALUE=1, =0 or =missing"
+                    f'{self._place(unclear)}; pass read="VALUE=1", =0 or =missing'
                 )
         return LabelValues(
             kind=kind,
@@ -407,7 +407,7 @@ class _Reading:
             follow_up.unusable.get(i) == MISSING_TIME for i in censored
         ):
             remedy = (
-                "no censored case has a time: pass --time again for the column with the end of "
+                "no censored case has a time: pass time=... again for the column with the end of "
                 "their follow-up"
             )
         more, notes = self._unusable(f"{name} must be >= 0", times, faults, remedy)
@@ -435,9 +435,9 @@ class _Reading:
         others = {
             class_name(plain_text(self._table.rows[i][column])) for i in self._rows
         }
-        hint = "pass --read VALUE=event, =censored or =missing"
+        hint = 'pass read="VALUE=event", =censored or =missing'
         if {"1", "2"} <= others and "0" not in others:
-            hint = "where 2 is the event, pass --read 2=event --read 1=censored"
+            hint = 'where 2 is the event, pass read="2=event" and read="1=censored"'
         return (
             f"{column} must say whether the event happened, got {shown} in "
             f"{self._place(rows)}; {hint}"
@@ -466,7 +466,7 @@ class _Reading:
             else:
                 problems.append(
                     f"{rule}, got {reason}, {shown}, in {self._place(rows)}; {remedy}, or pass "
-                    "--drop-unusable to leave these rows out"
+                    "drop_unusable=True to leave these rows out"
                 )
         return problems, notes
 
@@ -486,7 +486,7 @@ class _Reading:
             problems.append(
                 f"{column} must be a measured value, got {name} among {min(others):g} to "
                 f"{max(others):g} in {self._place(places)}; if it stands for no value, pass "
-                f"--read {name}=missing, else --read {name}=number"
+                f'read="{name}=missing", else read="{name}=number"'
             )
         return problems
 
@@ -510,7 +510,7 @@ def _order_problems(column: str, names: Sequence[str]) -> list[str]:
     shown = ", ".join(repr(name) for name in classes[:_MOST_VALUES])
     more = ", ..." if len(classes) > _MOST_VALUES else ""
     example = " ".join(
-        f"--read '{name}={place} {name}'"
+        f'read="{name}={place} {name}"'
         for place, name in enumerate(classes[:2], start=1)
     )
     return [

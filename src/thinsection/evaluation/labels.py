@@ -498,7 +498,7 @@ def target_and_values(
     if config.positive is not None and kind != "binary":
         raise ConfigError(
             f"positive must be set for two classes only, got {config.positive!r} for a target of "
-            f"kind {kind}; leave --positive out"
+            f"kind {kind}; leave out positive=..."
         )
     if kind in ("binary", "multiclass", "ordinal"):
         texts = [str(text) for (text,) in cells]
@@ -528,7 +528,7 @@ def target_and_values(
             if trained is None and len(set(label[np.isfinite(label)])) < 2:
                 raise DatasetError(
                     f"each label must have cases with 0 and with 1, got one value for {name!r} in "
-                    f"{where!r}; leave --target {name} out"
+                    f"{where!r}; leave out target {name}"
                 )
         return target, values, label_counts(columns, values)
     if kind == "regression":

@@ -288,7 +288,7 @@ def check_copies(
         if not allowed:
             raise DatasetError(
                 f"test cases must not have the embeddings of training cases, got {copies}; "
-                "remove the copies, give both slides one case_id, or pass --allow-leakage"
+                "remove the copies, give both slides one case_id, or pass allow_leakage=True"
             )
         warnings.append(
             f"training and test set share slides, {copies}: the score is too optimistic"
@@ -428,7 +428,7 @@ def check_leakage(
         if leaks and not allowed:
             raise DatasetError(
                 "training and validation set must not share a patient, slide or row, got "
-                f"{leaks} in {name!r}; split by patient, or pass --allow-leakage"
+                f"{leaks} in {name!r}; split by patient, or pass allow_leakage=True"
             )
         if leaks:
             return (

@@ -76,7 +76,7 @@ def make_parts(
     if splits is not None:
         if settings.unit != "patient" or settings.repeats != 1:
             raise ConfigError(
-                "splits must not be combined with --fold-unit or --repeats, got "
+                "splits must not be combined with fold_unit or repeats, got "
                 f"{str(splits)!r}; omit one of them"
             )
         parts, lines = _file_parts(cohort, splits, allow_leakage=allow_leakage)
@@ -136,7 +136,7 @@ def _drawn(cohort: Cohort, settings: FoldSettings, repeat: int) -> list[FoldCase
             word = "sites" if settings.unit == "site" else "patients"
             raise InvalidInputError(
                 f"{word} must be at least {settings.folds} for {settings.folds} folds, "
-                f"got {count}; pass --folds {count}"
+                f"got {count}; pass folds={count}"
             )
         _check_counts(cohort, settings.folds)
         folds = grouped_folds(strata, groups, folds=settings.folds, seed=seed)
@@ -151,10 +151,10 @@ def _check_counts(cohort: Cohort, folds: int) -> None:
     fewest, words = _rarest(cohort, range(len(cohort.cases)))
     if fewest >= folds:
         return
-    remedy = f"pass --folds {fewest}, or add cases"
+    remedy = f"pass folds={fewest}, or add cases"
     if fewest < LEAST_OF_CLASS:
         remedy = (
-            f"add cases: {LEAST_OF_CLASS} are the least, with --folds {LEAST_OF_CLASS}"
+            f"add cases: {LEAST_OF_CLASS} are the least, with folds={LEAST_OF_CLASS}"
         )
     raise InvalidInputError(
         f"{folds} folds must have >= {folds} cases of each class, one for each test set, got "
@@ -172,10 +172,10 @@ def _check_inner_counts(
     in_all = _rarest(cohort, range(len(cohort.cases)))[0]
     remedy = "add cases, or use other splits"
     if settings.unit != "each-site" and in_all > settings.folds:
-        remedy = f"pass --folds {in_all}, so that fewer of them are tested at once, or add cases"
+        remedy = f"pass folds={in_all}, so that fewer of them are tested at once, or add cases"
     elif in_all < LEAST_OF_CLASS:
         remedy = (
-            f"add cases: {LEAST_OF_CLASS} are the least, with --folds {LEAST_OF_CLASS}"
+            f"add cases: {LEAST_OF_CLASS} are the least, with folds={LEAST_OF_CLASS}"
         )
     raise InvalidInputError(
         f"training cases of fold {fold + 1} must have >= {LEAST_INNER} cases of each class, one "
@@ -205,7 +205,7 @@ def _required_sites(cohort: Cohort) -> tuple[str, ...]:
     """The site of each case; refuses missing sites, and patients of several sites."""
     if not cohort.sites:
         raise DatasetError(
-            "folds by site need the site of each case, got none; pass --site COLUMN of the "
+            "folds by site need the site of each case, got none; pass site=COLUMN of the "
             "labels"
         )
     site_by_patient: dict[str, str] = {}
@@ -372,7 +372,7 @@ def _part_of(
             if other != side and not allow_leakage:
                 raise DatasetError(
                     f"a patient must be on one side of a split, got {patient!r} in {other} and "
-                    f"{side} in {where}; split by patient, or pass --allow-leakage"
+                    f"{side} in {where}; split by patient, or pass allow_leakage=True"
                 )
     if not sides[TEST]:
         sides[TEST] = sides[VAL]

@@ -115,7 +115,7 @@ class PeerSlide:
         height = self.facts.get("height")
         if not width or not height:
             raise InvalidInputError(
-                f"size is missing in {self.slide_id!r}; import it with --slides"
+                f"size is missing in {self.slide_id!r}; import it with slides=..."
             )
         return int(width), int(height)
 
@@ -126,7 +126,7 @@ class PeerSlide:
         mpp_y = self.facts.get("mpp_y")
         if not mpp_x or not mpp_y:
             raise InvalidInputError(
-                f"slide_mpp is missing in {self.slide_id!r}; run again with --slide-mpp"
+                f"slide_mpp is missing in {self.slide_id!r}; run again with slide_mpp=..."
             )
         return float(mpp_x), float(mpp_y)
 

@@ -278,7 +278,7 @@ def _write_stage(
         if not is_same and not _has_same_rows(target, tiles):
             raise StoreError(
                 "imported results must be new or unchanged, got a different result at "
-                f"{str(target)!r}; pass another --out"
+                f'{str(target)!r}; pass another out="..."'
             )
     record = StageRecord(
         key=key, files={name: size}, needs=needs, facts=facts, sums={name: digest}

@@ -177,7 +177,7 @@ def _read_stamp(path: Path, facts: Document) -> Iterator[PeerTiles]:
     if not mpp_x or not mpp_y:
         raise InvalidInputError(
             f"slide_mpp is missing for {str(path)!r}, whose coordinates are in µm; pass "
-            "--slides, or a table with the column mpp"
+            "slides=..., or a table with the column mpp"
         )
     with open_h5(path) as file:
         features = np.asarray(stored_dataset(file, "feats", path)[...])

@@ -377,7 +377,7 @@ def check_connection(error: BaseException, url: str) -> None:
         if isinstance(cause, LocalAddressError):
             raise SlideOpenError(
                 "URL must not lead to this machine or to a link-local network, got "
-                f"{cause} for {url!r}; pass --allow-local-urls if you trust its table, or write "
+                f"{cause} for {url!r}; pass allow_local_urls=True if you trust its table, or write "
                 "'localhost' or the address in the URL"
             ) from None
         cause = cause.__cause__ or cause.__context__

@@ -121,7 +121,7 @@ def check_architecture(
     if not attribute.isidentifier() or not (is_listed or package in packages or code):
         raise ConfigError(
             f"architecture must be 'module:class' of {', '.join(ARCHITECTURES)}, got {name!r}; "
-            "install a package that declares it by an entry point, or pass --trust-code FILE "
+            "install a package that declares it by an entry point, or pass trust_code=FILE "
             "with the file that has the class"
         )
 
@@ -264,7 +264,7 @@ def check_table_url(url: str, where: str, *, allow_local: bool = False) -> None:
     elif is_local_host(url):
         raise CohortError(
             f"a URL in a table or a ledger must not name this machine or a link-local network, got "
-            f"{urlsplit(url).hostname!r} in {where}; pass --allow-local-urls if you trust it"
+            f"{urlsplit(url).hostname!r} in {where}; pass allow_local_urls=True if you trust it"
         )
 
 

@@ -244,9 +244,9 @@ class DaskBackend(Backend):
                 from dask_cuda import LocalCUDACluster
             except ImportError as error:
                 raise MissingDependencyError(
-                    f"--gpus needs dask-cuda with executor 'dask', got {error}; "
-                    "pip install dask-cuda, or use --executor pool, or start one run per GPU on "
-                    "the same --out with CUDA_VISIBLE_DEVICES set: they share the work"
+                    f"gpus needs dask-cuda with executor 'dask', got {error}; "
+                    'pip install dask-cuda, or use executor="pool", or start one run per GPU on '
+                    'the same out="..." with CUDA_VISIBLE_DEVICES set: they share the work'
                 ) from None
             make_cluster = partial(
                 LocalCUDACluster,
@@ -268,8 +268,8 @@ class DaskBackend(Backend):
         config = self.config
         if shlex.quote(str(self._logs)) != str(self._logs):
             raise ConfigError(
-                f"out must be a path without spaces for --jobqueue, got {str(self._logs)!r}; "
-                "dask-jobqueue does not quote paths: choose another --out, or --executor slurm"
+                f"out must be a path without spaces for jobqueue, got {str(self._logs)!r}; "
+                'dask-jobqueue does not quote paths: choose another out="...", or executor="slurm"'
             )
         self._logs.mkdir(parents=True, exist_ok=True)
         memory = parse_bytes(config.job_memory or config.worker_memory or "8GiB") // MIB

@@ -191,7 +191,7 @@ def _call(command: list[str]) -> str:
     if shutil.which(name) is None:
         raise ClusterError(
             f"{name} must be on the PATH, got none; "
-            "run this on a node that submits to Slurm, or use another --executor"
+            'run this on a node that submits to Slurm, or use another executor="..."'
         )
     try:
         done = subprocess.run(

@@ -287,8 +287,8 @@ def check_fit(
         elif _plain(tile_encoder_name) not in map(_plain, expects.tile_encoders):
             raise InvalidInputError(
                 f"tile encoder must be {takes} for slide encoder {name!r}, got "
-                f"{tile_encoder_name!r}{place}; embed the tiles with {takes} (--encoder "
-                f"{expects.tile_encoders[0]}), or choose another slide encoder"
+                f"{tile_encoder_name!r}{place}; embed the tiles with {takes} "
+                f'(encoders="{expects.tile_encoders[0]}"), or choose another slide encoder'
             )
     if expects.tile_px is not None:
         if tile_px is None:
@@ -299,8 +299,8 @@ def check_fit(
         elif tile_px != expects.tile_px:
             raise InvalidInputError(
                 f"tile_px must be {expects.tile_px} for slide encoder {name!r}, got "
-                f"{tile_px}{place}; embed tiles of {expects.tile_px} px (--tile-px "
-                f"{expects.tile_px}), or choose another slide encoder"
+                f"{tile_px}{place}; embed tiles with "
+                f"tile_px={expects.tile_px}, or choose another slide encoder"
             )
     if expects.tile_mpp is not None:
         accepted = (expects.tile_mpp, *expects.other_mpps)
@@ -315,8 +315,8 @@ def check_fit(
         ):
             raise InvalidInputError(
                 f"tile_mpp must be {words} for slide encoder {name!r}, got "
-                f"{tile_mpp:g}{place}; embed tiles at {expects.tile_mpp:g} µm/px (--tile-mpp "
-                f"{expects.tile_mpp:g}), or choose another slide encoder"
+                f"{tile_mpp:g}{place}; embed tiles with "
+                f"tile_mpp={expects.tile_mpp:g}, or choose another slide encoder"
             )
     return tuple(warnings)
 

@@ -193,7 +193,8 @@ class PublishedSlideEncoder(SlideEncoder, Generic[ConfigT]):
         if source is None:
             raise WeightsError(
                 f"weights of slide encoder {cls.name!r} must be passed, got none; download them "
-                f"from {cls.published_at}, then pass --slide-weights FILE (weights=FILE)"
+                f"from {cls.published_at}, then pass "
+                "slide_weights=FILE (weights=FILE in load_slide_encoder)"
             )
         revision = cls.revision if str(source) == cls.repository else None
         path = find_weights(source, files=cls.files, revision=revision)

@@ -203,7 +203,7 @@ def heatmap(
         return _draw_column(results, str(source), root, config.heatmap, leave_out)
     if config.heatmap.grid is not None:
         raise ConfigError(
-            f"grid must go without a model, got {config.heatmap.grid!r}; pass --features GRID"
+            f"grid must go without a model, got {config.heatmap.grid!r}; pass features=GRID"
         )
     card = read_card(Path(source))
     _check_positive(config.heatmap.positive, card.target)

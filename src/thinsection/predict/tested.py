@@ -325,7 +325,7 @@ def forecast(study: Study) -> Iterator[str]:
         if not pairs:
             raise DatasetError(
                 "folds must have cases whose times can be compared, got none in "
-                f"{len(study.parts)} folds of {counted(len(rows), 'case')}; lower --folds"
+                f"{len(study.parts)} folds of {counted(len(rows), 'case')}; lower folds=..."
             )
         yield f"c-index: {pairs} pairs of cases in the same fold can be compared"
     cases = [cohort.cases[i] for i in rows]

@@ -117,7 +117,7 @@ class Trainer:
                 if not np.isfinite(losses).all():
                     raise InvalidInputError(
                         f"loss must stay finite, got {losses} in epoch {len(self.losses)} of "
-                        f"fold {self.fold}; lower --lr"
+                        f"fold {self.fold}; lower lr=..."
                     )
                 if _best_epoch(self.losses) == len(self.losses):
                     best = {

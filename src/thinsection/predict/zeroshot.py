@@ -258,7 +258,7 @@ def _load(
         except UnknownEncoderError as error:
             raise InvalidInputError(
                 f"text_encoder must be given for embeddings of {name!r}, got none; pass "
-                "--text-encoder with the value of `run --encoder`"
+                "text_encoder=... with the encoder of the run"
             ) from error
     return load_text_encoder(
         name,
@@ -279,7 +279,7 @@ def _check_same_encoder(
             f"embeddings must come from the image tower of {encoder.name!r} with the weights "
             f"{encoder.image_hash[:12]}, got {facts.get('encoder')!r} with "
             f"{str(stored)[:12]} in {slide_id!r} of {address!r}; pass the encoder of the "
-            "embeddings (--text-encoder, --weights), or embed the slides with this one"
+            "embeddings (text_encoder=..., weights=...), or embed the slides with this one"
         )
 
 

@@ -150,7 +150,7 @@ def _picture_of_file(ledger: SlideLedger) -> Picture:
     if not facts.get("slide_path"):
         raise StoreError(
             f"picture of {ledger.slide_id!r} must exist, got none; run `thinsection run` first, or "
-            "import with --slides"
+            "import with slides=..."
         )
     path = slide_place(ledger)
     check_slide_exists(path, ledger.slide_id)

@@ -70,7 +70,7 @@ def recorded_slide(
     slide = ledger.slide
     if not slide.get("slide_path"):
         raise InvalidInputError(
-            f"slide_path is missing in {ledger.slide_id!r}; import it with --slides"
+            f"slide_path is missing in {ledger.slide_id!r}; import it with slides=..."
         )
     if is_url(slide["slide_path"]):
         # own runs may read from this machine, and a ledger does not show whose run it was

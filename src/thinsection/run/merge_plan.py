@@ -173,7 +173,7 @@ def plan_merge(
         tail = f"; and {more} more" if more > 0 else ""
         raise StoreError(
             f"folders must agree on every slide, got {counted(len(conflicts), 'conflict')}: "
-            f"{shown}{tail}; merge without one of the folders, or into another --out: nothing "
+            f"{shown}{tail}; merge without one of the folders, or into another out=...: nothing "
             "was changed"
         )
     return MergePlan(

@@ -253,7 +253,7 @@ def _recorded_features(
         files.append(file)
     if not files:
         addresses = list(results.features)
-        option = f" for --features {wanted!r}" if wanted else ""
+        option = f" for features {wanted!r}" if wanted else ""
         raise StoreError(
             f"results folder must contain embeddings, got {addresses or 'none'}{option} in "
             f"{str(folder)!r}; run `thinsection run` first"

@@ -298,7 +298,7 @@ def _open(
             raise BudgetError(
                 f"memory must leave {format_bytes(held)} for an image that is decoded as a "
                 f"whole, got {format_bytes(available)} after the tile buffers in "
-                f"{Path(slide.slide_path).name!r}; raise --memory, lower --batch-size, or "
+                f"{Path(slide.slide_path).name!r}; raise memory=..., lower batch_size=..., or "
                 "convert the image to a tiled TIFF"
             )
         if held:

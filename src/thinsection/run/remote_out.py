@@ -56,12 +56,12 @@ def uploads_to(out: str, spec: RunConfig, executor: object) -> Iterator["Uploads
         )
     if executor is not None or not spec.executor.in_process:
         raise ConfigError(
-            f"out must be a local folder for --executor {spec.executor.executor}, got {out!r}; "
+            f"out must be a local folder for executor {spec.executor.executor!r}, got {out!r}; "
             "object stores have no locks: write to a shared folder and copy it afterwards"
         )
     if spec.qc.qc != "off":
         raise ConfigError(
-            f"out must be a local folder with --qc, got {out!r}; the contact sheet needs all "
+            f"out must be a local folder with qc, got {out!r}; the contact sheet needs all "
             "pictures"
         )
     target = RemoteFolder(out)

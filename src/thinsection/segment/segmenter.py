@@ -183,7 +183,7 @@ def _declared_path(spec: SegmenterSpec, folder: Path) -> Path:
     """Path of declared weights; a package is not imported to find its file."""
     if spec.weights is None:
         raise WeightsError(
-            f"weights must be set, got none for {spec.name!r}; pass --segment-weights FILE "
+            f"weights must be set, got none for {spec.name!r}; pass segment_weights=FILE "
             f"({spec.source})"
         )
     if not spec.weights.startswith(PACKAGE):

@@ -370,7 +370,7 @@ def _make_polygon(rings: Json, place: str, mend: bool) -> "Polygon":
     if not polygon.is_valid:
         raise InvalidInputError(
             f"polygon must not cross itself, got {shapely.is_valid_reason(polygon)} in {place}; "
-            "repair it, or pass --mend-regions"
+            "repair it, or pass mend_regions=True"
         )
     return polygon
 

@@ -120,7 +120,7 @@ def convert(
         )
     if out.exists() and not overwrite:
         raise OutputError(
-            f"out must not exist, got {str(out)!r}; pass --overwrite, or another name"
+            f"out must not exist, got {str(out)!r}; pass overwrite=True, or another name"
         )
     with ExitStack() as stack:
         slide = open_slide(slide_path, reader=reader, slide_mpp=slide_mpp, image=image)

@@ -189,8 +189,8 @@ def plan_read(
     elif slide_mpp is None:
         reason = f" ({hint})" if hint else ""
         raise MissingMppError(
-            f"slide_mpp is missing in {slide!r}{reason}; pass --slide-mpp, add a slide_mpp "
-            "column to the cohort, or use --tile-mpp native"
+            f"slide_mpp is missing in {slide!r}{reason}; pass slide_mpp=..., add a slide_mpp "
+            'column to the cohort, or use tile_mpp="native"'
         )
     else:
         # with `_EXACT`, 0.525 is within 5 % of 0.5 in spite of rounding errors
@@ -233,8 +233,8 @@ def _ratios(
     if coarser_axis_mpp > tile_mpp * (1 + tolerance):
         raise UpsamplingError(
             f"tile_mpp must be >= {coarser_axis_mpp:.4g}, got {tile_mpp:g} in {slide!r}; "
-            f"upsampling is not supported: pass --tile-mpp {coarser_axis_mpp:.4g} or native, or "
-            "a higher --mpp-tolerance"
+            f"upsampling is not supported: pass tile_mpp={coarser_axis_mpp:.4g} or native, or "
+            "a higher mpp_tolerance=..."
         )
     x_mpp, y_mpp = slide_mpp
     return (

@@ -82,5 +82,5 @@ def unpicked_channels_error(channels: Channels, path: str) -> ChannelsError:
     example = ",".join(picks[:MAX_SHOWN])
     return ChannelsError(
         f"slide must be RGB or gray of 8 bits, got {channels} in {Path(path).name!r}; choose "
-        f"one to three: --channels {example!r}"
+        f'one to three: channels="{example}"'
     )

@@ -308,7 +308,7 @@ def _stage(source: FsspecSource, stack: ExitStack) -> Path:
         raise DiskSpaceError(
             f"staged slides must fit into {format_bytes(limit)}, got {format_bytes(held)} and "
             f"{format_bytes(source.size)} of {source.name!r}; set {CACHE_VARIABLE} to another "
-            "folder, or pass --prefetch-slides 1"
+            "folder, or pass prefetch_slides=1"
         )
     folder = stack.enter_context(scratch_folder("staged", source.size))
     local = folder / Path(source.name.split("?", 1)[0]).name
@@ -339,7 +339,7 @@ def apply_icc_profile(slide: Slide) -> None:
     except (ImageCms.PyCMSError, OSError) as error:
         raise SlideOpenError(
             f"icc profile must be a readable profile for RGB, got {error} in "
-            f"{slide.slide_path!r}; omit --icc"
+            f"{slide.slide_path!r}; leave out icc=True"
         ) from None
 
     def convert(pixels: RgbArray) -> None:

@@ -111,7 +111,7 @@ def choose_picture(
             return max(candidates, key=_area)
     raise ImageError(
         f"slide must have a picture that is no macro, label or thumbnail, got "
-        f"{_listed(pictures)} in {Path(slide_path).name!r}; choose one: --image NUMBER"
+        f"{_listed(pictures)} in {Path(slide_path).name!r}; choose one: image=NUMBER"
     )
 
 
@@ -163,7 +163,7 @@ def only_picture(image: str | int | None, reader: str, slide_path: str) -> None:
     if image is not None and str(image).strip() != "1":
         raise ImageError(
             f"image must be 1, got {str(image)!r} in {Path(slide_path).name!r}: reader "
-            f"{reader!r} shows the first picture only; omit --image"
+            f"{reader!r} shows the first picture only; leave out image=..."
         )
 
 

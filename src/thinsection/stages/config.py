@@ -92,7 +92,7 @@ class EncodeConfig:
         if self.weights is not None and count > 1:
             raise ConfigError(
                 f"encode.weights must be combined with exactly one encoder, got {count}; run "
-                "them one after the other with the same --out"
+                "them one after the other with the same out=..."
             )
 
 

@@ -73,7 +73,7 @@ def tile_layout(
         size_l0 = (tile_px_l0, tile_px_l0)
     else:
         raise StoreError(
-            f"tile_px_l0 is missing in {str(path)!r}; pass --tile-px-l0 "
+            f"tile_px_l0 is missing in {str(path)!r}; pass tile_px_l0=... "
             "(512 for 512 px tiles of a 20x slide)"
         )
     if tiles.stride_l0 is not None:

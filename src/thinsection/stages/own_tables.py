@@ -98,7 +98,7 @@ def check_reference(folder: Path, address: str) -> None:
     if not measures_of(load_ledgers(folder), address):
         raise ConfigError(
             f"measures_reference must contain {address}, got none in {str(folder)!r}; run "
-            "it with --measures and the same tile settings"
+            "it with measures=True and the same tile settings"
         )
 
 

@@ -182,14 +182,14 @@ def check_run(spec: RunConfig) -> tuple[AnyStage, ...]:
     """
     load_filters(spec.tiles.tile_filter)
     if spec.output.until == "segments" and not spec.segment.segmenters:
-        raise ConfigError("segmenters must name one, got none; pass --segmenter")
+        raise ConfigError("segmenters must name one, got none; pass segmenters=...")
     if spec.qc.qc == "off" and (spec.qc.qc_fail or spec.output.until == "qc"):
         raise ConfigError(
-            "qc_fail must be combined with --qc, got --qc off; pass --qc auto"
+            'qc_fail must be combined with qc, got qc off; pass qc="auto"'
         )
     if spec.output.measures_reference is not None and not spec.output.measures:
         raise ConfigError(
-            "measures_reference must be combined with measures, got it alone; pass --measures"
+            "measures_reference must be combined with measures, got it alone; pass measures=True"
         )
     # These are checked even if the run ends before it uses them: a wrong value must not be ignored.
     if spec.output.graph:

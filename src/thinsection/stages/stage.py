@@ -462,8 +462,8 @@ class SlideWork:
             raise StaleResultError(
                 f"{stage.address} of {self.entry.slide_id!r} must come from the same slide "
                 "file and settings, got a result of another slide file, resolution, weights "
-                "or version; pass --overwrite to replace it and all results that were made "
-                "from it, or pass another --out"
+                "or version; pass overwrite=True to replace it and all results that were made "
+                "from it, or pass another out=..."
             )
 
     def remove_outdated(self, stage: AnyStage) -> None:

@@ -324,7 +324,7 @@ def check_finite(
         more = ", ..." if len(rows) > _SHOWN_ROWS else ""
         raise InvalidInputError(
             f"embeddings must be finite, got NaN or inf in {len(rows)} of {len(values)} rows "
-            f"({names}{more}) of {str(path)!r}; compute these again with --precision fp32"
+            f'({names}{more}) of {str(path)!r}; compute these again with precision="fp32"'
         )
 
 

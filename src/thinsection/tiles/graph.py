@@ -78,7 +78,7 @@ def tile_graph(
         return _graph_by_count(points, k, group, budget_bytes)
     if slide_mpp is None:
         raise InvalidInputError(
-            "slide_mpp must be set with radius_um, got None; pass --slide-mpp or use k"
+            "slide_mpp must be set with radius_um, got None; pass slide_mpp=... or use k"
         )
     if not (np.isfinite(radius_um) and radius_um > 0):
         raise InvalidInputError(f"radius_um must be > 0, got {radius_um}")

@@ -56,7 +56,7 @@ def resolve_device(device: str | torch.device, *, mps: bool = True) -> torch.dev
             return torch.device("cuda", index)
         devices = f"{num_devices} CUDA devices" if num_devices else "no CUDA device"
         raise DeviceError(
-            f"device must be available, got {str(device)!r} with {devices}; use --device cpu, "
+            f'device must be available, got {str(device)!r} with {devices}; use device="cpu", '
             "or install a CUDA build of torch"
         )
     if wanted.type == "mps" and not mps_is_there:

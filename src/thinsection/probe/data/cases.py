@@ -97,7 +97,7 @@ def load_case_table(
     if data.test is not None:
         raise ConfigError(
             f"test must be a set of tiles, got {str(data.test)!r}; list its cases in the table "
-            "as split test, and pass --held-out test"
+            'as split test, and pass held_out="test"'
         )
     if path.is_dir():
         return _pathobench(path, protocol, survival=survival)
@@ -230,7 +230,7 @@ def _grouped(
         cases,
         names,
         name,
-        "; or pass --sample slide",
+        '; or pass sample="slide"',
     )
     slides_by_case, patients = slides_and_patients(
         [row["slide_id"] for row in by_slide], cases, groups, name
@@ -321,7 +321,7 @@ def _read_vectors(
     folder = config.data.embeddings
     if folder is None or not folder.is_dir():
         raise ConfigError(
-            f"embeddings must be a folder of slides, got {folder}; pass --embeddings DIR "
+            f"embeddings must be a folder of slides, got {folder}; pass embeddings=DIR "
             "(results of a run, or TRIDENT's feature folder)"
         )
     left_out: dict[str, str] = {}

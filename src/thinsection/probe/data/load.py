@@ -282,7 +282,7 @@ def load_robustness(path: Path, config: ProbeConfig) -> RobustnessSet:
         }
     elif file is None or not file.is_file():
         raise ConfigError(
-            f"embeddings must be a file, got {file}; pass --embeddings FILE, or add a column "
+            f"embeddings must be a file, got {file}; pass embeddings=FILE, or add a column "
             "'path' of images to the table"
         )
     else:

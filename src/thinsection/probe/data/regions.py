@@ -79,7 +79,7 @@ def load_regions(
     if labels is None and drawn and not any(drawn):
         raise ConfigError(
             "labels must be set for tile embeddings, got none for "
-            f"{str(tile_files[0].parent)!r}; pass --labels regions.geojson"
+            f"{str(tile_files[0].parent)!r}; pass labels=..."
         )
     ignored: Counter[str] = Counter()
     label_source = None if labels is None else _read_labels(labels, ignored)

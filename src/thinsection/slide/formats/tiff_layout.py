@@ -208,7 +208,7 @@ def channel_layout(
         if found is None:
             raise SlideOpenError(
                 "tiff: an RGB or gray picture of 8 bits has no channels to choose, in "
-                f"{path!r}; omit --channels"
+                f"{path!r}; leave out channels=..."
             )
         channels, planes_by_level = found
         keyframes = [planes[0].page.keyframe for planes in planes_by_level]

@@ -443,8 +443,8 @@ class ZarrSlide(StatedSlide):
             raise unpicked_channels_error(channels, path)
         if channels is None and picks:
             raise SlideOpenError(
-                "zarr: an RGB or gray picture of 8 bits has no channels to choose; omit "
-                "--channels"
+                "zarr: an RGB or gray picture of 8 bits has no channels to choose; leave out "
+                "channels=..."
             )
         self._axes = shown.axes
         self._picked = [] if channels is None else [channels.index(n) for n in picks]

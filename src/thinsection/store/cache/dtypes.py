@@ -120,7 +120,7 @@ def measure_loss(
             row = first_row + (start + int(infinite.argmax())) // row_values
             raise InvalidInputError(
                 f"features must fit {dtype}, got {exact[infinite][0]:g} in row {row}, "
-                "which becomes infinite; use --cache-dtype lossless"
+                'which becomes infinite; use cache_dtype="lossless"'
             )
         error = np.abs(rounded.astype(np.float64) - exact)
         size = np.abs(exact.astype(np.float64))

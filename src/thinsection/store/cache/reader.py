@@ -226,7 +226,7 @@ class FeatureCache(Closing):
         if count < 1:
             raise BudgetError(
                 f"cache_memory must be >= {format_bytes(batch_bytes + scratch)} for a batch of "
-                f"{shape[0]} rows, got {format_bytes(self._budget)}; raise --cache-memory "
+                f"{shape[0]} rows, got {format_bytes(self._budget)}; raise cache_memory=... "
                 "(twice that reads ahead)"
             )
         num_batches = max(1, TASK_BYTES // batch_bytes)

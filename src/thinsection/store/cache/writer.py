@@ -202,7 +202,7 @@ class CacheWriter(Uncopied, Closing):
             raise DiskSpaceError(
                 f"disk must have {format_bytes(needed)} free for the feature cache, "
                 f"got {format_bytes(free)} in {str(self.folder)!r}; choose another "
-                "--cache-dir or remove old caches ('thinsection cache ls')"
+                "cache_dir=... or remove old caches ('thinsection cache ls')"
             )
 
     def _check(self, rows: "torch.Tensor") -> None:
@@ -289,7 +289,7 @@ def lock_folder(folder: Path) -> int:
         os.close(descriptor)
         raise StoreError(
             f"cache must be on a file system with flock, got {error.strerror!r} in "
-            f"{str(folder)!r}; pass another --cache-dir"
+            f"{str(folder)!r}; pass another cache_dir=..."
         ) from None
     return descriptor
 
