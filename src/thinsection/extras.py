@@ -52,7 +52,6 @@ _PIP_NAMES = {
     "segmentation_models_pytorch": "segmentation-models-pytorch",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
-    "sksurv": "scikit-survival",
     "umap": "umap-learn",
     "yaml": "pyyaml",
 }

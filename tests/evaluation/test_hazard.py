@@ -23,17 +23,16 @@ def follow_up(seed: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return death <= censored, time, risk
 
 
-def test_survival_curves_are_scikit_survivals() -> None:
-    nonparametric = pytest.importorskip("sksurv.nonparametric")
+def test_survival_curves_are_lifelines() -> None:
+    lifelines = pytest.importorskip("lifelines")
     event, time, _ = follow_up(5, 90)
-    times, survival, ends = nonparametric.kaplan_meier_estimator(
-        event, time, conf_type="log-log"
-    )
+    fitter = lifelines.KaplanMeierFitter().fit(time, event)
     found = survival_curve(event, time, units(len(event)))
-    np.testing.assert_array_equal(found.times, times)
-    np.testing.assert_allclose(found.survival, survival, atol=1e-12)
-    np.testing.assert_allclose(found.low, ends[0], atol=1e-9)
-    np.testing.assert_allclose(found.high, ends[1], atol=1e-9)
+    np.testing.assert_array_equal(found.times, np.unique(time))
+    np.testing.assert_allclose(found.survival, fitter.predict(found.times), atol=1e-12)
+    ends = fitter.confidence_interval_.loc[found.times].to_numpy()
+    np.testing.assert_allclose(found.low, ends[:, 0], atol=1e-9)
+    np.testing.assert_allclose(found.high, ends[:, 1], atol=1e-9)
     assert found.at_risk[0] == 90 and found.events == event.sum()
 
 
@@ -67,21 +66,18 @@ def test_the_hazard_ratios_interval_covers_the_truth_and_a_perfect_order_has_non
     assert hazard_ratio(np.ones(20, bool), time, -time, units(20)) is None
 
 
-def test_a_baseline_gives_scikit_survivals_predicted_survival() -> None:
-    linear = pytest.importorskip("sksurv.linear_model")
-    from sksurv.util import Surv
-
+def test_a_baseline_gives_lifelines_predicted_survival() -> None:
+    pandas = pytest.importorskip("pandas")
+    lifelines = pytest.importorskip("lifelines")
     event, time, value = follow_up(7, 80)
-    model = linear.CoxPHSurvivalAnalysis(ties="breslow", tol=1e-12, n_iter=1000)
-    model.fit(value[:, None], Surv.from_arrays(event, time))
-    log_risk = model.predict(value[:, None])
+    table = pandas.DataFrame({"event": event, "time": time, "value": value})
+    model = lifelines.CoxPHFitter().fit(table, "time", "event")
+    log_risk = model.predict_log_partial_hazard(table).to_numpy()
     baseline = breslow_baseline(event, time, log_risk)
-    times = np.array([5.0, 20.0, 44.0])
+    times = np.unique(time)[[2, 20, 40]]  # between them lifelines interpolates
     ours = survival_probability(baseline, log_risk, times)
-    for row, function in zip(
-        ours, model.predict_survival_function(value[:, None]), strict=True
-    ):
-        np.testing.assert_allclose(row, function(times), atol=1e-9)
+    theirs = model.predict_survival_function(table, times=times).to_numpy().T
+    np.testing.assert_allclose(ours, theirs, atol=1e-9)
 
 
 def test_bins_of_predicted_survival_hold_lifelines_estimates() -> None:

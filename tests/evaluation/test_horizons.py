@@ -2,54 +2,36 @@
 
 import numpy as np
 import pytest
+from tests.support.scikit_survival_figures import (
+    TIMES,
+    figures,
+    follow_up,
+    scored_cases,
+)
+from tests.support.survival_scores import plain_scores
 from tests.support.units import units
 
 from thinsection.evaluation.intervals import Sampling, interval
 from thinsection.evaluation.survival import auroc_until, brier_at, usable_times
 
-TIMES = (15.0, 30.0, 45.0)
 
-
-def follow_up(seed: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Event, time with ties, and a risk with ties."""
-    rng = np.random.default_rng(seed)
-    risk = np.round(rng.normal(size=n), 1)
-    death = rng.exponential(np.exp(-0.8 * risk) * 60)
-    censored = rng.uniform(10, 120, size=n)
-    time = np.ceil(np.minimum(death, censored))
-    return death <= censored, time, risk
-
-
-def judged(
-    event: np.ndarray, time: np.ndarray, risk: np.ndarray, survival: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """AUROC and Brier score at TIMES by scikit-survival."""
-    metrics = pytest.importorskip("sksurv.metrics")
-    from sksurv.util import Surv
-
-    known = Surv.from_arrays(event, time)
-    auroc, _ = metrics.cumulative_dynamic_auc(known, known, risk, TIMES)
-    return auroc, metrics.brier_score(known, known, survival, TIMES)[1]
-
-
-@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("counted", ["once", "by count"])
 def test_scores_are_scikit_survivals_of_the_cases_repeated_by_weight(
-    repeated: bool,
+    counted: str,
 ) -> None:
-    event, time, risk = follow_up(0, 150)
-    survival = np.exp(-np.exp(0.8 * risk)[:, None] * np.array([0.2, 0.5, 0.9]))
-    times = np.random.default_rng(1).integers(1, 4, size=150) if repeated else 1
-    auroc, brier = judged(
-        *(np.repeat(x, times, axis=0) for x in (event, time, risk, survival))
-    )
-    weights = np.ones((1, 150)) * times
+    event, time, risk, survival, counts = scored_cases()
+    expected = figures()["at times"][counted]
+    counts = np.ones_like(counts) if counted == "once" else counts
+    columns = (np.repeat(x, counts, axis=0) for x in (event, time, risk, survival))
+    plain = plain_scores(*columns, times=TIMES)
+    weights = counts[None].astype(float)
     for k, t in enumerate(TIMES):
-        assert auroc_until(event, time, risk, t)(weights)[0] == pytest.approx(
-            auroc[k], abs=1e-9
-        )
-        assert brier_at(event, time, survival[:, k], t)(weights)[0] == pytest.approx(
-            brier[k], abs=1e-9
-        )
+        auroc = auroc_until(event, time, risk, t)(weights)[0]
+        brier = brier_at(event, time, survival[:, k], t)(weights)[0]
+        assert auroc == pytest.approx(expected["auroc"][k], abs=1e-9)
+        assert brier == pytest.approx(expected["brier"][k], abs=1e-9)
+        # the judge of other tests, which is exact too
+        assert plain[k] == pytest.approx((auroc, brier), abs=1e-9)
 
 
 def test_without_censoring_they_are_the_plain_scores() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import openpyxl
 import pytest
+from tests.support.units import units
 
 from thinsection.errors import ConfigError, DatasetError
 from thinsection.evaluation.label_report import (
@@ -16,7 +17,7 @@ from thinsection.evaluation.label_report import (
     write_clean_table,
 )
 from thinsection.evaluation.label_values import LabelsConfig
-from thinsection.evaluation.survival import concordance
+from thinsection.evaluation.survival import concordance, hazard_ratio
 from thinsection.files.missing_cells import is_missing
 from thinsection.files.tables import open_table
 
@@ -559,13 +560,10 @@ def test_findings_are_classes(text: str) -> None:
     assert not is_missing(text)
 
 
-def test_scikit_survival_takes_the_events_and_times_that_are_read(
-    tmp_path: Path,
-) -> None:
-    """A time of 0 counts in its Cox regression and c-index; ours is equal. It refuses -1 too."""
-    linear_model = pytest.importorskip("sksurv.linear_model")
-    metrics = pytest.importorskip("sksurv.metrics")
-    surv = pytest.importorskip("sksurv.util").Surv
+def test_lifelines_takes_the_events_and_times_that_are_read(tmp_path: Path) -> None:
+    """A time of 0 counts in its Cox regression and c-index, as in ours."""
+    pandas = pytest.importorskip("pandas")
+    lifelines = pytest.importorskip("lifelines")
     rng = np.random.default_rng(2)
     rows = [
         f"P{i},{('Alive', 'Dead')[i % 3 == 0]},{0 if i in (3, 4) else rng.integers(1, 90)}"
@@ -582,15 +580,14 @@ def test_scikit_survival_takes_the_events_and_times_that_are_read(
     event, time = np.array(report.values.cells, dtype=np.float64).T
     assert (time == 0).sum() == 2
     risk = rng.normal(size=30)
-    outcome = surv.from_arrays(event == 1, time)
-    linear_model.CoxPHSurvivalAnalysis(alpha=1).fit(risk[:, None], outcome)
-    theirs = metrics.concordance_index_censored(event == 1, time, risk)[0]
-    ours = concordance(event == 1, time, risk)(np.ones((1, 30)))
-    assert ours[0] == pytest.approx(theirs)
-    with pytest.raises(ValueError, match="smaller zero"):
-        linear_model.CoxPHSurvivalAnalysis().fit(
-            risk[:, None], surv.from_arrays(event == 1, time - 1)
-        )
+    table = pandas.DataFrame({"risk": risk, "event": event, "time": time})
+    judge = lifelines.CoxPHFitter().fit(table, "time", "event")
+    ours = hazard_ratio(event == 1, time, risk, units(30))
+    assert ours is not None
+    assert ours.value == pytest.approx(judge.hazard_ratios_["risk"], abs=1e-6)
+    c_index = concordance(event == 1, time, risk)(np.ones((1, 30)))
+    theirs = lifelines.utils.concordance_index(time, -risk, event)
+    assert c_index[0] == pytest.approx(theirs)
 
 
 def test_dates_are_no_times_and_are_named_once(tmp_path: Path) -> None:

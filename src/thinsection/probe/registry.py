@@ -306,7 +306,6 @@ PROBES: Registry[ProbeFunction] = Registry(
             name=function.__name__,
             help=str(function.__doc__).splitlines()[0],
             target=function,
-            needs=("sksurv",) if function is survival else (),
         )
         for function in _OUR_PROBES
     ],
