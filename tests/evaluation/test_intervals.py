@@ -28,6 +28,7 @@ from thinsection.evaluation.metrics import (
     pearson,
     weighted_auroc,
 )
+from thinsection.evaluation.survival import concordance
 
 
 def exact(hits: int, trials: int) -> tuple[float, float]:
@@ -279,6 +280,35 @@ def test_a_faultless_ranking_has_an_honest_bound() -> None:
     )
     assert found.high == pytest.approx(1.0)
     assert 0.6 < found.low < 0.8
+
+
+@pytest.mark.parametrize("patients", [30, 400])
+def test_patients_of_both_classes_count_in_both(patients: int) -> None:
+    """A faultless score of rows of both classes is at least as certain as of one each."""
+    lows = {}
+    for name, of_row in (("one", [0, 0]), ("both", [0, 1])):
+        flips = np.arange(patients)[:, None] % 2 * (name == "one")
+        positive = ((np.array(of_row) + flips) % 2 == 1).ravel()
+        sampling = Sampling.of_rows(
+            units(np.repeat(np.arange(patients), 2)), classes=positive
+        )
+        found = interval(sampling, auroc(positive + 0.0, positive), "auroc")
+        lows[name] = found.low
+    assert lows["both"] > lows["one"] > 1 - 5 / patients
+
+
+@pytest.mark.parametrize("patients", [30, 400])
+def test_survival_without_censoring_is_no_less_certain_than_with_it(
+    patients: int,
+) -> None:
+    time = np.arange(patients) + 1.0
+    lows = []
+    for num_censored in (0, patients // 10):
+        event = np.arange(patients) >= num_censored
+        sampling = Sampling.of_rows(units(patients), events=event)
+        lows.append(interval(sampling, concordance(event, time, -time), "c_index").low)
+    assert lows[0] > 1 - 5 / patients
+    assert lows[0] >= lows[1] - 0.01
 
 
 def kappa_of(

@@ -643,11 +643,14 @@ def _inverted(
 def _ranking_law(sampling: Sampling) -> Callable[[float], float]:
     """Variance of an AUROC t of m and n units (Hanley and McNeil, Radiology 143, 1982).
 
-    With several classes, m is the rarest class and n the others. In survival, m are the units with
-    an event.
+    With several classes, m is the rarest class and n the others; a unit with rows of both counts
+    in both. In survival, m are the units with an event and n those without. Since an event is also
+    compared with later events, n is at least half of m.
     """
     few = max(1, sampling.fewest)
-    others = max(1, sampling.units - few)
+    others = max(1, len(np.unique(sampling.codes[~sampling.rarest])))
+    if sampling.events is not None:
+        others = max(others, few / 2)
 
     def law(true: float) -> float:
         half = (few + others) / 2 - 1
