@@ -89,6 +89,9 @@ COMMANDS = {
     "verify": Command(
         FOLDERS, "results", "Check every result file against its checksum."
     ),
+    "cite": Command(
+        FOLDERS, "results", "Print what to cite for results, and a methods paragraph."
+    ),
     "efficiency": Command(
         FOLDERS, "results", "Compare the requested and the used CPU, memory and time."
     ),

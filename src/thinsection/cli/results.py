@@ -1,8 +1,8 @@
-"""Commands for results (`ls`, `view`, `efficiency`, `export`) and for feature caches (`cache`)."""
+"""Commands for results (`ls`, `view`, `cite`, `export`, ...) and for feature caches (`cache`)."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -453,6 +453,42 @@ def verify(folder: FolderArgument, as_json: AsJson = False) -> None:
             "remove the damaged files and run the same command again: only these are made anew"
         )
     raise typer.Exit(EXIT_DAMAGED)
+
+
+@app.command("cite")
+def cite(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="Results folder; folder of train, predict --labels, probe or bench; or a model "
+            "file.",
+            metavar="RESULTS",
+            show_default=False,
+        ),
+    ],
+    form: Annotated[
+        Literal["text", "bibtex"],
+        typer.Option(
+            "--format",
+            help="Form of the output. text: paragraph, methods and references; bibtex: the "
+            "references, and the paragraph in LaTeX as a comment.",
+        ),
+    ] = "text",
+) -> None:
+    """Print what to cite for results, and a methods paragraph.
+
+    Numbers, versions and methods are those of the record: ledgers, run.json, model files. What the
+    record does not say is listed, for you to fill in.
+
+    \b
+    Examples:
+      thinsection cite results
+      thinsection cite results --format bibtex > references.bib
+    """
+    from thinsection.citation import cite as read_citation
+
+    citation = read_citation(path)
+    print(citation.bibtex if form == "bibtex" else citation.text)
 
 
 @caches.command("ls")
