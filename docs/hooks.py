@@ -165,7 +165,7 @@ def names() -> str:
         n: m.removesuffix(f".{n}") if n == "plot" else m for n, m in PUBLIC.items()
     }
     listed = [f"::: {module}.{name}" for name, module in found.items()]
-    rooms = [name for name in surface.MODULES if name not in ("plot", "errors")]
+    rooms = [name for name in surface.MODULES if name not in ("plot", "errors", "results")]
     # what the functions return; those of a listed module are there already
     returned = [
         place

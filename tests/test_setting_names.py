@@ -1,9 +1,11 @@
 """Errors name settings in Python's words, and the command line shows its options in their place."""
 
 import ast
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.settings_types import SETTINGS
@@ -50,24 +52,18 @@ def test_no_error_outside_the_command_line_names_an_option() -> None:
     assert named == []
 
 
+def fields_of(config: Any) -> dict[str, Any]:
+    """Settings of a configuration, or of a section."""
+    flat = {name: field for name, (_, field, _) in flat_fields(config).items()}
+    return flat or {field.name: field for field in dataclasses.fields(config)}
+
+
 @pytest.mark.parametrize(
     ("config", "name"),
-    [
-        (config, name)
-        for _, config, _ in SETTINGS
-        for name in (
-            flat_fields(config)
-            if config.__name__ != "TilesConfig"
-            else config.__dataclass_fields__
-        )
-    ],
+    [(config, name) for _, config, _ in SETTINGS for name in fields_of(config)],
 )
-def test_each_setting_has_the_option_of_its_name(config: type, name: str) -> None:
-    if config.__name__ == "TilesConfig":
-        field = config.__dataclass_fields__[name]
-    else:
-        _, field, _ = flat_fields(config)[name]
-    option = flag_of(name, field)[0]
+def test_each_setting_has_the_option_of_its_name(config: Any, name: str) -> None:
+    option = flag_of(name, fields_of(config)[name])[0]
     assert with_options(f"got none; pass {name}=...") == f"got none; pass {option}"
     assert with_options(f'a; pass {name}="b"') == f"a; pass {option} b"
 

@@ -87,7 +87,17 @@ MISTAKES = {
     'ts.view("results", ports=80)': "call-arg",
 }
 # libraries without types that the scripts of docs/how-to import
-UNTYPED = ("anndata", "pandas", "pyarrow", "shapely", "sklearn", "spatialdata", "umap")
+UNTYPED = (
+    "anndata",
+    "geopandas",
+    "pandas",
+    "pyarrow",
+    "scipy",
+    "shapely",
+    "sklearn",
+    "spatialdata",
+    "umap",
+)
 # torch does not declare the types of `backward`
 STRICT = """
 [mypy]

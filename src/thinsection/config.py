@@ -8,12 +8,14 @@ configuration, so that `tiles.overlap` in TOML is `--overlap` on the command lin
 import contextlib
 import difflib
 import html
+import inspect
 import math
 import os
 import re
 import stat
 import sys
 import tempfile
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
+# a function
+F = TypeVar("F", bound=Callable[..., object])
 # a dataclass
 D = TypeVar("D", bound="DataclassInstance")
 
@@ -156,6 +160,32 @@ def flat_fields(
                 )
             flat[f.name] = (name, f, hints[f.name])
     return flat
+
+
+def listing_settings(cls: "type[DataclassInstance]") -> Callable[[F], F]:
+    """Marks a function that takes the settings of a configuration as keywords.
+
+    `help(function)` then lists each setting with its default and its meaning. Settings that the
+    function takes as parameters of its own are left out.
+    """
+
+    def mark(function: F) -> F:
+        own = inspect.signature(function).parameters
+        settings = [f for _, f, _ in flat_fields(cls).values()] or fields(cls)
+        lines = ["", "", "Settings, which are keywords as well:"]
+        for f in settings:
+            if f.name in own:
+                continue
+            default = f.default if f.default is not MISSING else None
+            text = f"{f.name}={default!r}: {f.metadata.get('help', '')}"
+            lines += textwrap.wrap(
+                text, 96, initial_indent=" " * 4, subsequent_indent=" " * 8
+            )
+        if function.__doc__ is not None:  # `python -OO` removes docstrings
+            function.__doc__ = f"{inspect.getdoc(function)}{chr(10).join(lines)}"
+        return function
+
+    return mark
 
 
 def checked(value: object, f: Field[object], kind: object, key: str) -> object:

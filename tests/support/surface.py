@@ -27,6 +27,7 @@ MODULES = (
     "probe",
     "qc",
     "rescue",
+    "results",
     "segment",
     "slide",
     "store.cache",

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from thinsection.encode.registry import EncoderSpec as EncoderSpec
     from thinsection.encode.registry import declared_encoders as declared_encoders
     from thinsection.encode.registry import encoder_spec as encoder_spec
+    from thinsection.weights.placement import (
+        importable_torchvision as importable_torchvision,
+    )
 
 # these names are imported on first use, as they need torch
 _NAMES_OF = {
@@ -28,7 +31,7 @@ _NAMES_OF = {
     "encoder": "NetworkTileEncoder TileEncoder",
     "load": "load_encoder",
     "memory": "batch_bytes largest_batch_size weights_bytes",
-    "own": "OwnTileEncoder make_encoder",
+    "own": "OwnTileEncoder importable_torchvision make_encoder",
     "preprocessing": "TilePixels preprocess",
     "registry": "DEFAULT_ENCODER Architecture EncoderSpec declared_encoders encoder_spec",
 }

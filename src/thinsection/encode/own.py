@@ -31,7 +31,12 @@ from thinsection.encode.preprocessing import CPU_TILES, TilePixels, as_uint8_bat
 from thinsection.encode.registry import ENCODERS, Architecture, EncoderSpec, our_name
 from thinsection.errors import InvalidInputError, WeightsError
 from thinsection.weights.origin import Origin, slug
-from thinsection.weights.placement import Placement, Precision, place
+from thinsection.weights.placement import (
+    Placement,
+    Precision,
+    importable_torchvision,  # noqa: F401 - public as thinsection.encode's
+    place,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Unpack
 import numpy as np
 import torch
 
-from thinsection.config import as_mapping, nearest, replace_flat
+from thinsection.config import as_mapping, listing_settings, nearest, replace_flat
 from thinsection.errors import (
     ClusterError,
     ConfigError,
@@ -100,6 +100,7 @@ class Trained(NamedTuple):
     temperature: float
 
 
+@listing_settings(TrainConfig)
 def train(
     data: str | Path,
     *,

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from thinsection.config import nearest, option, replace_flat, section
+from thinsection.config import listing_settings, nearest, option, replace_flat, section
 from thinsection.errors import ConfigError, InvalidInputError, slide_boundary
 from thinsection.evaluation.target import Kind, Target
 from thinsection.files.atomic import atomic_path, read_json, write_json
@@ -149,6 +149,7 @@ class Drawing:
     leave_out: Callable[[str, str], None]
 
 
+@listing_settings(HeatmapRunConfig)
 def heatmap(
     source: str | Path,
     slides: Sequence[str | Path] | str | Path,

@@ -17,6 +17,7 @@ from thinsection.config import (
     Settings,
     as_mapping,
     from_mapping,
+    listing_settings,
     option,
     replace_flat,
     section,
@@ -183,6 +184,7 @@ class Source(NamedTuple):
     address: str
 
 
+@listing_settings(PredictRunConfig)
 def predict(
     model: str | Path,
     slides: Sequence[str | Path] | str | Path,

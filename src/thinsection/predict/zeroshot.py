@@ -31,6 +31,7 @@ import numpy.typing as npt
 from thinsection.config import (
     Settings,
     as_mapping,
+    listing_settings,
     nearest,
     option,
     read_toml,
@@ -138,6 +139,7 @@ class Zeroshot(NamedTuple):
         )
 
 
+@listing_settings(ZeroshotRunConfig)
 def zeroshot(
     results: str | Path,
     prompts: str | Path | Prompts,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, Unpack
 import numpy as np
 from torch.nn.functional import cosine_similarity
 
+from thinsection.config import listing_settings
 from thinsection.encode import TileEncoder, load_encoder
 from thinsection.encode.answers import declares_half
 from thinsection.encode.check import find_local_weights
@@ -107,6 +108,7 @@ class RunPlan:
         )
 
 
+@listing_settings(RunConfig)
 def plan(
     slides: Slides,
     *,

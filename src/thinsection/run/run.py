@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import thinsection
-from thinsection.config import as_mapping
+from thinsection.config import as_mapping, listing_settings
 from thinsection.errors import (
     ConfigError,
     DiskSpaceError,
@@ -98,6 +98,7 @@ class Listeners:
         return replace(self, on_event=on_event, on_message=on_message)
 
 
+@listing_settings(RunConfig)
 def run(
     slides: Slides,
     *,

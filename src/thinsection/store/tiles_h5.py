@@ -117,7 +117,20 @@ def tile_attributes(
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TilesFile:
-    """The content of a tiles file."""
+    """Tiles of one slide with their columns, as `results.tiles(slide_id)` returns them.
+
+    Attributes:
+        coords_l0: int64 (N, 2), x and y of the top-left corners of the tiles in level-0 px.
+        features: embeddings of the tiles, (N, D); None for a table of tiles.
+        attributes: what the file states about the tiles: `patch_size` is their edge in px,
+            `tile_mpp` their µm/px, `level0_width` and `level0_height` the size of the slide in
+            px, `slide_mpp` its µm/px along x and y.
+        columns: a value for each tile, (N,), by name of the column: `tissue_fraction` from 0 to 1,
+            measures, checks, shares, your own columns. Of a column of categories they are codes;
+            `values` gives the names.
+        categories: names and colours of the columns of categories, by name of the column.
+        plan: how the tiles are read from their slide; None if it is not known.
+    """
 
     coords_l0: CoordsL0  # int64 (N, 2)
     features: Embeddings | None  # (N, D)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.config import from_mapping, option
+from thinsection.config import from_mapping, listing_settings, option
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc.own_tissue import AnyTissue, Tissue, as_tissue
 from thinsection.qc.tissue import Shares, TissueMask, box_fractions
@@ -243,6 +243,7 @@ class TilesConfig:
         )
 
 
+@listing_settings(TilesConfig)
 def tile_grid(
     slide: Slide,
     config: TilesConfig | None = None,

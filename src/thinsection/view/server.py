@@ -18,7 +18,7 @@ from mimetypes import guess_type
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from thinsection.config import replace_flat
+from thinsection.config import listing_settings, replace_flat
 from thinsection.errors import (
     ConfigError,
     MissingDependencyError,
@@ -223,6 +223,7 @@ def _refuse(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": "\n".join(lines)}, 422, _HEADERS)
 
 
+@listing_settings(ViewConfig)
 def view(source: Slide | Source, **settings: Unpack[ViewSettings]) -> Viewer:
     """Shows a slide or results in a viewer, which a notebook displays as a frame.
 

@@ -106,7 +106,12 @@ def optional_package(package: str) -> ModuleType:
 def importable_torchvision() -> torch.library.Library | None:
     """Imports torchvision, declaring two of its operators if its own library does not load.
 
-    The handle keeps the declarations alive (the cache holds it); None where the library loaded.
+    Call it before your own first import of timm, torchvision or transformers, where torchvision's
+    library does not load beside this build of torch.
+
+    Returns:
+        The handle that keeps the declarations alive (the cache holds it); None where the library
+        loaded.
     """
     try:
         import torchvision
