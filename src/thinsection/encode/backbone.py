@@ -26,7 +26,7 @@ from thinsection.weights.placement import optional_package
 CONFIG_NAME = "config.json"
 # weights of the default encoder; `training/default_encoder.py` makes them, NOTICE says their origin
 PACKAGED_WEIGHTS = Path(__file__).parent / "models" / "efficientnet_lite0.safetensors"
-PACKAGED_SHA256 = "fc753952c1db955cad9346e1baa0ee624c18c8a3e455628904a5ab030f7d76a9"
+PACKAGED_SHA256 = "dfd9b18e946c10eddbe4a8cf5718424c55c7d78e87bd0b11f2aef32687785182"
 # heads that a transformer's checkpoint may have or lack, and that do not affect embeddings
 _UNUSED_HEADS = ("pooler.", "classifier.", "head.")
 # positional embeddings are interpolated, so the image size may differ from the declared size
