@@ -2,6 +2,8 @@
 and the pages with figures, filled from the committed JSON of the benchmarks."""
 
 import json
+import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import jinja2
 import typer
 from benchmarks.stale import is_script, rooms_of, starts_commands
+from examples import real_data
 from mkdocs.structure.files import File, Files
 from tests.support import surface
 
@@ -19,13 +22,31 @@ from thinsection.stages.config import RunConfig
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+LOG = logging.getLogger("mkdocs.hooks")
 # pages that became a part of another one: old address -> new one, for links from elsewhere
 MOVED = {
     "from_trident.html": "comparison.html#from-trident",
     "from_stamp.html": "comparison.html#from-stamp",
 }
+# tutorial -> data that it needs, which no build fetches
+NEEDS = {"tutorials/real_slide.py": "slide", "tutorials/real_crops.py": "crops"}
 # a benchmark that a page names as the source of figures; that of an earlier commit says so itself
 _SOURCE = re.compile(r"`(?:benchmarks/results/)?(\w+)(?:\.json)?`(?! of commit)")
+
+
+def on_config(config: Any) -> None:
+    """Leaves tutorials whose real data are not on this machine without their results."""
+    for tutorial, name in NEEDS.items():
+        slides = os.environ.get(
+            "THINSECTION_TEST_SLIDES", ROOT.parent / "shared/slides"
+        )
+        local = Path(slides)
+        if name == "slide" and (local / real_data.SOURCES[name].file).is_file():
+            real_data.fetch(name, real_data.default_folder(), local)
+        if not real_data.is_there(name, real_data.default_folder()):
+            remedy = f"python examples/real_data.py {name}"
+            LOG.info("%s shows no results; %s", tutorial, remedy)
+            config.plugins["mkdocs-jupyter"].config["execute_ignore"].append(tutorial)
 
 
 def on_files(files: Files, config: Any) -> Files:

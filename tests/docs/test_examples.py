@@ -18,7 +18,7 @@ from .names import problems_of_command
 from .pages import SHELL, Block, arguments_of, blocks_of, output_of, page_paths
 
 # pages that begin at the beginning: they find slides and tables, but no results
-FROM_SLIDES = ("README.md", "docs/index.md")
+FROM_SLIDES = ("README.md", "docs/index.md", "docs/slides_to_labels.md")
 PAGES = [
     page
     for page in page_paths()

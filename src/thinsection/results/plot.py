@@ -333,6 +333,7 @@ def _add_legend(ax: Axes, layers: Sequence[Layer]) -> None:
     from matplotlib.patches import Patch
 
     patches = []
+    has_bar = False
     for layer in layers:
         if isinstance(layer, Classes):
             for swatch in layer.swatches:
@@ -350,9 +351,10 @@ def _add_legend(ax: Axes, layers: Sequence[Layer]) -> None:
                 Normalize(*layer.shown_limits), ListedColormap(shown)
             )
             ax.figure.colorbar(scale, ax=ax, label=layer.label, shrink=0.7)
+            has_bar = True
         else:
             edge = [value / 255 for value in layer.color]
             patches.append(Patch(edgecolor=edge, facecolor="none", label=layer.label))
-    ax.legend(
-        handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False
-    )
+    # in a small figure a legend beside the axes would cover the colour bar
+    corner = "lower left" if has_bar else "upper left"
+    ax.legend(handles=patches, loc=corner, bbox_to_anchor=(1.0, 1.0), frameon=False)

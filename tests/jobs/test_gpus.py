@@ -1,0 +1,52 @@
+"""Four GPUs have one worker each, which sees no other; no GPU is needed to see it."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from thinsection.jobs.execute import execute
+from thinsection.jobs.executor import ExecutorConfig
+from thinsection.jobs.task import OnEvent, Report, Task
+
+
+@dataclass(frozen=True)
+class SeenGpus(Task[int, tuple[int, str]]):
+    """Says which GPUs CUDA would show to the process of each entry."""
+
+    def __call__(
+        self, entries: Sequence[int], *, on_event: OnEvent
+    ) -> Report[tuple[int, str]]:
+        time.sleep(0.2)  # so that no worker takes all entries
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return Report(results=tuple((os.getpid(), seen) for _ in entries))
+
+    def lost(self, entry: int, reason: str) -> tuple[int, str]:
+        raise AssertionError(f"{entry} was lost: {reason}")
+
+
+def gpus_of_processes(folder: Path, config: ExecutorConfig) -> dict[int, str]:
+    """Process -> what it sees."""
+    reports: list[Report[tuple[int, str]]] = []
+    execute(range(16), SeenGpus(), config, folder=folder, on_report=reports.append)
+    results = [result for report in reports for result in report.results]
+    assert len(results) == 16
+    return dict(results)
+
+
+@pytest.mark.check
+def test_each_of_four_gpus_has_a_worker_of_its_own(tmp_path: Path) -> None:
+    config = ExecutorConfig(gpus="0,1,4,6", chunk_slides=1, threads=1)
+    seen = gpus_of_processes(tmp_path, config)
+    assert sorted(seen.values()) == ["0", "1", "4", "6"]
+    assert os.getpid() not in seen
+
+
+@pytest.mark.check
+def test_more_workers_than_gpus_share_them_evenly(tmp_path: Path) -> None:
+    config = ExecutorConfig(gpus="3,5", workers=4, chunk_slides=1, threads=1)
+    seen = gpus_of_processes(tmp_path, config)
+    assert sorted(seen.values()) == ["3", "3", "5", "5"]
