@@ -377,7 +377,7 @@ def test_survival_without_an_event_or_with_a_negative_time_is_refused(
         survival(tmp_path, ["a,0,10", "b,0,20"])
     with pytest.raises(
         DatasetError,
-        match=r"days must be >= 0, got a negative time, '-3' \(1\), in line 3 \(b\) of .*drop-unus",
+        match=r"days must be >= 0, got a negative time, '-3' \(1\), in line 3 \(b\) of .*drop_unus",
     ):
         survival(tmp_path, ["a,1,10", "b,0,-3"])
     cohort = survival(tmp_path, ["a,1,10", "b,0,-3", "c,1,0"], drop_unusable=True)
