@@ -13,7 +13,6 @@ import pytest
 from tests.support.shell import thinsection
 
 from .data import write_inputs, write_results
-from .given import GIVEN
 from .names import problems_of_command
 from .pages import SHELL, Block, arguments_of, blocks_of, output_of, page_paths
 
@@ -54,7 +53,7 @@ def at_page(small_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_page_works_as_pasted(page: str, at_page: Path) -> None:
     if page in FROM_SLIDES:
         shutil.rmtree(at_page / "results")
-    names: dict[str, Any] = GIVEN[page]() if page in GIVEN else {}
+    names: dict[str, Any] = {}
     for block in blocks_of(page):
         if block.language in SHELL:
             for command in block.commands():

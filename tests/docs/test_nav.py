@@ -1,6 +1,7 @@
 """The navigation of the site has every page once, below the question that it answers."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ _GENERATED = {
 }
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[name-defined, misc]
     """Reads mkdocs.yml, whose tags name functions of Python, as plain text."""
 
 
@@ -69,7 +70,7 @@ def test_the_sections_are_questions() -> None:
 
 def test_an_old_address_leads_to_a_heading(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed")
-    from docs import hooks
+    hooks = import_module("docs.hooks")
 
     hooks.on_post_build({"site_dir": str(tmp_path)})
     assert len(hooks.MOVED) >= 2

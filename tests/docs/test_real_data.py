@@ -7,6 +7,7 @@ import sys
 import zipfile
 from dataclasses import replace
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,7 @@ def test_the_site_shows_a_tutorial_without_results_where_its_data_are_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed")
-    from docs import hooks
+    hooks = import_module("docs.hooks")
 
     class Plugin:
         def __init__(self) -> None:

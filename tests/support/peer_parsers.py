@@ -95,8 +95,9 @@ def required_options(tree: ast.AST) -> list[str]:
 def keys_of_dict(tree: ast.Module, name: str) -> list[str]:
     """Keys of a dict that a module assigns to a name."""
     for node in tree.body:
-        is_dict = isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
-        if is_dict and ast.unparse(node.targets[0]) == name:
+        if not isinstance(node, ast.Assign) or ast.unparse(node.targets[0]) != name:
+            continue
+        if isinstance(node.value, ast.Dict):
             return texts_in([key for key in node.value.keys if key])
     raise LookupError(name)
 
