@@ -383,6 +383,23 @@ def test_fewer_cases_of_the_rarest_value_of_a_label_are_refused() -> None:
 # inner cases and scores
 
 
+def test_fewer_patients_than_inner_parts_give_fewer_parts() -> None:
+    labels = [0, 1] * 10
+    patients = [f"p{case // 4}" for case in range(20)]
+    parts, _ = make_parts(cohort_of(labels, patients=patients), FoldSettings(folds=5))
+    assert len(parts) == 5
+    for part in parts:
+        owners = [{patients[case] for case in rows} for rows in (part.train, part.stop)]
+        assert [len(names) for names in owners] == [3, 1]
+        assert not owners[0] & owners[1]
+
+
+def test_one_patient_in_training_is_an_error_with_the_fold() -> None:
+    patients = ["p"] * 6 + ["q"] * 6
+    with pytest.raises(InvalidInputError, match="fold 1 must have >= 2 patients"):
+        make_parts(cohort_of([0, 1] * 6, patients=patients), FoldSettings(folds=2))
+
+
 @pytest.mark.parametrize(("inner", "num_inner"), [(2, 16), (4, 8), (8, 4)])
 def test_one_of_so_many_training_cases_stops_the_training(
     inner: int, num_inner: int

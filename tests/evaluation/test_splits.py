@@ -92,7 +92,7 @@ def test_as_many_groups_as_folds_are_enough_and_one_less_is_refused() -> None:
     labels = [0, 1] * 3
     assert len(grouped_folds(labels, ["a", "a", "b", "b", "c", "c"])) == 3
     with pytest.raises(
-        InvalidInputError, match="number of groups must be >= 3 for 3 folds, got 2"
+        InvalidInputError, match="groups must be at least 3 for 3 folds, got 2"
     ):
         grouped_folds(labels, ["a", "a", "b", "b", "b", "b"])
 

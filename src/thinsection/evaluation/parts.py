@@ -268,6 +268,13 @@ def _with_stop(
         _check_inner_counts(cohort, part, settings, fold)
         inner_folds = stratified_folds(strata, folds=folds, seed=seed)
     else:
+        num_patients = len(set(patients))
+        if num_patients < LEAST_INNER:
+            raise InvalidInputError(
+                f"training cases of fold {fold + 1} must have >= {LEAST_INNER} patients, one for "
+                f"training and one for the validation set, got {num_patients}; add patients"
+            )
+        folds = min(folds, num_patients)
         inner_folds = grouped_folds(strata, patients, folds=folds, seed=seed)
     inner_train, stop = inner_folds[0]
     return replace(part, train=_rows(train[inner_train]), stop=_rows(train[stop]))

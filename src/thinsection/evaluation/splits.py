@@ -53,7 +53,8 @@ def grouped_folds(
         )
     if num_groups < folds:
         raise InvalidInputError(
-            f"number of groups must be >= {folds} for {folds} folds, got {num_groups}"
+            f"groups must be at least {folds} for {folds} folds, got {num_groups}; use at most "
+            f"{num_groups} folds"
         )
     splitter = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
     return list(

@@ -28,7 +28,7 @@ const source = ({ id, size, levels }) => ({ width: size[0], height: size[1], til
   getTileUrl: (n, x, y) => at(id, "tiles", n, x, y) });
 
 async function open(id, then = () => {}, keys = null) {  // keys: of the layers to show
-  if (slide && slide.id === id) { if (keys) slide.layers.forEach(layer => turn(layer, among(keys, layer))); return then(); }
+  if (slide && slide.id === id) { if (keys) { slide.layers.forEach(layer => turn(layer, among(keys, layer))); missing(keys); } return then(); }
   const now = ++opening, before = slide && slide.layers.filter(layer => layer.on);
   asked = id;
   say(""); $("name").textContent = id; document.title = `${id} - thinsection`;
@@ -45,6 +45,7 @@ async function open(id, then = () => {}, keys = null) {  // keys: of the layers 
   viewer.addOnceHandler("open", then);
   viewer.open(source(slide));
   panel(before, keys);
+  if (keys) missing(keys);
   const mpp = slide.mpp ? [...new Set(slide.mpp.map(value => +value.toPrecision(4)))].join(" × ") + " µm/px" : "unknown resolution";
   $("facts").textContent = `${slide.size.join(" × ")} px, ${mpp}${slide.power ? `, ${slide.power}x` : ""}`;
 }
@@ -55,6 +56,10 @@ function frame() {  // level-0 px -> px of the overlay: x + k * x_l0
 const jump = ({ x, y, width: w, height: h }) => viewer.viewport.fitBounds(viewer.viewport.imageToViewportRectangle(x - 2.5 * w, y - 2.5 * h, 6 * w, 6 * h));
 
 // ---- the address: slide, level-0 px in the middle, level-0 px per px of the screen, layers ----
+function missing(keys) {  // names of an address that no layer has
+  const names = keys.filter(key => key && !key.endsWith("/") && !slide.layers.some(layer => layer.key === key));
+  if (names.length) say(`The link shows the layer ${names.join(", ")}, which this slide does not have; the name of a layer of tiles is GRID/COLUMN.`);
+}
 const among = (keys, layer) => keys.some(key => key === layer.key || (key.endsWith("/") && layer.kind === "outlines" && !layer.empty && layer.key.startsWith(key)));
 function middle() {
   const { x, y, k, width, height } = frame();
