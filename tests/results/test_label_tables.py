@@ -103,6 +103,32 @@ def test_slides_without_a_label_are_left_out_and_named(
     assert asked == []
 
 
+@pytest.mark.parametrize("kind", [dict, pd.Series])
+def test_a_wrong_id_in_a_mapping_is_named_with_the_slide_that_is_left_out(
+    two_grids: Path, kind: Callable[[dict[str, str]], Any]
+) -> None:
+    messages: list[str] = []
+    labels = kind({"a": "high", "b_c": "low"})
+    chosen = dataset(two_grids, labels, messages, label=None)
+    assert chosen.slide_ids == ("a",)
+    assert messages == [
+        "1 slide of 2 left out, without a label: b c; labels name other slides: b_c"
+    ]
+    # a mapping of a larger cohort, and a choice of slides, are nothing to tell
+    for labels in ({"a": "high", "b c": "low", "other": "low"}, {"a": "high"}):
+        asked: list[str] = []
+        dataset(two_grids, kind(labels), asked, label=None)
+        assert asked == []
+
+
+def test_labels_that_are_no_class_are_named(two_grids: Path) -> None:
+    messages: list[str] = []
+    labels = {"a": "high", "b c": "lwo"}
+    dataset(two_grids, labels, messages, label=None, classes=["high", "low"])
+    assert len(messages) == 1
+    assert messages[0].endswith("tiles left out, whose label is no class: lwo")
+
+
 @pytest.mark.parametrize("missing", [float("nan"), None, pd.NA])
 def test_missing_values_of_pandas_are_no_labels(
     two_grids: Path, missing: object

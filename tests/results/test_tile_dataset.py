@@ -276,13 +276,16 @@ def test_a_transform_for_pictures_is_told_what_it_gets(out: Path) -> None:
 
 
 def test_labels_columns_and_a_transform_are_in_the_items(out: Path) -> None:
+    messages: list[str] = []
     dataset = TileDataset(
         out,
         memory=MEMORY,
         labels={"a": 1, "c": 0, "unknown": 7},
         columns=["tissue_fraction"],
         transform=lambda tile: tile.mean(),
+        on_message=messages.append,
     )
+    assert len(messages) == 1 and messages[0].endswith("other slides: unknown")
     assert dataset.slide_ids == ("a", "c")
     results = ts.open_results(out)
     tables = {name: results.tiles(name) for name in dataset.slide_ids}

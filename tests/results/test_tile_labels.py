@@ -165,7 +165,7 @@ def test_classes_make_numbers_of_labels_and_leave_out_others(two_grids: Path) ->
     assert {(i["slide_id"], i["label"]) for i in by_name} == {("a", 1), ("b c", 0)}
     one = dataset(two_grids, {"a": "x", "b c": "y"}, messages, classes=["y"])
     assert one.slide_ids == ("b c",)
-    assert messages[-1].endswith("tiles left out, whose label is no class")
+    assert messages[-1].endswith("tiles left out, whose label is no class: x")
 
 
 # weights

@@ -648,7 +648,7 @@ def _ranking_law(sampling: Sampling) -> Callable[[float], float]:
     compared with later events, n is at least half of m.
     """
     few = max(1, sampling.fewest)
-    others = max(1, len(np.unique(sampling.codes[~sampling.rarest])))
+    others: float = max(1, len(np.unique(sampling.codes[~sampling.rarest])))
     if sampling.events is not None:
         others = max(others, few / 2)
 

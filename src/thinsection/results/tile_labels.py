@@ -17,7 +17,7 @@ from thinsection.results.label_tables import LabelTable, is_table, labels_of_tab
 from thinsection.results.tiled_slide import TiledSlide, tiled_slides
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.tiles.order import Numbers
-from thinsection.types import Floats, counted, is_missing_value
+from thinsection.types import Floats, counted, is_missing_value, shortened
 
 Values = npt.NDArray[np.generic]  # (n,), a value per tile
 # gets a slide id and the tiles of the slide; returns a label per tile, (N,)
@@ -111,19 +111,34 @@ def choose_tiles(
             for slide_id, ledger in results.ledgers.items()
             if slide_id in own_labels
         }
+        named = list(map(str, own_labels.keys()))  # of a mapping or a pandas Series
+        unknown = [name for name in named if name not in results.ledgers]
+        left = [name for name in results.ledgers if name not in ledgers]
+        if unknown and left:
+            on_message(
+                f"{counted(len(left), 'slide')} of {len(results.ledgers)} left out, without a "
+                f"label: {shortened(left)}; labels name other slides: {shortened(unknown)}"
+            )
         results = replace(results, ledgers=ledgers)
     chosen = []
     num_tiles = 0
+    others: set[object] = set()  # labels that are no class
     for slide in tiled_slides(results, address, on_message):
         tiles = _labelled(slide, results, address, own_labels)
         if classes is not None:
+            if len(tiles):
+                others |= set(_distinct(tiles)[0]) - set(classes)
             tiles = _classified(tiles, classes)
         num_tiles += slide.num_tiles
         if len(tiles):
             chosen.append(tiles)
     num_chosen = sum(map(len, chosen))
     if labels is not None and num_chosen < num_tiles:
-        reason = "without a label" if classes is None else "whose label is no class"
+        reason = "without a label"
+        if classes is not None:
+            reason = "whose label is no class"
+            if others:
+                reason += f": {shortened(sorted(map(str, others)))}"
         on_message(
             f"{num_tiles - num_chosen:,} of {num_tiles:,} tiles left out, {reason}"
         )
