@@ -135,7 +135,9 @@ def test_the_address_follows_what_is_seen(page: Any) -> None:
     page.reload()
     page.wait_for_function(READY)
     assert shown(page)["layers"] == []
-    page.evaluate("location.hash = `slide=${encodeURIComponent(slide.id)}&layer=leiden&layer=own`")
+    page.evaluate(
+        "location.hash = `slide=${encodeURIComponent(slide.id)}&layer=leiden&layer=own`"
+    )
     page.wait_for_function(
         "() => $('message').textContent.includes('layer leiden, own, which')"
     )
