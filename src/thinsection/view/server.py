@@ -172,8 +172,8 @@ def _static_files() -> Answer:
     files = {path.name: path.read_bytes() for path in _STATIC.iterdir()}
     if _LIBRARY not in files:
         raise MissingDependencyError(
-            f"the viewer must have OpenSeadragon, got no {_LIBRARY}; run `make setup` in a "
-            "checkout, or install a wheel of `make wheel`"
+            f"the viewer must have OpenSeadragon, got no {_LIBRARY}; "
+            "`pip install -e .` in a clone fetches it"
         )
 
     def answer(request: Request) -> Response:

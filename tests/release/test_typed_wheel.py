@@ -1,17 +1,17 @@
-"""The wheel that users install: its files, its types, and what it does with no extra beside it."""
+"""The wheel that users install: its files and its types."""
 
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parent.parent
+from .artefacts import Artefacts
+
+ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "thinsection"
 
 pytestmark = pytest.mark.check  # builds a wheel and checks it with mypy
@@ -112,28 +112,9 @@ follow_imports = skip
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip(
-        "hatchling", reason="hatchling builds the wheel and is not installed"
-    )
-    folder = tmp_path_factory.mktemp("wheel")
-    build = (
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(folder),
-        str(ROOT),
-    )
-    pip(*build)
-    (path,) = folder.glob("thinsection-*.whl")
-    return path
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(artefacts: Artefacts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("user") / "site-packages"
-    pip("install", "--no-deps", "--target", str(folder), str(wheel))
+    pip("install", "--no-deps", "--target", str(folder), str(artefacts.wheel))
     return folder
 
 
@@ -176,9 +157,9 @@ def mypy_strict(paths: list[str], installed: Path, config: str = "") -> list[str
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(
-    wheel: Path,
+    artefacts: Artefacts,
 ) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
+    names = set(zipfile.ZipFile(artefacts.wheel).namelist())
     held = {name for name in names if ".dist-info/" not in name}
     here = {
         f"thinsection/{path.relative_to(SOURCES).as_posix()}"
@@ -230,104 +211,3 @@ def test_mypy_strict_passes_on_what_users_copy(installed: Path) -> None:
         [*names, "example_plugin", "test_reader.py"], installed, "mypy.ini"
     )
     assert not said, "\n".join(said)
-
-
-@pytest.fixture(scope="module")
-def base_only(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of packages: the wheel, what it requires without an extra, and what these require."""
-    folder = tmp_path_factory.mktemp("base")
-    for entry in installed.iterdir():
-        (folder / entry.name).symlink_to(entry)
-    waiting = [Distribution.at(next(installed.glob("thinsection-*.dist-info")))]
-    names = {"thinsection"}
-    while waiting:
-        for line in waiting.pop().requires or []:
-            requirement = Requirement(line)
-            marker = requirement.marker
-            if marker is not None and not marker.evaluate({"extra": ""}):
-                continue
-            if requirement.name in names:
-                continue
-            names.add(requirement.name)
-            try:
-                required = distribution(requirement.name)
-            except PackageNotFoundError:  # nothing that we run needs it
-                continue
-            waiting.append(required)
-            link_files(required, folder)
-    return folder
-
-
-def link_files(required: Distribution, folder: Path) -> None:
-    """Links to the files and folders of a distribution."""
-    for top in {file.parts[0] for file in required.files or []}:
-        source = Path(str(required.locate_file(top)))
-        if top != ".." and source.exists() and not (folder / top).exists():
-            (folder / top).symlink_to(source)
-
-
-def alone(base_only: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Ends a Python that has no other packages than those of the folder."""
-    environment = {**os.environ, "PYTHONPATH": str(base_only), "COLUMNS": "200"}
-    # -S: without the packages of this environment
-    command = [sys.executable, "-S", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=base_only.parent, env=environment, capture_output=True, text=True
-    )
-
-
-def test_without_an_extra_no_reader_is_there(base_only: Path) -> None:
-    done = alone(base_only, "-c", "import numpy, torch, typer, thinsection; import PIL")
-    assert "No module named 'PIL'" in done.stderr
-
-
-def test_help_version_and_doctor_need_no_extra(base_only: Path) -> None:
-    for words in (["--help"], ["--version"], ["rescue", "--help"], ["skill"]):
-        done = alone(base_only, "-m", "thinsection", *words)
-        assert done.returncode == 0, done.stderr
-    doctor = alone(base_only, "-m", "thinsection", "doctor", "--json")
-    assert doctor.returncode == 0, doctor.stderr
-    assert "packages that read slides must be installed" in doctor.stdout
-
-
-@pytest.mark.parametrize("words", [["run", "."], ["ls", "."], ["train", "--help"]])
-def test_a_command_that_reads_slides_names_the_extra(
-    base_only: Path, words: list[str]
-) -> None:
-    done = alone(base_only, "-m", "thinsection", *words)
-    assert done.returncode == 2
-    assert "packages that read slides must be installed, got no " in done.stderr
-    assert "pip install 'thinsection[slides]'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-GUEST = f"""
-import sys
-sys.path.append({str(ROOT)!r})
-import torch
-from tests.rescue.stand_in_stamp import DIM, dense_calls, model
-
-generator = torch.Generator().manual_seed(0)
-stamp = model()
-x = torch.randn(1, 300, DIM, generator=generator)
-coords = torch.rand(1, 300, 2, generator=generator) * 20_000
-with torch.inference_mode():
-    states = stamp(x, coords)
-print(dense_calls(stamp), float(states.double().square().mean()))
-assert "PIL" not in sys.modules and "h5py" not in sys.modules
-"""
-
-
-def test_a_command_is_rescued_without_an_extra(base_only: Path) -> None:
-    script = base_only.parent / "guest.py"
-    script.write_text(GUEST)
-    as_it_is = alone(base_only, script)
-    assert as_it_is.returncode == 0, as_it_is.stderr
-    rescued = alone(base_only, "-m", "thinsection", "rescue", "stamp", "--", script)
-    assert rescued.returncode == 0, rescued.stderr
-    assert "rescued Model: 2 attention layers" in rescued.stderr
-    calls, mean = as_it_is.stdout.split()
-    calls_rescued, mean_rescued = rescued.stdout.split()
-    # dense are all 8 heads as it is, and in the rescue the check of the first call alone
-    assert (calls, calls_rescued) == ("8", "8")
-    assert float(mean_rescued) == pytest.approx(float(mean), rel=1e-5)
