@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args, get_origin
 import tomli_w
 
 from thinsection.errors import ConfigError, ThinsectionError, naming_file
+from thinsection.extras import Need, needs_of_path, require_packages
 from thinsection.types import Document
 
 if sys.version_info >= (3, 11):
@@ -437,6 +438,30 @@ class Settings:
     """
 
     __slots__ = ()
+
+    def needs(self) -> Iterator[Need]:
+        """Packages that the work with these settings takes, beside those of the extra `slides`.
+
+        A section that needs some has a method of this name.
+        """
+        for f in fields(cast("DataclassInstance", self)):
+            own = getattr(getattr(self, f.name), "needs", None)
+            if own is not None:
+                yield from own()
+        for _, _, value, is_default in _settings(self):
+            if is_default:
+                continue
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, str | Path):
+                    yield from needs_of_path(str(part))
+
+    def check_packages(self) -> None:
+        """Asks for all packages of `needs` before the work begins; nothing is imported.
+
+        Raises MissingDependencyError: one is not installed.
+        """
+        for purpose, packages in self.needs():
+            require_packages(purpose, *packages)
 
     def __repr__(self) -> str:
         changed = []

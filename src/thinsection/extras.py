@@ -42,6 +42,15 @@ EXTRAS = {
         *("starlette", "uvicorn", "pandas", "pyarrow", "zarr", "anndata", "umap"),
     ),
 }
+# a purpose, as messages say it, and the packages that it takes, by import name
+Need = tuple[str, tuple[str, ...]]
+# package that fsspec takes for the protocol of a URL, beside itself
+_PACKAGE_OF_PROTOCOL = {
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "adlfs"),
+    **dict.fromkeys(("http", "https"), "aiohttp"),
+}
 # name for pip of a package whose import name is another one
 _PIP_NAMES = {
     "PIL": "pillow",
@@ -113,6 +122,16 @@ def require_packages(purpose: str, *packages: str) -> None:
             f"{', '.join(packages)} must be installed for {purpose}, "
             f"got no {', '.join(missing)}; {remedy_for(missing)}"
         )
+
+
+def needs_of_path(path: str) -> Iterator[Need]:
+    """Packages that it takes to read or write at a path, by its form: a URL, a Parquet table."""
+    protocol, mark, _ = path.partition("://")
+    if mark and protocol in ("file", *_PACKAGE_OF_PROTOCOL):
+        client = _PACKAGE_OF_PROTOCOL.get(protocol)
+        yield f"{protocol}:// URLs", ("fsspec", *([client] if client else []))
+    if path.lower().endswith(".parquet"):
+        yield "Parquet tables", ("pyarrow",)
 
 
 @contextmanager

@@ -74,6 +74,7 @@ def convert(
     from thinsection.slide.convert import FORMATS
     from thinsection.slide.convert import convert as write
     from thinsection.slide.ids import is_unsafe
+    from thinsection.slide.readers import AUTO, check_packages_for
 
     if to not in FORMATS:
         raise InvalidInputError(f"to must be one of: {', '.join(FORMATS)}; got {to!r}")
@@ -106,6 +107,8 @@ def convert(
             console.print(text, style="yellow", markup=False, soft_wrap=True)
         return str(target)
 
+    if reader == AUTO:
+        check_packages_for(slides)
     _run_each([(str(slide), partial(convert_one, slide)) for slide in slides])
 
 

@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand
 
 from thinsection.config import (
+    Settings,
     config_of_file,
     flag_of,
     flat_fields,
@@ -84,18 +85,21 @@ Level = Literal["quiet", "usual", "verbose"]
 
 
 def with_config(
-    settings: type | str, *, without: tuple[str, ...] = ()
+    settings: type | str, *, without: tuple[str, ...] = (), works: bool = True
 ) -> Callable[[Command], Command]:
     """Marks a typer command: it gets a flag per setting and `--config`, and receives one `config`.
 
     Args:
         settings: the class, or 'module:Class', which is imported when the command is called.
         without: sections and settings that the command decides itself, so that they have no flag.
+        works: False if the command does not do the work of the settings; else their packages must
+            be there before it begins.
     """
 
     def mark(command: Command) -> Command:
         command.__dict__["settings"] = settings
         command.__dict__["without"] = without
+        command.__dict__["works"] = works
         return command
 
     return mark
@@ -201,7 +205,10 @@ def _with_flags(
         # a file's settings are named as in the file
         base = config_of_file(cls, path) if path else cls()
         with keywords_in_errors(cls, flags=True):
-            return command(**values, config=replace_flat(base, overrides))
+            config = replace_flat(base, overrides)
+            if command.__dict__["works"] and isinstance(config, Settings):
+                config.check_packages()
+            return command(**values, config=config)
 
     file = typer.Option(
         "--config",

@@ -50,7 +50,10 @@ def info(
     # imports the readers
     from thinsection.files.urls import hide_secret
     from thinsection.slide import open_slide
+    from thinsection.slide.readers import AUTO, check_packages_for
 
+    if reader == AUTO:
+        check_packages_for(files)
     slides = []
     failures = []
     for file in map(hide_secret, files):

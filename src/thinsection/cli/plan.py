@@ -25,7 +25,7 @@ SlurmFlag = Annotated[
 
 
 @app.command("plan")
-@with_config(RunConfig)
+@with_config(RunConfig, works=False)
 def plan(
     slides: SlidesArgument,
     slurm: SlurmFlag = False,

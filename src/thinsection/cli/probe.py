@@ -9,6 +9,7 @@ import typer
 from thinsection.cli.app import called_name, do_nothing
 from thinsection.cli.flags import EXIT_SOME_LEFT_OUT, with_config
 from thinsection.errors import ThinsectionError
+from thinsection.extras import require_packages
 from thinsection.probe.data.sets import TileSet
 from thinsection.probe.registry import PROBES, Probe, load_probe
 from thinsection.probe.result import selection_words
@@ -80,6 +81,7 @@ def _probe_command(probe: Probe) -> Callable[..., None]:
         from thinsection.probe.page import interval_words, write_probe_report
         from thinsection.report.index import refresh_index
 
+        require_packages(f"probe {probe.name!r}", *PROBES.entry(probe.name).needs)
         data = probe.kind.load(path, config)
         if isinstance(data, TileSet):
             typer.echo(f"split: {data.facts['split_rule']}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from thinsection.config import nearest, read_toml
 from thinsection.errors import UnknownEncoderError
+from thinsection.extras import Need
 from thinsection.registry import Entry, Registry
 from thinsection.types import Document, PlainValues
 
@@ -210,6 +211,25 @@ class LoadEncoder(Protocol):
 ENCODERS: Registry[LoadEncoder] = Registry(
     "encoder", "thinsection.encoders", _entries, error=UnknownEncoderError
 )
+
+
+def needs_of_encoder(name: str, *, from_hub: bool = True) -> Need:
+    """Packages that it takes to load a tile encoder, as its name and declaration say.
+
+    Args:
+        name: as in `--encoder`.
+        from_hub: False if the weights are given, or random.
+    """
+    packages: tuple[str, ...] = ()
+    if name in ENCODERS:
+        packages = ENCODERS.entry(name).needs
+    elif name.startswith(TIMM_PREFIX):
+        packages = ("timm", "huggingface_hub")
+    elif name.startswith(HUB_PREFIX):
+        return f"encoder {name!r}", ("huggingface_hub",)
+    if not from_hub:
+        packages = tuple(each for each in packages if each != "huggingface_hub")
+    return f"encoder {name!r}", packages
 
 
 def is_brought(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from thinsection.extras import require_packages
 from thinsection.files.atomic import atomic_path
 from thinsection.results.folder import Listener, open_results
 
@@ -33,6 +34,7 @@ def export_anndata(
         StoreError: no embeddings in the folder.
         InvalidInputError: several embeddings and no name given.
     """
+    require_packages("AnnData", "anndata", "pandas")
     table = open_results(folder).to_anndata(features, on_left_out=on_damage)
     with atomic_path(Path(target)) as tmp:
         table.write_h5ad(tmp)

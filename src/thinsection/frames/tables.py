@@ -164,7 +164,7 @@ def write_frames(
         raise InvalidInputError(
             f"angle_threshold must be in [0, 90], got {angle_threshold}"
         )
-    with importing("tables of frames", "pyarrow"):
+    with importing("tables of frames", "gemmi", "pyarrow"):
         from pyarrow import csv, parquet
     is_csv = table_path.suffix == ".csv"
     open_writer = csv.CSVWriter if is_csv else parquet.ParquetWriter

@@ -5,11 +5,13 @@ runs out of memory is retried with the next one. A `ResourceStep` is a position 
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from thinsection.config import option
 from thinsection.errors import ConfigError
+from thinsection.extras import Need
 from thinsection.machine import visible_gpus
 from thinsection.registry import Entry, Registry
 from thinsection.types import parse_bytes
@@ -152,6 +154,16 @@ class ExecutorConfig:
         "What to do with a Slurm array: wait for its end, submit it and return, or only"
         " write its script.",
     )
+
+    def needs(self) -> Iterator[Need]:
+        """Packages of the executor."""
+        name = chosen_executor(self)
+        if name in EXECUTORS:
+            yield f"--executor {name}", EXECUTORS.entry(name).needs
+        if self.jobqueue is not None:
+            yield f"--jobqueue {self.jobqueue}", ("dask_jobqueue",)
+        if name == "dask" and self.gpu_ids:
+            yield "--gpus with --executor dask", ("dask_cuda",)
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads", "chunk_slides", "retries", "job_cpus"):

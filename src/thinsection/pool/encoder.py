@@ -24,6 +24,7 @@ from thinsection.errors import (
     WeightsError,
     naming_part,
 )
+from thinsection.extras import Need
 from thinsection.registry import Entry, Registry
 from thinsection.types import GIB, CoordsL0, Size, shortened
 from thinsection.weights.origin import Origin
@@ -345,6 +346,15 @@ SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(
 def check_slide_encoder(name: str) -> None:
     """Raise UnknownEncoderError if no slide encoder has this name, without importing any."""
     SLIDE_ENCODERS.entry(name.partition(":")[0])
+
+
+def needs_of_slide_encoder(name: str, *, from_hub: bool) -> Need:
+    """Packages that it takes to load a slide encoder; `from_hub`: with its published weights."""
+    entry = SLIDE_ENCODERS.entry(name.partition(":")[0])
+    packages = entry.needs
+    if from_hub and entry.name not in WITHOUT_WEIGHTS:
+        packages = (*packages, "huggingface_hub")
+    return f"slide encoder {name!r}", packages
 
 
 def check_declared_fit(name: str, tile_encoder_name: str, tile_px: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 from thinsection.config import Settings, option, section
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.parts import FoldUnit
+from thinsection.extras import Need
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.predict.heads.config import HeadConfig
 
@@ -132,3 +134,8 @@ class TrainConfig(Settings):
     fit: FitConfig = section(FitConfig, "Training")
     cross: FoldsConfig = section(FoldsConfig, "Cross-validation")
     executor: ExecutorConfig = section(ExecutorConfig, "Workers and clusters")
+
+    def needs(self) -> Iterator[Need]:
+        """Packages of the sections, and of the page."""
+        yield from super().needs()
+        yield "the page of scores", ("matplotlib",)

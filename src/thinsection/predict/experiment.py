@@ -138,6 +138,7 @@ def train(
     other labels or settings in `out`.
     """
     config = replace_flat(config or TrainConfig(), settings)
+    config.check_packages()
     progress = chosen_progress(on_event)
     if progress is not None:
         on_event = progress

@@ -180,6 +180,7 @@ def heatmap(
     Raises ThinsectionError: as for `predict`; no such column or class, a head without attention.
     """
     config = replace_flat(config or HeatmapRunConfig(), settings)
+    config.check_packages()
     if not isinstance(source, str | Path):
         raise InvalidInputError(
             "source must be a model file or the name of a column, got "

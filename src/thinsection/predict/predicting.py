@@ -40,6 +40,7 @@ from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import Cohort, join_labels, known_patients
 from thinsection.evaluation.target import Target
+from thinsection.extras import Need
 from thinsection.files.atomic import output_errors, read_json, read_table, write_table
 from thinsection.jobs.backend import ignore_event
 from thinsection.jobs.execute import execute
@@ -152,6 +153,12 @@ class PredictRunConfig(Settings):
     stream: StreamConfig = section(StreamConfig, "Memory and workers")
     executor: ExecutorConfig = section(ExecutorConfig, "Memory and workers")
 
+    def needs(self) -> Iterator[Need]:
+        """Packages of the sections, and of the page of a test."""
+        yield from super().needs()
+        if self.validation.labels is not None:
+            yield "the page of scores", ("matplotlib",)
+
 
 class Predictions(NamedTuple):
     """Results of `predict`."""
@@ -219,6 +226,7 @@ def predict(
         ThinsectionError: bad settings, no model, no slides. A bad slide is a row with its error.
     """
     config = replace_flat(config or PredictRunConfig(), settings)
+    config.check_packages()
     progress = chosen_progress(on_event)
     on_event = progress or on_event or ignore_event
     on_message = on_message or ignore_message

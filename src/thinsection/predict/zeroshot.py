@@ -40,6 +40,7 @@ from thinsection.config import (
 )
 from thinsection.encode.registry import check_encoder_name
 from thinsection.errors import ConfigError, InvalidInputError, UnknownEncoderError
+from thinsection.extras import require_packages
 from thinsection.files.atomic import output_errors, read_json, write_json, write_table
 from thinsection.results.folder import Results, leaving_out, open_results
 from thinsection.results.records import recording
@@ -169,6 +170,9 @@ def zeroshot(
         the embeddings come from another encoder or from other weights.
     """
     config = replace_flat(config or ZeroshotRunConfig(), settings)
+    config.check_packages()
+    if text_encoder is None:
+        require_packages("the texts of the classes", "tokenizers")
     options = config.zeroshot
     if options.top_k < 1:
         raise InvalidInputError(f"top_k must be >= 1, got {options.top_k}")

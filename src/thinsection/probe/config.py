@@ -1,11 +1,14 @@
 """Settings of a probe run; the command line and TOML derive from them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from thinsection.config import Settings, option, section
+from thinsection.encode.registry import needs_of_encoder
 from thinsection.errors import ConfigError
+from thinsection.extras import Need
 from thinsection.probe.protocol import Geometry, Protocol, get_protocol
 from thinsection.types import parse_bytes
 
@@ -116,6 +119,13 @@ class ProbeConfig(Settings):
 
     data: DataSection = section(DataSection)
     compute: ComputeSection = section(ComputeSection, "Computation")
+
+    def needs(self) -> Iterator[Need]:
+        """Packages of the encoder, and of the page."""
+        yield from super().needs()
+        if self.data.encoder is not None:
+            yield needs_of_encoder(self.data.encoder)
+        yield "the page of scores", ("matplotlib",)
 
     @property
     def protocol(self) -> Protocol:

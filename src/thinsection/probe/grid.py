@@ -29,9 +29,11 @@ from thinsection.config import (
     replace_flat,
     section,
 )
+from thinsection.encode.registry import needs_of_encoder
 from thinsection.errors import ConfigError, ThinsectionError, error_words, naming_file
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.tables import TABLE_SUFFIXES
+from thinsection.extras import Need, require_packages
 from thinsection.files.atomic import read_json, write_json, write_table, write_text
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
@@ -109,6 +111,14 @@ class ProbeGridConfig(ProbeConfig):
 
     grid: GridSection = section(GridSection)
     executor: ExecutorConfig = section(ExecutorConfig, "Workers and clusters")
+
+    def needs(self) -> Iterator[Need]:
+        """Packages of the sections, the encoders and the probes."""
+        yield from super().needs()
+        for name in self.grid.encoders:
+            yield needs_of_encoder(name)
+        for name in self.grid.probe:
+            yield f"probe {name!r}", PROBES.entry(name).needs
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -209,6 +219,7 @@ def run_probes(
     largest probe, in each worker.
     """
     config = config or ProbeGridConfig()
+    config.check_packages()
     jobs = probe_jobs(data, config)
     return _run_jobs(
         jobs, out, config.executor, resume=config.grid.resume, tell=on_message
@@ -230,10 +241,14 @@ def run_suite(
     that is wrong.
     """
     config = config or BenchConfig()
+    config.check_packages()
     document = read_toml(path)
     out = Path(out)
     with naming_file(path):
         jobs = suite_jobs(path, document)
+    for job in jobs:
+        job.config.check_packages()
+        require_packages(f"probe {job.probe!r}", *PROBES.entry(job.probe).needs)
     rows = _run_jobs(jobs, out, config.executor, resume=True, tell=on_message)
     done = [row for row in rows if row.status != "failed"]
     if len({row.encoder for row in done}) > 1:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
-from thinsection.extras import importing
+from thinsection.extras import importing, require_packages
 from thinsection.qc.own_tissue import AnyTissue, as_tissue
 from thinsection.report.draw import legend_colors
 from thinsection.report.layers import Classes, Layer, Outline, Tiles, Values, paint
@@ -163,6 +163,8 @@ def embedding(
         InvalidInputError: no such column, or fewer than three tiles.
     """
     title = "color"
+    if method == "umap":
+        require_packages("method 'umap'", "umap")
     color_of: dict[str, str] = {}  # colours of categories, by name
     if isinstance(source, np.ndarray):
         rows, colors = _sample_rows(source, color, max_tiles)

@@ -139,6 +139,7 @@ def aggregate_folder(
     Raises ThinsectionError: bad settings, no files, or the cluster; a bad file only fails itself.
     """
     config = config or AggregateRunConfig()
+    config.check_packages()
     if not folder.exists():
         raise StoreError(f"folder must exist, got {str(folder)!r}")
     check_slide_encoder(config.pooling.slide_encoder)  # before any worker starts

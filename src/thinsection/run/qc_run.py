@@ -2,12 +2,13 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from thinsection.config import Settings, option, section
+from thinsection.extras import Need
 from thinsection.files.atomic import write_text
 from thinsection.files.urls import without_secrets
 from thinsection.jobs.executor import ExecutorConfig
@@ -92,6 +93,12 @@ class QcRunConfig(Settings):
     work: WorkConfig = section(WorkConfig, "Results")
     executor: ExecutorConfig = section(ExecutorConfig, "Workers and clusters")
 
+    def needs(self) -> Iterator[Need]:
+        """Packages of the sections, and of the table."""
+        yield from super().needs()
+        if "parquet" in self.work.write:
+            yield "--write parquet", ("pyarrow",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class QcSummary:
@@ -138,6 +145,7 @@ def check_slides(
     Raises:
         ThinsectionError: bad settings or no slides, before work starts. A bad slide does not raise.
     """
+    config.check_packages()
     checks = config.checks
     pipeline, _ = chosen_pipeline(config)
     settings = _run_settings(config, pipeline, out)

@@ -40,6 +40,7 @@ from thinsection.run.process import OnEvent, RunEvent
 from thinsection.run.progress import chosen_progress, showing
 from thinsection.run.task import OwnEncoderTask, RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
+from thinsection.slide.readers import AUTO, check_packages_for
 from thinsection.stages.config import PoolingConfig, RunConfig
 from thinsection.stages.spec import (
     Slides,
@@ -164,7 +165,11 @@ def run(
     listeners = Listeners(
         on_event=on_event or ignore_event, on_message=on_message or ignore_message
     )
+    spec.check_packages()
     entries = cohort_of(slides, spec.slides, spec.regions, listeners.on_message)
+    check_packages_for([out])
+    if spec.slides.reader == AUTO:
+        check_packages_for(entry.slide_path for entry in entries)
     stages = check_run(spec)
     if is_url(str(out)):
         with showing(progress, len(entries), "slides"):

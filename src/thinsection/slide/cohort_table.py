@@ -1,18 +1,19 @@
 """Text of a cohort: its settings, the columns of its table, a resolution, and names of files."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from thinsection.config import option
 from thinsection.errors import CohortError, ConfigError
+from thinsection.extras import Need
 from thinsection.files.tables import Table, open_table
 from thinsection.files.urls import is_url
 from thinsection.slide.geometry import positive_number
 from thinsection.slide.look import Look
-from thinsection.slide.readers import AUTO, reader_choices, slide_suffixes
+from thinsection.slide.readers import AUTO, READERS, reader_choices, slide_suffixes
 from thinsection.types import Mpp
 
 # limits of a resolution, µm/px: from an electron microscope to a photograph of the glass slide
@@ -108,6 +109,11 @@ class SlidesConfig:
         if not self.slide_mpp:
             return None
         return parse_mpp(self.slide_mpp, where="slides.slide_mpp")
+
+    def needs(self) -> Iterator[Need]:
+        """Packages of the reader that is named."""
+        if self.reader in READERS:
+            yield f"--reader {self.reader}", READERS.entry(self.reader).needs
 
     @property
     def look(self) -> Look | None:

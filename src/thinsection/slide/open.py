@@ -41,6 +41,7 @@ from thinsection.slide.readers import (
     AUTO,
     PICKS_CHANNELS,
     READERS,
+    check_packages_for,
     is_folder_slide,
     parsing,
     reader_choices,
@@ -115,6 +116,8 @@ def open_slide(
     if reader not in choices:
         hint = nearest(reader, choices)
         raise ConfigError(f"reader must be a known name, got {reader!r}{hint}")
+    if reader == AUTO:
+        check_packages_for([name])
     # read before the file is opened, so that a file that replaces it is never taken for it
     files = file_states(name)
     if is_url(name) and not is_folder_slide(name):

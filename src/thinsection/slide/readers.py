@@ -4,7 +4,7 @@ Everything that lists readers derives from `READERS`: `--reader`, `thinsection d
 of slides in a folder, the readers that 'auto' tries, and every error that names readers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +17,7 @@ from thinsection.errors import (
     ThinsectionError,
     naming_part,
 )
+from thinsection.extras import Need, needs_of_path, require_packages
 from thinsection.files.urls import is_url
 from thinsection.registry import Entry, Registry
 from thinsection.slide.base import Slide
@@ -104,6 +105,24 @@ def is_folder_slide(path: str | Path) -> bool:
         return False
     suffix = Path(path).suffix.lower()
     return any(entry.folders and suffix in entry.suffixes for entry in READERS)
+
+
+def check_packages_for(paths: Iterable[str | Path]) -> None:
+    """Asks for the packages that it takes to open files, folders and URLs, by their names.
+
+    Raises MissingDependencyError: no reader that opens such a name can be used, or a URL.
+    """
+    suffixes: set[str] = set()
+    needs: dict[Need, None] = {}
+    for path in paths:
+        needs |= dict.fromkeys(needs_of_path(str(path)))
+        suffixes.add(Path(path).suffix.lower())
+    for suffix in sorted(suffixes):
+        entries = [entry for entry in READERS if suffix in entry.suffixes]
+        if entries and all(entry.missing for entry in entries):
+            needs[f"slides named *{suffix}", entries[0].needs] = None
+    for purpose, packages in needs:
+        require_packages(purpose, *packages)
 
 
 @dataclass(frozen=True, slots=True)

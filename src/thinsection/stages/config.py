@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from thinsection.config import Settings, option, section
-from thinsection.encode.registry import our_name, our_slide_encoder
+from thinsection.encode.registry import needs_of_encoder, our_name, our_slide_encoder
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.extras import Need
 from thinsection.jobs.executor import ExecutorConfig
+from thinsection.pool.encoder import needs_of_slide_encoder
 from thinsection.qc.tissue import TissueConfig
 from thinsection.slide.annotations import RegionsConfig
 from thinsection.slide.cohort_table import SlidesConfig
@@ -211,6 +214,14 @@ class SegmentConfig:
                 "segment.tissue_segmenter must be combined with exactly one segmenter, got "
                 f"{count}"
             )
+
+    def needs(self) -> Iterator[Need]:
+        """Packages of the networks that are named; a TOML file says its own when it is read."""
+        from thinsection.segment.spec import SEGMENTERS
+
+        for name in self.segmenters:
+            if name in SEGMENTERS:
+                yield f"segmenter {name!r}", SEGMENTERS.entry(name).needs
         if self.segment_mpp <= 0:
             raise InvalidInputError(
                 f"segment.segment_mpp must be > 0, got {self.segment_mpp}"
@@ -264,6 +275,11 @@ class OutputConfig:
         "Replace the results of slide files that have changed, and everything computed "
         "from them.",
     )
+
+    def needs(self) -> Iterator[Need]:
+        """Packages of the formats."""
+        for name in self.write:
+            yield f"--write {name}", FORMATS.entry(name).needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +356,19 @@ class RunConfig(Settings):
             patients=aggregate.patients,
         )
 
+    def needs(self) -> Iterator[Need]:
+        """Packages of the sections, and of the models that the run comes to."""
+        yield from super().needs()
+        encoding = self.encoding
+        from_hub = encoding.pretrained and encoding.weights is None
+        for name in encoding.encoders:
+            yield needs_of_encoder(name, from_hub=from_hub)
+        if encoding.encoders and encoding.engine == "openvino":
+            yield "--engine openvino", ("openvino",)
+        for name in encoding.slide_encoders:
+            published = encoding.pretrained and encoding.slide_weights is None
+            yield needs_of_slide_encoder(name, from_hub=published)
+
     def batch_size(self, *, on_gpu: bool) -> int:
         """Tiles per batch: the requested number, or the device's default, limited by the memory."""
         if self.encoding.batch_size:
@@ -406,6 +435,11 @@ class PoolingConfig:
 
     def __post_init__(self) -> None:
         parse_bytes(self.aggregate_memory, name="pooling.aggregate_memory")
+
+    def needs(self) -> Iterator[Need]:
+        """Packages of the slide encoder."""
+        published = self.slide_weights is None
+        yield needs_of_slide_encoder(self.slide_encoder, from_hub=published)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

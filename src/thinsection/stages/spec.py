@@ -18,7 +18,6 @@ from thinsection.encode.registry import (
     is_declared_encoder,
 )
 from thinsection.errors import ConfigError, InvalidInputError
-from thinsection.extras import require_packages
 from thinsection.jobs.executor import ALL_GPUS
 from thinsection.machine import visible_gpus
 from thinsection.pool.encoder import (
@@ -32,7 +31,7 @@ from thinsection.slide.cohort import SlideEntry, load_cohort
 from thinsection.slide.cohort_table import SlidesConfig
 from thinsection.stages.config import ENCODED, EncodeConfig, RunConfig
 from thinsection.stages.features import FeaturesStage, TokensStage
-from thinsection.stages.formats import FORMATS, PLAIN
+from thinsection.stages.formats import PLAIN
 from thinsection.stages.leaves import (
     FormatStage,
     GraphStage,
@@ -202,8 +201,6 @@ def check_run(spec: RunConfig) -> tuple[AnyStage, ...]:
     stages = stages_of(spec)
     for stage in stages:
         stage.check_run()
-    for name in spec.output.write:
-        require_packages(f"--write {name}", *FORMATS.entry(name).needs)
     # refuse tiles that a slide encoder was not trained on, before any weights are loaded
     declared = [name for name in spec.encoding.encoders if is_declared_encoder(name)]
     for slide_encoder in spec.encoding.slide_encoders:
