@@ -83,9 +83,10 @@ NEED_NONE = {
         "relink",
         "merge",
     ),
-    *("verify", "efficiency", "config", "cache", "model", "deid"),
+    *("verify", "efficiency", "config", "cache", "model", "deid", "cite"),
 }
-# packages of extras that no command imports, or without which it does the same work
+# packages without which a command does the same work (pynvml), of Python only (umap), and of a kind
+# of data folder that is recognised when it is read, before anything is written (yaml)
 ONLY_FOR_MORE = {"pynvml", "umap", "yaml"}
 CASES = [(line, name) for line, names in NEEDS.items() for name in names.split()]
 
