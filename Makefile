@@ -97,9 +97,9 @@ faults: setup
 	$(BIN)/python -m pytest --timeout 0 tests/run/test_orderly.py tests/jobs/test_dask.py tests/jobs/test_slurm_signals.py
 	$(BIN)/python -m tests.mutants --seed $(SEED)
 
-# the files of changes/ become the section of the version in CHANGELOG.md; `make changelog DRAFT=--draft` prints it
+# the files of changes/ become docs/changes/VERSION.md; `make changelog DRAFT=--draft` prints it
 changelog: setup
-	$(BIN)/towncrier build $(or $(DRAFT),--yes)
+	$(BIN)/towncrier build --version $$($(BIN)/python -c "import thinsection; print(thinsection.__version__)") $(or $(DRAFT),--yes)
 
 clean:
 	rm -rf $(VENV) demo site

@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # what type checkers see of the names below
     from thinsection.tiles import tile_grid as tile_grid
     from thinsection.view import view as view
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"  # the one place of the version; pyproject.toml reads it
 
 # public name -> module that defines it; the one list of the Python surface
 _PUBLIC = {

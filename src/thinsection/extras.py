@@ -7,11 +7,10 @@ extras add what only some commands need. A command asks for its packages before 
 
 import re
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module, util
+from importlib import util
 from importlib.metadata import PackageNotFoundError, distribution
 
 from thinsection.errors import MissingDependencyError
@@ -221,24 +220,3 @@ def _release(version: str) -> tuple[int, ...]:
 
 def _dotted(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
-
-
-def moved_names(face: str, homes: dict[str, str]) -> Callable[[str], object]:
-    """`__getattr__` of a module whose names have moved; each says its new place when it is used.
-
-    Args:
-        face: name of the module.
-        homes: module that holds each name now.
-    """
-
-    def getattr_of_face(name: str) -> object:
-        if name not in homes:
-            raise AttributeError(f"module {face!r} has no attribute {name!r}")
-        warnings.warn(
-            f"{face}.{name} is deprecated; use {homes[name]}.{name}",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return getattr(import_module(homes[name]), name)
-
-    return getattr_of_face

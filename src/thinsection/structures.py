@@ -1,18 +1,6 @@
 """Deprecated names of what `thinsection.frames` holds."""
 
-from thinsection.extras import moved_names
+from thinsection.deprecations import moved_names, names_moved_from
 
-_NAMES = (
-    "FrameAtoms",
-    "FrameOptions",
-    "FrameSummary",
-    "Structure",
-    "frame_atoms",
-    "frame_table",
-    "read_structure",
-    "token_frame_atoms",
-    "write_frames",
-)
-
-__all__ = list(_NAMES)
-__getattr__ = moved_names(__name__, dict.fromkeys(_NAMES, "thinsection.frames"))
+__all__ = names_moved_from(__name__)  # noqa: PLE0605
+__getattr__ = moved_names(__name__)

@@ -17,6 +17,7 @@ import pytest
 from tests.predict.planted import planted
 from tests.support.shell import Ended, thinsection
 
+from thinsection import __version__
 from thinsection.cli.documents import DOCUMENTS
 from thinsection.testing.synthetic import write_he_slide
 
@@ -189,7 +190,9 @@ def test_ls_and_verify_name_what_is_wrong(folder: Path, tmp_path: Path) -> None:
     assert listed["invocations"][0]["command"] == "run --until tiles"
     ended = thinsection("verify", out, "--json")
     assert ended.returncode == 1
-    damaged = checked("verify", ended)["damaged"]
+    verified = checked("verify", ended)
+    assert verified["versions"] == [__version__]
+    damaged = verified["damaged"]
     assert damaged == [{"file": "slides/good/tissue.png", "problem": "missing"}]
 
 

@@ -775,8 +775,6 @@ def test_convert_leaves_out_what_its_streams_held(tmp_path: Path) -> None:
 
 
 def test_the_former_name_of_the_room_hands_on_with_a_warning() -> None:
-    with pytest.warns(
-        DeprecationWarning, match=r"is now thinsection\.deid; import examine"
-    ):
+    with pytest.warns(DeprecationWarning, match=r"use thinsection\.deid\.examine"):
         from thinsection.slide.deid import examine as former
     assert former is examine

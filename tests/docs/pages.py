@@ -81,7 +81,8 @@ def page_paths() -> list[str]:
     """Pages of the documentation, relative to the repository, in a fixed order."""
     docs = ROOT / "docs"
     found = [*docs.rglob("*.md"), *docs.rglob("*.md.j2")]
-    shown = sorted(_relative(path) for path in found)
+    # pages of changes name what was there in their version
+    shown = sorted(_relative(path) for path in found if path.parent != docs / "changes")
     return ["README.md", "CONTRIBUTING.md", SKILL, *shown]
 
 

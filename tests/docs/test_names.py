@@ -5,6 +5,8 @@ import tomllib
 
 import pytest
 
+from thinsection import __version__
+
 from . import truth
 from .names import problems_in
 from .pages import ROOT, page_paths, text_of
@@ -29,10 +31,11 @@ def test_a_page_names_only_what_exists(page: str) -> None:
     assert problems_in(text_of(page), page) == []
 
 
-def test_the_news_name_only_what_exists() -> None:
-    parts = text_of(NEWS).split("\n### ")
+@pytest.mark.parametrize("page", [NEWS, f"docs/changes/{__version__}.md"])
+def test_the_news_name_only_what_exists(page: str) -> None:
+    parts = text_of(page).split("\n## ")
     kept = [part for part in parts if not part.lower().startswith(_OF_WHAT_IS_GONE)]
-    assert problems_in("\n".join(kept), NEWS) == []
+    assert problems_in("\n".join(kept), page) == []
 
 
 def test_each_file_of_changes_is_a_line_of_the_next_version() -> None:

@@ -20,7 +20,10 @@ from thinsection.tiles import graph
 )
 def test_an_old_name_is_the_new_one_and_says_where_it_is(face: str, name: str) -> None:
     module = import_module(f"thinsection.{face}")
-    message = f"thinsection.{face}.{name} is deprecated; use thinsection.frames.{name}"
+    message = (
+        rf"thinsection\.{face}\.{name} is deprecated since 0\.2\.0 and is removed in 0\.3\.0; "
+        rf"use thinsection\.frames\.{name}"
+    )
     with pytest.warns(DeprecationWarning, match=message):
         value = getattr(module, name)
     assert value is getattr(thinsection.frames, name)

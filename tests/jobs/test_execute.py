@@ -266,8 +266,8 @@ def test_events_of_results_are_sent_where_the_backend_carries_none(
 def test_the_former_form_of_an_end_still_works_and_names_the_new_one() -> None:
     job = Attempt(entries=(1, 2), task=Doubling())
     report = Report(results=("2", "4"))
-    with pytest.warns(DeprecationWarning, match=r"now job\.ended"):
+    with pytest.warns(DeprecationWarning, match=r"use job\.ended"):
         ended = backend.Ended(job=job, kind="reported", report=report)
     assert ended == job.ended("reported", report=report)
-    with pytest.warns(DeprecationWarning, match=r"now job\.ended"):
+    with pytest.warns(DeprecationWarning, match=r"use job\.ended"):
         assert backend.Ended(job=job, kind="over", report=report).end == "fatal"

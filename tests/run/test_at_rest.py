@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from thinsection import __version__
 from thinsection.cli.app import build_app
 from thinsection.errors import StoreError
 from thinsection.exchange.anndata import export_anndata
@@ -171,7 +172,8 @@ def test_verify_finds_any_changed_or_missing_file_and_the_run_makes_it_anew(
     tmp_path: Path, finished: tuple[Path, Path]
 ) -> None:
     out = copy(finished[1], tmp_path / "out")
-    assert ls(["verify", str(out)]) == (0, "8 checksums, 0 damaged\n")
+    made = f"made with {__version__}; this is {__version__}\n"
+    assert ls(["verify", str(out)]) == (0, f"8 checksums, 0 damaged\n{made}")
     picture = out / "slides" / "s0" / "picture.jpg"
     data = bytearray(picture.read_bytes())
     data[-20] ^= 4

@@ -16,7 +16,7 @@ from thinsection.errors import StoreError
 from thinsection.report.stored import QC_FILE, read_qc
 from thinsection.results.choice import newest_of
 from thinsection.results.folder import Results
-from thinsection.results.records import Record
+from thinsection.results.records import Record, versions_of
 from thinsection.segment.spec import SEGMENTERS
 from thinsection.slide.readers import AUTO
 from thinsection.stages.labels import slug
@@ -102,11 +102,9 @@ class FolderAccount:
 
     def _commands(self) -> Account:
         """Versions, and commands that did not end."""
-        versions = []
         unknown = []
         for record in self.records:
             document = record.document
-            versions.append(str(document.get("thinsection_version") or ""))
             if "counts" not in document:
                 why = document.get("ended_by") or "killed, or still running"
                 unknown.append(
@@ -118,10 +116,7 @@ class FolderAccount:
             unknown.append(
                 "versions and settings: the folder has no records of commands"
             )
-        return Account(
-            versions=tuple(filter(None, dict.fromkeys(versions))),
-            unknown=tuple(unknown),
-        )
+        return Account(versions=versions_of(self.records), unknown=tuple(unknown))
 
     def _cohort(self) -> Account:
         """Numbers of slides and patients; slides without a result, and why."""

@@ -347,12 +347,24 @@ class VerifyDocument:
     folder: str
     num_checksums: int
     damaged: tuple[DamageRow, ...]
+    versions: tuple[str, ...]
 
     @classmethod
-    def of(cls, folder: Path, checked: int, damaged: Sequence["Damage"]) -> "Self":
+    def of(
+        cls,
+        folder: Path,
+        checked: int,
+        damaged: Sequence["Damage"],
+        versions: Sequence[str],
+    ) -> "Self":
         """Document of a comparison."""
         rows = tuple(copied(DamageRow, row) for row in damaged)
-        return cls(folder=str(folder), num_checksums=checked, damaged=rows)
+        return cls(
+            folder=str(folder),
+            num_checksums=checked,
+            damaged=rows,
+            versions=tuple(versions),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from thinsection import __version__
 from thinsection.cli.documents import (
     EfficiencyDocument,
     LsDocument,
@@ -429,7 +430,7 @@ def merge(
 
 @app.command("verify")
 def verify(folder: FolderArgument, as_json: AsJson = False) -> None:
-    """Check every result file against its checksum.
+    """Check every result file against its checksum, and show which versions made them.
 
     In a folder such as GRID/features_NAME the checksums are those in the .h5 files.
 
@@ -439,13 +440,17 @@ def verify(folder: FolderArgument, as_json: AsJson = False) -> None:
     Example:
       thinsection verify results
     """
+    from thinsection.results.records import read_records, versions_of
     from thinsection.results.verify import verify as verify_folder
 
     checked, damaged = verify_folder(folder)
+    versions = versions_of(read_records(folder))
     if as_json:
-        print_document(VerifyDocument.of(folder, checked, damaged))
+        print_document(VerifyDocument.of(folder, checked, damaged, versions))
     else:
         print(*damaged, f"{checked} checksums, {len(damaged)} damaged", sep="\n")
+        if versions:
+            print(f"made with {' and '.join(versions)}; this is {__version__}")
     if not damaged:
         return
     if not as_json:

@@ -16,10 +16,10 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from thinsection.deprecations import moved_names
 from thinsection.encode.encoder import NetworkTileEncoder
 from thinsection.encode.preprocessing import CPU_TILES, preprocess
 from thinsection.errors import BudgetError, InvalidInputError
-from thinsection.extras import moved_names
 from thinsection.types import MIB, format_bytes
 
 # convolutions and the allocator: EfficientNet-Lite0 on a CPU took 8 MiB more than its 4 tiles
@@ -184,4 +184,4 @@ def largest_batch_size(
 
 
 # a documented name that was moved to another file
-__getattr__ = moved_names(__name__, {"keep_freed_memory": "thinsection.machine"})
+__getattr__ = moved_names(__name__)

@@ -9,7 +9,6 @@ Another package adds an executor by such a subclass and an entry point of the gr
 """
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
+from thinsection.deprecations import warn_deprecated
 from thinsection.errors import ClusterError, ConfigError, named_error_words, rewording
 from thinsection.jobs.executor import EXECUTORS, ExecutorConfig, Resource, ResourceStep
 from thinsection.jobs.task import AnyReport, AnyTask, OnEvent, Report
@@ -165,11 +165,7 @@ class Attempt:
 
 def Ended(*, job: Attempt, kind: End | Literal["over"], **details: Any) -> Attempt:
     """Deprecated: `job.ended(kind, report=...)`, where 'over' is now 'fatal'."""
-    warnings.warn(
-        "Ended(job=job, kind=...) is now job.ended(...)",
-        DeprecationWarning,
-        stacklevel=2,
-    )
+    warn_deprecated("thinsection.jobs.backend.Ended")
     return job.ended("fatal" if kind == "over" else kind, **details)
 
 

@@ -11,7 +11,7 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -155,6 +155,12 @@ def read_records(out: Path) -> list[Record]:
     # the names distinguish only seconds and processes
     records.sort(key=lambda record: str(record.document.get("started", "")))
     return records
+
+
+def versions_of(records: Iterable[Record]) -> tuple[str, ...]:
+    """Versions of Thinsection that worked in a folder, the first one first."""
+    versions = (str(one.document.get("thinsection_version") or "") for one in records)
+    return tuple(dict.fromkeys(filter(None, versions)))
 
 
 def same_settings(out: Path, record: Record) -> Iterator[Record]:
