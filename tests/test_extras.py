@@ -93,6 +93,28 @@ def test_many_missing_packages_are_counted(tmp_path: Path) -> None:
     assert "got no not-there-0, not-there-1, not-there-2 and 2 more; pip" in found
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_library_of_openslide_may_come_from_conda(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There no package is named openslide-bin, and the library lies in the environment."""
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(extras, "_metadata", fake_metadata)
+    if is_there:
+        (tmp_path / "lib").mkdir()
+        (tmp_path / "lib" / "libopenslide.so.1").touch()
+    problem = extras.slides_problem.__wrapped__()
+    assert problem == ("no other" if is_there else "no openslide-bin, other")
+
+
+def fake_metadata(name: str) -> str:
+    if name != "thinsection":
+        return ""
+    lines = ("openslide-bin>=4.0.0.8", "other>=1")
+    return "".join(f"Requires-Dist: {line}; extra == 'slides'\n" for line in lines)
+
+
 @pytest.mark.parametrize(
     ("version", "least", "will_do"),
     [

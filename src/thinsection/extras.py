@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import util
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
 from thinsection.errors import MissingDependencyError
 
@@ -64,6 +65,8 @@ _PIP_NAMES = {
     "yaml": "pyyaml",
 }
 SLIDES_PYTHON = (3, 11)
+# package with the C library of OpenSlide, which may come from conda or the system instead
+_LIBRARY_PACKAGE = "openslide-bin"
 # missing packages that a message names; it counts the others
 _SHOWN = 3
 _REQUIREMENT_LINE = re.compile(
@@ -188,7 +191,8 @@ def slides_problem() -> str:
     for name, least in _REQUIREMENT_LINE.findall(_metadata("thinsection")):
         version = _VERSION_LINE.search(_metadata(name))
         if version is None:
-            missing.append(name)
+            if name != _LIBRARY_PACKAGE or not _has_openslide_library():
+                missing.append(name)
         elif _release(version[1]) < _release(least):
             problems.append(f"{name} {version[1]} (needs >={least})")
     if missing:
@@ -196,6 +200,14 @@ def slides_problem() -> str:
         more = len(missing) - _SHOWN
         problems.append(f"no {shown}" + (f" and {more} more" if more > 0 else ""))
     return ", ".join(problems)
+
+
+def _has_openslide_library() -> bool:
+    """Tells whether OpenSlide's C library is in this environment or on this system."""
+    from ctypes.util import find_library
+
+    in_environment = Path(sys.prefix, "lib").glob("libopenslide.so*")
+    return any(in_environment) or find_library("openslide") is not None
 
 
 def _metadata(name: str) -> str:

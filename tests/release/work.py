@@ -106,12 +106,12 @@ def steps_of(extra: str) -> Iterator[Step]:
         yield _python("encoder of the hub", HUB)
     if extra in ("cluster", ALL):
         yield _ours(
-            "run cohort.csv --until tiles --executor dask --workers 2 --out dask",
-            says="12 done",
+            "run slide.svs slide2.svs --until tiles --executor dask --workers 2 --out dask",
+            says="2 done",
         )
         yield _ours(
-            "run cohort.csv --until tiles --executor ray --workers 2 --out ray",
-            says="12 done",
+            "run slide.svs slide2.svs --until tiles --executor ray --workers 2 --out ray",
+            says="2 done",
         )
         yield _python("slide by URL", FROM_URL)
     if extra in ("view", ALL):

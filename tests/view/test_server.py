@@ -408,3 +408,12 @@ def test_slides_and_layers_that_are_made_later_appear_on_reload(
         status, data, _ = ask(viewer, f"slides/{B}/layers/{len(before)}")
         assert status == 200 and data
         assert ask(viewer, f"slides/{quote(A, safe='')}/thumbnail")[0] == 200
+
+
+def test_one_path_need_not_be_in_a_list(view_slides: Path) -> None:
+    """Of a text, each letter would else be a path."""
+    with Viewer([view_slides]) as listed, Viewer(str(view_slides)) as named:
+        wanted = sorted(listed._shown._entries)
+        assert wanted and sorted(named._shown._entries) == wanted
+    with Viewer(view_slides) as named:
+        assert sorted(named._shown._entries) == wanted

@@ -51,7 +51,7 @@ _NUM_SIMILAR = 12
 _IDENTIFYING = ("label", "macro")
 _NO_RESULTS = Results(folder=Path(), ledgers={})
 # results, or paths: slides, folders, cohort CSVs, a results folder
-Source = Results | Sequence[str | Path]
+Source = Results | Sequence[str | Path] | str | Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +140,8 @@ class ShownSlides:
             self._open[name] = _OpenSlide(deep=DeepZoom(source))
         else:
             self._named = []
+            if isinstance(source, str | Path):
+                source = [source]
             folder = _results_folder(source)
             if folder is not None:
                 # versions are read before the ledgers
@@ -408,7 +410,7 @@ def _layer_facts(layer: Layer) -> dict[str, object]:
     }
 
 
-def _results_folder(source: Source) -> str | Path | None:
+def _results_folder(source: Results | Sequence[str | Path]) -> str | Path | None:
     """Results folder among the sources, or None; there may be only one.
 
     Raises:
