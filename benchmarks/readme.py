@@ -1,4 +1,4 @@
-"""Writes README's figures, their date and commit from the JSON: `python -m benchmarks.readme`.
+"""Writes figures of README and paper, date and commit from the JSON: `python -m benchmarks.readme`.
 
 A row ends with a comment such as `<!-- bench_job: real/mean_0.5 -->`, which names the JSON and the
 job. The name of the row stays.
@@ -11,7 +11,8 @@ from typing import Any
 
 from benchmarks.harness import RESULTS
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", ROOT / "paper" / "paper.md")
 _ROW = re.compile(r"^\| ([^|]+) \|.*(<!-- (\w+): (\w+)/(\S+) -->) \|$", re.MULTILINE)
 _MADE = re.compile(r"(`benchmarks/results/(\w+)\.json`\s+)\(\S+\s+commit\s+\S+\)")
 _NAMES = {
@@ -56,8 +57,9 @@ def printed(rate: float) -> str:
 
 def main() -> None:
     """Rewrites the rows and the source above them."""
-    text = _ROW.sub(row, README.read_text())
-    README.write_text(_MADE.sub(made, text))
+    for page in PAGES:
+        text = _ROW.sub(row, page.read_text())
+        page.write_text(_MADE.sub(made, text))
 
 
 if __name__ == "__main__":

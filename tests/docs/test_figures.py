@@ -17,11 +17,12 @@ from .figures import RESULTS, Figure, Table, is_recorded, tables_of
 from .pages import ROOT, page_paths, text_of
 
 # pages of figures that were copied from a JSON; those of a template are filled from it
+PAPER = "paper/paper.md"
 EVIDENCE = [
     page
     for page in page_paths()
     if page.startswith("docs/validation/") and page.endswith(".md")
-]
+] + [PAPER]
 # page -> figures that follow from others, and how
 DERIVED: dict[str, dict[str, str]] = {}
 # a table with fewer numbers states facts, not measurements
@@ -84,16 +85,15 @@ def test_a_changed_figure_is_noticed() -> None:
     assert sum(noticed) >= 0.6 * len(noticed) > 1000
 
 
-def test_each_figure_of_the_readme_is_that_of_its_json() -> None:
-    (table,) = [
-        t for t in tables_of("README.md") if "tiles per CPU-second" in t.header[1]
-    ]
-    keys = re.findall(r"<!-- (\w+): (\S+) -->", text_of("README.md"))
+@pytest.mark.parametrize("page", ["README.md", PAPER])
+def test_each_figure_of_a_whole_job_is_that_of_its_json(page: str) -> None:
+    (table,) = [t for t in tables_of(page) if "tiles per CPU-second" in t.header[1]]
+    keys = re.findall(r"<!-- (\w+): (\S+) -->", text_of(page))
     assert len(keys) == len(table.rows)
     for (name, key), row in zip(keys, table.rows, strict=True):
         record = json.loads((RESULTS / f"{name}.json").read_text())
-        assert f"an {record['cpu']}." in text_of("README.md")
-        assert f"({record['date']},\ncommit {record['commit']})" in text_of("README.md")
+        assert f"an {record['cpu']}." in text_of(page)
+        assert f"({record['date']},\ncommit {record['commit']})" in text_of(page)
         slide, _, job_name = key.partition("/")
         job = record["results"][slide][job_name]
         packages = {
