@@ -28,8 +28,8 @@ demo: setup
 	$(BIN)/python -m thinsection demo --out demo $(if $(SLIDE),--slide "$(SLIDE)",)
 
 lint: setup
-	$(BIN)/ruff check src tests benchmarks training examples docs/hooks.py docs/pictures.py docs/tutorials
-	$(BIN)/ruff format --check src tests benchmarks training examples docs/hooks.py docs/pictures.py docs/tutorials
+	$(BIN)/ruff check src tests benchmarks training examples docs/hooks.py docs/licences.py docs/pictures.py docs/tutorials
+	$(BIN)/ruff format --check src tests benchmarks training examples docs/hooks.py docs/licences.py docs/pictures.py docs/tutorials
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache --no-logo
 
 types: setup

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,14 @@ def pages() -> dict[str, str]:
         "reference/surface.md": surface.page(),
     }
     figures = records()
+    licences = runpy.run_path(str(ROOT / "docs" / "licences.py"))["tables"]()
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True)
     for template in sorted((ROOT / "docs").rglob("*.md.j2")):
         text = environment.from_string(template.read_text()).render(
             figures={name: figure["results"] for name, figure in figures.items()},
             made=figures,
             benchmarks_by_room=benchmarks_by_room(),
+            licences=licences,
         )
         found[str(template.relative_to(ROOT / "docs").with_suffix(""))] = text
     return found
@@ -186,7 +189,9 @@ def names() -> str:
         n: m.removesuffix(f".{n}") if n == "plot" else m for n, m in PUBLIC.items()
     }
     listed = [f"::: {module}.{name}" for name, module in found.items()]
-    rooms = [name for name in surface.MODULES if name not in ("plot", "errors", "results")]
+    rooms = [
+        name for name in surface.MODULES if name not in ("plot", "errors", "results")
+    ]
     # what the functions return; those of a listed module are there already
     returned = [
         place
