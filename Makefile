@@ -63,7 +63,7 @@ pictures: setup
 docs: export OMP_NUM_THREADS ?= 1
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: setup
-	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && TMPDIR="$$tmp" $(BIN)/python -m mkdocs build -q
+	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && TMPDIR="$$tmp" $(BIN)/python -m mkdocs build
 
 # on a machine with a CUDA device: checks every GPU path against the CPU, then times it; < 8 minutes
 gpu-proof: setup

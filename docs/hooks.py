@@ -172,7 +172,8 @@ def help_of(option: Any, context: Any) -> str:
 
 def cell(text: str) -> str:
     """Text that does not break a table."""
-    return re.sub(r"\s+", " ", text).replace("|", r"\|").replace("<", "&lt;")
+    plain = re.sub(r"\s+", " ", text).replace("|", r"\|").replace("<", "&lt;")
+    return plain.replace("[", r"\[")  # "[default: x]" is no link
 
 
 def settings() -> str:

@@ -1,5 +1,6 @@
 """The public surface does not shrink; methods of the main classes have examples that run."""
 
+import ast
 import doctest
 import inspect
 import pickle
@@ -25,6 +26,8 @@ from tests.support.surface import (
 
 import thinsection as ts
 from thinsection.testing.synthetic import write_he_slide
+
+from .pages import ROOT
 
 # each public method and property of these has an example
 SHOWN = ("IndexedTiles", "Results", "Slide", "TileDataset", "TileLoader", "TileTable")
@@ -170,3 +173,15 @@ def test_each_method_of_the_main_classes_has_an_example(place: str) -> None:
         if ">>>" not in (value.__doc__ or ""):
             without.append(name)
     assert without == [], f"{kind.__name__}: add an example to each of these"
+
+
+def test_examples_stand_below_the_word_that_the_site_knows() -> None:
+    """Elsewhere mkdocstrings shows the prompts as quotation marks of Markdown."""
+    misplaced = []
+    for path in (ROOT / "src" / "thinsection").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                before = (ast.get_docstring(node) or "").partition(">>>")
+                if before[1] and not before[0].endswith("Examples:\n    "):
+                    misplaced.append(f"{path.name}: {getattr(node, 'name', '')}")
+    assert misplaced == []

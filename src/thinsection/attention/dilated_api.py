@@ -51,7 +51,7 @@ def dilated_attention(
 
     Source: Ding et al., "LongNet: Scaling Transformers to 1,000,000,000 Tokens", 2023.
 
-    Example:
+    Examples:
         >>> q, k, v = torch.randn(3, 1, 4, 100, 16)
         >>> branches = [Branch(length=16, dilation=1), Branch(length=64, dilation=2)]
         >>> dilated_attention(q, k, v, branches).shape

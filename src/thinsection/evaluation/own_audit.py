@@ -61,7 +61,7 @@ def audit(
     Raises:
         InvalidInputError: another length, a missing value, embeddings of another shape.
 
-    Example:
+    Examples:
         >>> grades = ["low", "high"] * 10
         >>> patients = [f"P{number}" for number in range(20)]
         >>> sites = ["north" if grade == "low" else "south" for grade in grades]

@@ -134,7 +134,7 @@ def folds(
         InvalidInputError: columns of different lengths, missing values, too few rows of a class.
         DatasetError: a case with two labels or two patients, a test set that cannot be scored.
 
-    Example:
+    Examples:
         >>> patients = ["p1", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8"]
         >>> grades = ["low", "low", "high", "low", "high", "low", "high", "low", "high"]
         >>> folds = ts.folds(grades, patients=patients, folds=3)

@@ -135,7 +135,7 @@ def interval(
 
     Source: `thinsection.evaluation.intervals` names the papers of each method.
 
-    Example:
+    Examples:
         >>> grades = [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
         >>> scores = [0.1, 0.2, 0.3, 0.2, 0.6, 0.4, 0.5, 0.9, 0.8, 0.7, 0.9, 0.6]
         >>> ts.interval(grades, scores, "auroc")
@@ -200,7 +200,7 @@ def compare(
 
     Source: DeLong et al., Biometrics 44 (1988); Obuchowski, Biometrics 53 (1997).
 
-    Example:
+    Examples:
         >>> ages = [30, 42, 55, 61, 70, 48]
         >>> first = [33, 40, 50, 60, 75, 47]
         >>> second = [40, 50, 47, 50, 60, 60]

@@ -133,7 +133,7 @@ class Results:
     def slides(self) -> tuple[str, ...]:
         """Slide ids.
 
-        Example:
+        Examples:
             >>> results.slides
             ('a', 'b')
         """
@@ -161,7 +161,7 @@ class Results:
     def folders(self) -> tuple[FolderRow, ...]:
         """Every folder of results: masks, grids, embeddings, slide embeddings, pictures.
 
-        Example:
+        Examples:
             >>> [row.address for row in results.folders if "tiles" in row.address]
             ['128px_0.5mpp/tiles']
         """
@@ -199,7 +199,7 @@ class Results:
     def grids(self) -> tuple[str, ...]:
         """Names of the tile grids.
 
-        Example:
+        Examples:
             >>> results.grids
             ('128px_0.5mpp',)
         """
@@ -210,7 +210,7 @@ class Results:
     def features(self) -> tuple[str, ...]:
         """Addresses of tile embeddings: 'GRID/features_NAME'.
 
-        Example:
+        Examples:
             >>> results.features
             ('128px_0.5mpp/features_efficientnet_lite0...',)
         """
@@ -220,7 +220,7 @@ class Results:
     def slide_features(self) -> tuple[str, ...]:
         """Addresses of slide embeddings: 'GRID/slide_features_NAME'.
 
-        Example:
+        Examples:
             >>> results.slide_features
             ('128px_0.5mpp/slide_features_mean-efficientnet_lite0...',)
         """
@@ -230,7 +230,7 @@ class Results:
     def records(self) -> list[Record]:
         """The invocations that worked here, oldest first.
 
-        Example:
+        Examples:
             >>> len(results.records)
             1
         """
@@ -247,7 +247,7 @@ class Results:
 
         Raises ChoiceError: no such grid, or several fit and nothing decides.
 
-        Example:
+        Examples:
             >>> results.choose_grid("128px")
             '128px_0.5mpp'
         """
@@ -269,7 +269,7 @@ class Results:
 
         Raises ChoiceError: no such embeddings, or several fit and nothing decides.
 
-        Example:
+        Examples:
             >>> results.choose_features("efficientnet_lite0")
             '128px_0.5mpp/features_efficientnet_lite0...'
         """
@@ -281,7 +281,7 @@ class Results:
 
         Raises ChoiceError: as `choose_features` and `choose_grid`.
 
-        Example:
+        Examples:
             >>> results.choose_tiles()
             ('128px_0.5mpp', '128px_0.5mpp/features_efficientnet_lite0...')
         """
@@ -348,7 +348,7 @@ class Results:
 
         Raises StoreError: the labels cannot be read.
 
-        Example:
+        Examples:
             >>> [(row["slide_id"], row["grade"]) for row in results.rows("labels.csv")]
             [('a', 'high'), ('b', 'low')]
         """
@@ -371,7 +371,7 @@ class Results:
     def table(self, labels: str | Path | None = None) -> pandas.DataFrame:
         """`rows` as a data frame. Raises MissingDependencyError: pandas is not installed.
 
-        Example:
+        Examples:
             >>> results.table("labels.csv").set_index("slide_id").loc["b", "grade"]
             'low'
         """
@@ -390,7 +390,7 @@ class Results:
 
         Raises StoreError: a column is damaged or not one number for each tile.
 
-        Example:
+        Examples:
             >>> stored = results.tiles("a")
             >>> stored.coords_l0.shape == (len(stored.columns["tissue_fraction"]), 2)
             True
@@ -429,7 +429,7 @@ class Results:
 
         Raises StoreError: the slide has no such grid.
 
-        Example:
+        Examples:
             >>> len(results.tile_tables("a"))
             1
         """
@@ -453,7 +453,7 @@ class Results:
 
         Memory: 4 N D bytes.
 
-        Example:
+        Examples:
             >>> embedded = results.tile_embeddings("a")
             >>> embedded.features.shape == (len(embedded.coords_l0), 1280)
             True
@@ -468,7 +468,7 @@ class Results:
     ) -> EmbeddingRows:
         """Embeddings as in `tile_embeddings`, as rows that are read from the file on access.
 
-        Example:
+        Examples:
             >>> rows = results.embedding_rows("a")
             >>> rows[[4, 0]].shape
             (2, 1280)
@@ -490,7 +490,7 @@ class Results:
 
         Raises StoreError: a file or a ledger is damaged, without `on_left_out`.
 
-        Example:
+        Examples:
             >>> ids, embeddings = results.slide_embeddings()
             >>> ids, embeddings.shape
             (('a', 'b'), (2, 1280))
@@ -532,7 +532,7 @@ class Results:
             SlideOpenError: the file has moved; the message says how to find it again.
             InvalidInputError: no such slide, or its file is not the one that the run has read.
 
-        Example:
+        Examples:
             >>> with results.open_slide("a") as opened:
             ...     opened.size
             (1300, 1000)
@@ -580,7 +580,7 @@ class Results:
             OverwriteError: other values are stored under this name.
             OutputError: the folder cannot be written; the message says what to do.
 
-        Example:
+        Examples:
             >>> count = len(results.tiles("a").coords_l0)
             >>> words = ["tumour" if row % 2 else "stroma" for row in range(count)]
             >>> results.write_column("a", "kind", words, overwrite=True)
@@ -639,7 +639,7 @@ class Results:
             OverwriteError: other values are stored under one of the names.
             OutputError: the folder cannot be written.
 
-        Example:
+        Examples:
             >>> frame = results.to_pandas()[["slide_id", "x", "y"]]
             >>> frame["place"] = frame["x"] / 2
             >>> _ = results.write_columns(frame, overwrite=True)
@@ -759,7 +759,7 @@ class Results:
             MissingDependencyError: pandas is not installed.
             StoreError: a slide is damaged, without `on_left_out`.
 
-        Example:
+        Examples:
             >>> frame = results.to_pandas()
             >>> frame["slide_id"].unique().tolist()
             ['a', 'b']
@@ -786,7 +786,7 @@ class Results:
             MissingDependencyError: geopandas is not installed.
             StoreError: a slide is damaged, without `on_left_out`.
 
-        Example:
+        Examples:
             >>> frame = results.to_geopandas()  # doctest: +SKIP
             >>> frame.geometry.area.unique()  # doctest: +SKIP
             array([16384.])
@@ -820,7 +820,7 @@ class Results:
             StoreError: no embeddings in the folder, or a slide is damaged.
             InvalidInputError: several embeddings, and nothing decides.
 
-        Example:
+        Examples:
             >>> results.to_anndata().shape == (len(results.to_pandas()), 1280)
             True
         """
@@ -876,7 +876,7 @@ class Results:
     def failures(self) -> dict[str, str]:
         """Messages by slide id, for slides whose last run failed or whose ledger is damaged.
 
-        Example:
+        Examples:
             >>> results.failures()
             {}
         """
@@ -942,7 +942,7 @@ class Results:
     def file(self, slide_id: str, address: str) -> Path:
         """File of a slide in a folder of results. Raises StoreError: the file does not exist.
 
-        Example:
+        Examples:
             >>> results.file("a", "128px_0.5mpp/tiles").name
             'a.h5'
         """
@@ -956,7 +956,7 @@ class Results:
     def ledger(self, slide_id: str) -> SlideLedger:
         """Ledger of a slide. Raises InvalidInputError: the slide is not in this folder.
 
-        Example:
+        Examples:
             >>> results.ledger("a").slide["width"]
             1300
         """

@@ -96,7 +96,7 @@ def write_heatmap(
             infinite one.
         SlideOpenError: an OME-TIFF of a results folder needs the slide's file.
 
-    Example:
+    Examples:
         >>> count = len(results.tiles("a").coords_l0)
         >>> ts.write_heatmap("a.png", results, "a", np.linspace(0, 1, count)).name
         'a.png'

@@ -92,9 +92,10 @@ class IndexedTiles(Dataset[Item], Closing):
     def close(self) -> None:
         """Closes the slides of this process; the next access opens them again.
 
-        >>> with dataset.map_style() as tiles:
-        ...     tiles[3]["image"].shape
-        torch.Size([3, 128, 128])
+        Examples:
+            >>> with dataset.map_style() as tiles:
+            ...     tiles[3]["image"].shape
+            torch.Size([3, 128, 128])
         """
         self._slides.close()
 

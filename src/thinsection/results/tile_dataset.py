@@ -212,8 +212,9 @@ class TileDataset(IterableDataset[Item]):
     def categories(self) -> Mapping[str, Categories]:
         """Names and colours of the columns of categories; their items are places in the names.
 
-        >>> dict(dataset.categories)
-        {}
+        Examples:
+            >>> dict(dataset.categories)
+            {}
         """
         return self._items.chosen[0].slide.categories
 
@@ -221,8 +222,9 @@ class TileDataset(IterableDataset[Item]):
     def slide_ids(self) -> tuple[str, ...]:
         """Ids of the slides that are used.
 
-        >>> dataset.slide_ids
-        ('a', 'b')
+        Examples:
+            >>> dataset.slide_ids
+            ('a', 'b')
         """
         return tuple(tiles.slide_id for tiles in self._items.chosen)
 
@@ -230,8 +232,9 @@ class TileDataset(IterableDataset[Item]):
     def num_tiles(self) -> int:
         """Tiles of one epoch, of all ranks and workers.
 
-        >>> dataset.num_tiles == len(dataset.map_style())
-        True
+        Examples:
+            >>> dataset.num_tiles == len(dataset.map_style())
+            True
         """
         return len(self._items)
 
@@ -239,8 +242,9 @@ class TileDataset(IterableDataset[Item]):
     def label_counts(self) -> dict[object, int]:
         """Number of tiles of each label, in the order of `classes`, or else of the labels.
 
-        >>> ts.TileDataset("results", labels={"a": "high", "b": "low"}).label_counts
-        {'high': ..., 'low': ...}
+        Examples:
+            >>> ts.TileDataset("results", labels={"a": "high", "b": "low"}).label_counts
+            {'high': ..., 'low': ...}
         """
         self._check_labels("label_counts")
         return count_labels(self._items.chosen, self._classes)
@@ -262,9 +266,10 @@ class TileDataset(IterableDataset[Item]):
         Raises:
             InvalidInputError: there are no labels, or they are numbers that measure.
 
-        >>> weights = dataset.weights(by_slide=True)
-        >>> weights.shape == (dataset.num_tiles,)
-        True
+        Examples:
+            >>> weights = dataset.weights(by_slide=True)
+            >>> weights.shape == (dataset.num_tiles,)
+            True
         """
         if not by_slide:
             self._check_labels("weights")
@@ -275,9 +280,10 @@ class TileDataset(IterableDataset[Item]):
 
         Memory: see `IndexedTiles`.
 
-        >>> tiles = dataset.map_style()
-        >>> tiles[0]["slide_id"], tiles[-1]["slide_id"]
-        ('a', 'b')
+        Examples:
+            >>> tiles = dataset.map_style()
+            >>> tiles[0]["slide_id"], tiles[-1]["slide_id"]
+            ('a', 'b')
         """
         return IndexedTiles(self._items, open_slides=self._shards.open_slides)
 
@@ -301,10 +307,11 @@ class TileDataset(IterableDataset[Item]):
 
         Memory: see `TileLoader`.
 
-        >>> for batch in dataset.loader(batch_size=16):
-        ...     images = batch["image"]
-        >>> images.shape[1:]
-        torch.Size([3, 128, 128])
+        Examples:
+            >>> for batch in dataset.loader(batch_size=16):
+            ...     images = batch["image"]
+            >>> images.shape[1:]
+            torch.Size([3, 128, 128])
         """
         return TileLoader(
             self._shards,
@@ -318,9 +325,10 @@ class TileDataset(IterableDataset[Item]):
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that the next iteration reads; it changes the order.
 
-        >>> dataset.set_epoch(1)
-        >>> dataset.state_dict()["epoch"]
-        1
+        Examples:
+            >>> dataset.set_epoch(1)
+            >>> dataset.state_dict()["epoch"]
+            1
         """
         self._shared[0] = epoch
         if self._resumed is not None and self._resumed.epoch != epoch:
@@ -343,11 +351,12 @@ class TileDataset(IterableDataset[Item]):
         Needed for a DataLoader with workers, which read ahead of what is used. `loader` does so
         itself.
 
-        >>> from torch.utils.data import DataLoader
-        >>> for batch in DataLoader(dataset, batch_size=16, num_workers=1):
-        ...     dataset.advance(batch)
-        >>> dataset.state_dict()["positions"] == [dataset.num_tiles]
-        True
+        Examples:
+            >>> from torch.utils.data import DataLoader
+            >>> for batch in DataLoader(dataset, batch_size=16, num_workers=1):
+            ...     dataset.advance(batch)
+            >>> dataset.state_dict()["positions"] == [dataset.num_tiles]
+            True
         """
         shards = np.ravel(batch["shard"])
         positions = np.ravel(batch["position"])
@@ -362,9 +371,10 @@ class TileDataset(IterableDataset[Item]):
         Without workers it is the position after the last item. With workers, call `advance` with
         each batch, or use torchdata's StatefulDataLoader, which asks the workers.
 
-        >>> first = next(iter(dataset))
-        >>> dataset.state_dict()["positions"]
-        [1]
+        Examples:
+            >>> first = next(iter(dataset))
+            >>> dataset.state_dict()["positions"]
+            [1]
         """
         progress = self._progress or self._begin()
         return self._shards.identity() | progress.state()
@@ -376,10 +386,11 @@ class TileDataset(IterableDataset[Item]):
             InvalidInputError: the position is that of another order: other slides, seed, memory,
                 rank or number of ranks.
 
-        >>> first = next(iter(dataset))
-        >>> dataset.load_state_dict(dataset.state_dict())
-        >>> next(iter(dataset))["position"]
-        1
+        Examples:
+            >>> first = next(iter(dataset))
+            >>> dataset.load_state_dict(dataset.state_dict())
+            >>> next(iter(dataset))["position"]
+            1
         """
         self._shards.check_state(state)
         self._resumed = EpochPosition.of_state(state)

@@ -105,11 +105,12 @@ class TileLoader:
     def epoch(self) -> int:
         """Epoch that is being read, or that the next iteration reads.
 
-        >>> loader = dataset.loader()
-        >>> for batch in loader:
-        ...     pass
-        >>> loader.epoch
-        1
+        Examples:
+            >>> loader = dataset.loader()
+            >>> for batch in loader:
+            ...     pass
+            >>> loader.epoch
+            1
         """
         return self._progress.epoch
 
@@ -119,10 +120,11 @@ class TileLoader:
         It changes nothing if that iteration reads this epoch anyway, also from a position that was
         loaded. A loop that calls it for each epoch can thus be resumed.
 
-        >>> loader = dataset.loader()
-        >>> loader.set_epoch(3)
-        >>> loader.epoch
-        3
+        Examples:
+            >>> loader = dataset.loader()
+            >>> loader.set_epoch(3)
+            >>> loader.epoch
+            3
         """
         if epoch == self._progress.epoch and not self._has_begun:
             return
@@ -163,12 +165,13 @@ class TileLoader:
 
         The values are plain but for the states of a transform, which are as it returns them.
 
-        >>> loader = dataset.loader(batch_size=16)
-        >>> for batch in loader:
-        ...     state = loader.state_dict()
-        ...     break
-        >>> state["epoch"], state["positions"]
-        (0, [16])
+        Examples:
+            >>> loader = dataset.loader(batch_size=16)
+            >>> for batch in loader:
+            ...     state = loader.state_dict()
+            ...     break
+            >>> state["epoch"], state["positions"]
+            (0, [16])
         """
         return (
             self._shards.identity()
@@ -183,13 +186,14 @@ class TileLoader:
             InvalidInputError: the position is that of another order: other slides, seed, memory,
                 rank or number of ranks; or of another number of workers within an epoch.
 
-        >>> loader = dataset.loader(batch_size=16)
-        >>> first = next(iter(loader))
-        >>> resumed = dataset.loader(batch_size=16)
-        >>> resumed.load_state_dict(loader.state_dict())
-        >>> second = next(iter(resumed))
-        >>> set(first["index"].tolist()) & set(second["index"].tolist())
-        set()
+        Examples:
+            >>> loader = dataset.loader(batch_size=16)
+            >>> first = next(iter(loader))
+            >>> resumed = dataset.loader(batch_size=16)
+            >>> resumed.load_state_dict(loader.state_dict())
+            >>> second = next(iter(resumed))
+            >>> set(first["index"].tolist()) & set(second["index"].tolist())
+            set()
         """
         self._shards.check_state(state)
         progress = EpochPosition.of_state(state)

@@ -205,7 +205,7 @@ class Slide(Closing):
     def can_reopen(self, reopen: Reopen) -> None:
         """Notes how the slide is opened again; `open_slide` calls this last.
 
-        Example:
+        Examples:
             >>> copy = pickle.loads(pickle.dumps(slide))
             >>> copy.size == slide.size
             True
@@ -261,7 +261,7 @@ class Slide(Closing):
     def stored(self) -> Slide:
         """The slide as its file stores it: this slide, unless it was turned to be upright.
 
-        Example:
+        Examples:
             >>> slide.stored is slide
             True
         """
@@ -274,7 +274,7 @@ class Slide(Closing):
         They are read like any level; their indices continue those of `levels`. Each of their pixels
         is about the mean of the pixels that it covers.
 
-        Example:
+        Examples:
             >>> slide.reduced[0].index == len(slide.levels)
             True
         """
@@ -291,7 +291,7 @@ class Slide(Closing):
         It is read like any level. Each of its pixels is about the mean of factor x factor px. A
         remainder at the right and lower border that fills no whole pixel is left out.
 
-        Example:
+        Examples:
             >>> slide.coarse(0, 4).size
             (325, 250)
         """
@@ -303,7 +303,7 @@ class Slide(Closing):
         The reader then keeps decoded segments that several tiles share until the last of these
         tiles is read.
 
-        Example:
+        Examples:
             >>> slide.expect(tiles.coords_l0, tiles.plan)
         """
 
@@ -313,7 +313,7 @@ class Slide(Closing):
         The JPEG shows the whole segment, with its padding beyond the border of the image. Memory:
         twice the bytes of the segment.
 
-        Example:
+        Examples:
             >>> jpeg = slide.stored_jpeg(0, 0, 0)
             >>> jpeg is None or jpeg[:2] == b"\\xff\\xd8"
             True
@@ -323,7 +323,7 @@ class Slide(Closing):
     def icc_profile(self) -> bytes | None:
         """Returns the colour profile of the file; None if the reader finds none.
 
-        Example:
+        Examples:
             >>> slide.icc_profile() is None
             True
         """
@@ -356,7 +356,7 @@ class Slide(Closing):
             SlideReadError: a segment cannot be decoded.
             InvalidInputError: the slide has no such level, or the size is empty.
 
-        Example:
+        Examples:
             >>> slide.read_region((200, 100), 0, (64, 32)).shape
             (32, 64, 3)
         """
@@ -389,7 +389,7 @@ class Slide(Closing):
 
         Memory: that of one region, and up to 1 MiB of compressed segments.
 
-        Example:
+        Examples:
             >>> out = np.empty((2, 64, 64, 3), dtype=np.uint8)
             >>> slide.read_regions(tiles.coords_l0[:2], 0, out=out)
             >>> np.array_equal(out[0], slide.read_region(tuple(tiles.coords_l0[0]), 0, (64, 64)))
@@ -424,7 +424,7 @@ class Slide(Closing):
 
         Memory: O(thumbnail + one strip of the level that is read), also when levels are missing.
 
-        Example:
+        Examples:
             >>> slide.thumbnail((130, 130)).shape
             (100, 130, 3)
         """
@@ -442,7 +442,7 @@ class Slide(Closing):
         Raises:
             InvalidInputError: `tiles` do not state how they are read, or are of another slide.
 
-        Example:
+        Examples:
             >>> slide.tiles(tiles)[3].shape
             (128, 128, 3)
         """
@@ -451,7 +451,7 @@ class Slide(Closing):
     def associated_image(self, name: str) -> RgbArray:
         """Reads an associated image, uint8 (H, W, 3); `name` is one of `associated_names`.
 
-        Example:
+        Examples:
             >>> {name: slide.associated_image(name).shape for name in slide.associated_names}
             {}
         """
@@ -498,14 +498,14 @@ class Slide(Closing):
     def drop_decoded(self) -> None:
         """Frees decoded pixels that the reader keeps for later reads; by default there are none.
 
-        Example:
+        Examples:
             >>> slide.drop_decoded()
         """
 
     def close(self) -> None:
         """Closes the file. Reads that threads have begun are completed; later reads raise.
 
-        Example:
+        Examples:
             >>> opened = ts.open_slide("a.svs")
             >>> opened.close()
         """

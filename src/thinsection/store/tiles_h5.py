@@ -151,7 +151,7 @@ class TilesFile:
         Raises:
             InvalidInputError: no such column.
 
-        Example:
+        Examples:
             >>> stored = results.tiles("a")
             >>> stored.values("tissue_fraction").shape == (len(stored.coords_l0),)
             True

@@ -57,7 +57,7 @@ class TileTable:
     def size_l0(self) -> Size:
         """Width and height of a tile in level-0 px.
 
-        Example:
+        Examples:
             >>> tiles.size_l0
             (128, 128)
         """
@@ -129,7 +129,7 @@ class TileTable:
     ) -> TileTable:
         """Returns the table of the tiles that a mask (N,) or an array of rows picks.
 
-        Example:
+        Examples:
             >>> full = tiles.select(tiles.coords_l0[:, 0] >= 640)
             >>> int(full.coords_l0[:, 0].min())
             640
@@ -139,7 +139,7 @@ class TileTable:
     def with_columns(self, columns: Mapping[str, Column]) -> TileTable:
         """Returns the table with further columns.
 
-        Example:
+        Examples:
             >>> more = tiles.with_columns({"x": tiles.coords_l0[:, 0]})
             >>> [*more.columns]
             ['tissue_fraction', 'x']
