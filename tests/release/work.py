@@ -58,7 +58,7 @@ import thinsection as ts
 from urllib.request import urlopen
 with ts.view("results", port=0) as viewer:
     page = urlopen(viewer.url).read()
-    library = urlopen(viewer.url + "openseadragon.min.js").read()
+    library = urlopen(viewer.url + "static/openseadragon.min.js").read()
 assert b"<html" in page and b"OpenSeadragon" in library
 results = ts.open_results("results")
 assert len(results.table()) == 1
