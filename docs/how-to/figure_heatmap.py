@@ -13,6 +13,8 @@ ts.run("slides", out="results", until="tiles", tile_px=128, measures=True)
 # --8<-- [start:script]
 from matplotlib import pyplot
 
+import thinsection as ts
+
 results = ts.open_results("results")
 column = "px_focus"  # or "heatmap_grade:score_high", a column of `thinsection heatmap`
 pyplot.rc("font", size=7)

@@ -15,18 +15,20 @@ for number in range(16):
     labels.append(f"s{number},{'high' if number % 2 else 'low'}")
 Path("labels.csv").write_text("\n".join(labels))
 ts.run("slides", out="results", until="embeddings", tile_px=64, tile_mpp=1.0)
-ts.train("results", out="grade", labels="labels.csv", target=("grade",), epochs=4)
+ts.train("results", out="results/experiments/grade", labels="labels.csv", target=("grade",), epochs=4)
 
 # --8<-- [start:script]
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 from matplotlib import pyplot
 from sklearn.metrics import roc_curve
 
-experiment = json.loads(Path("grade/experiment.json").read_text())
-with open("grade/predictions.csv", newline="") as file:
+folder = Path("results/experiments/grade")
+experiment = json.loads((folder / "experiment.json").read_text())
+with (folder / "predictions.csv").open(newline="") as file:
     rows = sorted(csv.DictReader(file), key=lambda row: row["level"], reverse=True)
 cases = list({row["case_id"]: row for row in rows}.values())  # "case" replaces "slide"
 positive = experiment["positive"]

@@ -18,6 +18,8 @@ ts.run("cohort.csv", out="results", until="embeddings", tile_px=64, tile_mpp=1.0
 # --8<-- [start:script]
 from matplotlib import pyplot
 
+import thinsection as ts
+
 results = ts.open_results("results")
 pyplot.rc("font", size=7)
 figure, axes = pyplot.subplots(figsize=(110 / 25.4, 70 / 25.4), layout="constrained")
