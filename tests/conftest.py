@@ -41,8 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as `check` what starts a cluster or a browser, so that nobody forgets it."""
+    """Marks as `check` what starts a cluster or a browser, so that nobody forgets it.
+
+    Refuses a test whose id has an address in memory: two processes would have other tests.
+    """
     for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"id of a test must be stable, got {item.nodeid}")
         if STARTED_PROGRAMS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.check)
 
