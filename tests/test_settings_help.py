@@ -18,7 +18,9 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("function", "config"), FUNCTIONS, ids=lambda item: item.__name__)
+@pytest.mark.parametrize(
+    ("function", "config"), FUNCTIONS, ids=lambda item: item.__name__
+)
 def test_help_lists_each_setting_once_with_its_default(
     function: Callable[..., object], config: Any
 ) -> None:
