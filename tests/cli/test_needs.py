@@ -55,6 +55,8 @@ NEEDS = {
     "audit results --labels labels.parquet": "pyarrow",
     "probe linear data --out out": "matplotlib",
     "probe linear data --out out --encoder uni": "timm",
+    "probe linear data --out out --encoder uni --engine openvino": "openvino",
+    "probe segment data --out out --encoder uni": "timm matplotlib",
     "probe grid data --out out --encoder uni": "timm",
     "probe grid data --out out --executor dask": "distributed",
     "bench suite.toml --out out --executor ray": "ray",

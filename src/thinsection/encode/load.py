@@ -25,9 +25,11 @@ from thinsection.encode.registry import (
     HUB_PREFIX,
     EncoderSpec,
     is_brought,
+    needs_of_encoder,
 )
 from thinsection.encode.specs import find_spec
 from thinsection.errors import InvalidInputError, StoreError
+from thinsection.extras import require_packages
 from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES, hash_state_dict
 from thinsection.weights.origin import (
@@ -94,6 +96,9 @@ def load_encoder(
         )
         brought.origin = replace(origin, name=name)
         return brought
+    from_hub = pretrained and weights is None
+    purpose, packages = needs_of_encoder(name, from_hub=from_hub)
+    require_packages(purpose, *packages)
     spec = find_spec(name)
     # a checkpoint's own name, unless it is generic
     is_named = path is not None and path.is_file() and path.name not in WEIGHTS_FILES

@@ -97,6 +97,11 @@ class EngineSection:
     )
     batch_size: int = option(64, "Images per batch of the encoder.")
 
+    def needs(self) -> Iterator[Need]:
+        """Packages of the engine."""
+        if self.engine == "openvino":
+            yield "--engine openvino", ("openvino",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeSection(EngineSection):
@@ -215,3 +220,10 @@ class SegmentConfig(Settings):
 
     segment: SegmentSection = section(SegmentSection)
     cache: CacheSection = section(CacheSection)
+
+    def needs(self) -> Iterator[Need]:
+        """Packages of the encoder, and of the page."""
+        yield from super().needs()
+        if self.segment.encoder is not None:
+            yield needs_of_encoder(self.segment.encoder)
+        yield "the page of scores", ("matplotlib",)

@@ -21,7 +21,7 @@ from thinsection.errors import (
     StoreError,
     slide_boundary,
 )
-from thinsection.extras import importing
+from thinsection.extras import importing, require_packages
 from thinsection.files.pages import data_uri
 from thinsection.files.tables import open_table
 from thinsection.report.stored import thumbnail_file
@@ -764,6 +764,7 @@ class Results:
             >>> frame["slide_id"].unique().tolist()
             ['a', 'b']
         """
+        require_packages("data frames", "pandas")
         grid = self.choose_grid(grid)
         parts = list(self._slide_rows(grid, "", slides, on_left_out))
         return to_pandas(parts, with_corners=True, only_shared=False)
@@ -791,6 +792,7 @@ class Results:
             >>> frame.geometry.area.unique()  # doctest: +SKIP
             array([16384.])
         """
+        require_packages("tables of shapes", "geopandas", "pandas")
         grid = self.choose_grid(grid)
         return to_geopandas(list(self._slide_rows(grid, "", slides, on_left_out)))
 
@@ -824,6 +826,7 @@ class Results:
             >>> results.to_anndata().shape == (len(results.to_pandas()), 1280)
             True
         """
+        require_packages("AnnData", "anndata", "pandas")
         address = ""
         if self.features:
             address = self.choose_features(features)
