@@ -1,6 +1,7 @@
 """What `thinsection cite` says of a folder is what its files hold, and no more."""
 
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -36,6 +37,15 @@ def rows_of(folder: Path) -> dict[str, int]:
 
 def keys_of(citation: Citation) -> set[str]:
     return {one.key for one in citation.references}
+
+
+def test_it_prints_itself_in_a_line_and_can_be_pickled(two_encoders: Path) -> None:
+    citation = cite(two_encoders)
+    number = len(citation.references)
+    assert re.fullmatch(
+        rf"Citation\(\d+ methods, {number} references, \d+ unknown\)", repr(citation)
+    )
+    assert pickle.loads(pickle.dumps(citation)) == citation  # noqa: S301
 
 
 def test_numbers_of_both_grids_are_those_of_the_files(two_encoders: Path) -> None:

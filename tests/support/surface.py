@@ -18,6 +18,7 @@ PROMISED = Path(__file__).parents[1] / "public_names.txt"
 # modules that are imported by name; their `__all__` is public, and so are all errors
 MODULES = (
     "attention",
+    "citation",
     "deid",
     "encode",
     "errors",
@@ -39,6 +40,7 @@ MODULES = (
 _HOMES = {"plot": "results.plot"}
 # classes of what public functions return or take, whose methods are public
 RETURNED = (
+    "citation.Citation",
     "evaluation.audit.Audit",
     "evaluation.own_folds.FoldRows",
     "evaluation.own_folds.Folds",

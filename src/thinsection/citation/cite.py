@@ -21,6 +21,7 @@ from thinsection.predict.model_file import SUFFIX
 from thinsection.predict.tested import EXPERIMENT_NAME
 from thinsection.results.folder import open_results
 from thinsection.store.ledger import SLIDES
+from thinsection.types import counted
 
 Format = Literal["text", "bibtex"]
 _OWN_KEY = "thinsection"
@@ -48,11 +49,16 @@ _KIND_WORDS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Citation:
     """References and methods paragraph of a folder or model; `text` and `bibtex` print it."""
 
     account: Account
+
+    def __repr__(self) -> str:
+        methods = counted(len(self.methods), "method")
+        references = counted(len(self.references), "reference")
+        return f"Citation({methods}, {references}, {len(self.unknown)} unknown)"
 
     @property
     def methods(self) -> tuple[Method, ...]:
