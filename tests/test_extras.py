@@ -274,6 +274,13 @@ def test_packages_that_are_missing_are_named_with_their_purpose(
     )
     with pytest.raises(MissingDependencyError, match=message):
         extras.require_packages("tables", "pandas", "pyarrow")
+    message = (
+        "^pandas, pyarrow must be installed for tables and ray, pyarrow for jobs, got no "
+        r"pyarrow, ray; pip install 'thinsection\[view,cluster\]'$"
+    )
+    needs = {"tables": ("pandas", "pyarrow"), "none": (), "jobs": ("ray", "pyarrow")}
+    with pytest.raises(MissingDependencyError, match=message):
+        extras.check_needs(needs.items())
     entry = Entry(name="b", help="", target="json:loads", needs=("pandas", "pyarrow"))
     assert entry.missing == ("pyarrow",)
     assert entry.remedy == "pip install 'thinsection[view]'"

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args, get_origin
 import tomli_w
 
 from thinsection.errors import ConfigError, ThinsectionError, naming_file
-from thinsection.extras import Need, needs_of_path, require_packages
+from thinsection.extras import Need, check_needs, needs_of_path
 from thinsection.types import Document
 
 if sys.version_info >= (3, 11):
@@ -460,8 +460,7 @@ class Settings:
 
         Raises MissingDependencyError: one is not installed.
         """
-        for purpose, packages in self.needs():
-            require_packages(purpose, *packages)
+        check_needs(self.needs())
 
     def __repr__(self) -> str:
         changed = []

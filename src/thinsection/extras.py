@@ -118,11 +118,22 @@ def require_packages(purpose: str, *packages: str) -> None:
     Raises:
         MissingDependencyError: one of them is missing.
     """
-    missing = missing_of(packages)
-    if missing:
+    check_needs([(purpose, packages)])
+
+
+def check_needs(needs: Iterable[Need]) -> None:
+    """Checks all needs of a piece of work at once; see `require_packages`."""
+    lacking: dict[str, None] = {}
+    rules: list[str] = []
+    for purpose, packages in needs:
+        missing = missing_of(packages)
+        if missing:
+            lacking |= dict.fromkeys(missing)
+            verb = "" if rules else "must be installed "
+            rules.append(f"{', '.join(packages)} {verb}for {purpose}")
+    if rules:
         raise MissingDependencyError(
-            f"{', '.join(packages)} must be installed for {purpose}, "
-            f"got no {', '.join(missing)}; {remedy_for(missing)}"
+            f"{' and '.join(rules)}, got no {', '.join(lacking)}; {remedy_for(lacking)}"
         )
 
 

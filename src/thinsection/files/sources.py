@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from thinsection import errors
 from thinsection.errors import SlideOpenError, SlideReadError, StoreError
-from thinsection.extras import importing, needs_of_path, require_packages
+from thinsection.extras import check_needs, importing, needs_of_path
 from thinsection.files.atomic import TMP_MARK, atomic_path
 from thinsection.files.urls import (
     STORE_SCHEMES,
@@ -241,8 +241,7 @@ def filesystem(url: str) -> "tuple[AbstractFileSystem, str, str]":
     """Returns fsspec's file system of a URL, the secret path in it, and the URL's public form."""
     public = hide_secret(url)
     whole = whole_url(public)
-    for purpose, packages in needs_of_path(public):
-        require_packages(purpose, *packages)
+    check_needs(needs_of_path(public))
     with importing("URLs", "fsspec"):
         import fsspec
     try:

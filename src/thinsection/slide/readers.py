@@ -17,7 +17,7 @@ from thinsection.errors import (
     ThinsectionError,
     naming_part,
 )
-from thinsection.extras import Need, needs_of_path, require_packages
+from thinsection.extras import Need, check_needs, needs_of_path
 from thinsection.files.urls import is_url
 from thinsection.registry import Entry, Registry
 from thinsection.slide.base import Slide
@@ -121,8 +121,7 @@ def check_packages_for(paths: Iterable[str | Path]) -> None:
         entries = [entry for entry in READERS if suffix in entry.suffixes]
         if entries and all(entry.missing for entry in entries):
             needs[f"slides named *{suffix}", entries[0].needs] = None
-    for purpose, packages in needs:
-        require_packages(purpose, *packages)
+    check_needs(needs)
 
 
 @dataclass(frozen=True, slots=True)
