@@ -149,8 +149,10 @@ def stated_licence(name: str, known: dict[str, Any]) -> str | None:
     # a classifier is vague: "BSD License" is any of several
     if field != "BSD" and is_accepted(field, set(known["accepted"])):
         return field
-    named = [words[word] for word in classifiers if word in words]
-    return named[0] if named else field or None
+    # all of them hold, as no metadata says whether one may choose
+    if classifiers and all(word in words for word in classifiers):
+        return " AND ".join(dict.fromkeys(words[word] for word in classifiers))
+    return field or None
 
 
 @cache
