@@ -35,9 +35,6 @@ TARGETS = {
     "thinsection.slide.geometry": "tests/slide/test_geometry.py",
     "thinsection.slide.opening": "tests/slide/test_copies.py tests/store/test_identity.py",
     "thinsection.citation.bibtex": "tests/citation/test_references.py",
-    "thinsection.citation.cite": "tests/citation",
-    "thinsection.citation.folder": "tests/citation/test_cite.py",
-    "thinsection.citation.models": "tests/citation",
     "thinsection.exchange.qupath": "tests/exchange/test_qupath.py "
     "tests/exchange/test_own_columns.py",
     "thinsection.results.columns": "tests/results/test_columns.py",

@@ -140,6 +140,20 @@ def test_two_entries_are_read_and_written_as_they_stand() -> None:
 
 
 @pytest.mark.parametrize(
+    ("authors", "short"),
+    [
+        ("Abel, Anna", "Abel 2001"),
+        ("Abel, Anna and Berg, Bo", "Abel and Berg 2001"),
+        ("Abel, Anna and others", "Abel et al. 2001"),
+        ("Abel, Anna and Berg, Bo and Carl, Cy", "Abel et al. 2001"),
+    ],
+)
+def test_a_short_form_names_one_or_two_authors(authors: str, short: str) -> None:
+    text = TWO.replace("Abel, Anna and Berg, Bo and others", authors)
+    assert parse_bibtex(text)["one2001two"].short == short
+
+
+@pytest.mark.parametrize(
     ("before", "after"),
     [
         ("  volume = {3},", "  volume = 3,"),
