@@ -4,11 +4,11 @@
 FROM python:3.11-slim-bookworm AS wheel
 WORKDIR /src
 COPY . .
-# versions are in constraints.txt, which hadolint does not read
+# The build fetches the viewer's OpenSeadragon and checks its hash. Versions are in constraints.txt,
+# which hadolint does not read.
 # hadolint ignore=DL3013
-RUN pip install --no-cache-dir -c constraints.txt hatchling
-# the build fetches the viewer's OpenSeadragon and checks its hash
-RUN python -m hatchling build -t wheel
+RUN pip install --no-cache-dir -c constraints.txt hatchling \
+    && python -m hatchling build -t wheel
 
 FROM python:3.11-slim-bookworm
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
