@@ -99,7 +99,10 @@ faults: setup
 
 # the files of changes/ become docs/changes/VERSION.md; `make changelog DRAFT=--draft` prints it
 changelog: setup
-	$(BIN)/towncrier build --version $$($(BIN)/python -c "import thinsection; print(thinsection.__version__)") $(or $(DRAFT),--yes)
+	@version=$$($(BIN)/python -c "import thinsection; print(thinsection.__version__)"); \
+	if [ -z "$(DRAFT)" ] && [ -e docs/changes/$$version.md ]; then \
+		echo "docs/changes/$$version.md must be new, got a file of that name; set the next version first"; exit 1; fi; \
+	$(BIN)/towncrier build --version $$version $(or $(DRAFT),--yes)
 
 clean:
 	rm -rf $(VENV) demo site
