@@ -9,11 +9,13 @@ text beside it what it needs; a comment that only the tests see does not count.
 
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from .data import run as run_command
 from .pages import SHELL, Block, Mark, blocks_of, page_paths, prose_of, text_of
 from .test_examples import at_page, follow, small_data
 
@@ -144,6 +146,11 @@ def paste(block: Block) -> str:
 @pytest.mark.check
 @pytest.mark.timeout(1800)
 def test_25_random_blocks_run_in_one_folder_one_after_the_other(at_page: Path) -> None:
+    # the model of the README's command; that of the small data has fewer epochs
+    grade = "results/experiments/grade"
+    shutil.rmtree(at_page / grade)
+    command = ("train", "results", "--labels", "labels.csv", "--target", "grade")
+    run_command(*command, "--out", grade)
     outcome = {f"{block.page}:{block.line}": paste(block) for block in draw()}
     alone = [place for place, how in outcome.items() if how == "alone"]
     after = [place for place, how in outcome.items() if how == "after the blocks above"]
