@@ -65,8 +65,11 @@ def objects(
     summary = ts.run(slide_paths, out=folder / "out", config=config)
     results = ts.open_results(folder / "out")
     first, second = (ts.open_slide(path) for path in slide_paths)
-    table = ts.tile_grid(first, TilesConfig(tile_px=128, tile_mpp="native"))
-    stream = ts.iter_tiles(second, table.select(np.arange(3)), batch_size=2)
+    table, other = (
+        ts.tile_grid(slide, TilesConfig(tile_px=128, tile_mpp="native"))
+        for slide in (first, second)
+    )
+    stream = ts.iter_tiles(second, other.select(np.arange(3)), batch_size=2)
     slide_id = results.slides[1]
     cache_folder, _ = write(folder / "caches", features("fp32"))
     rows = [("a", 0.5)] * 500

@@ -168,7 +168,7 @@ def test_a_checkpoint_without_config_says_how_to_name_its_architecture(
     tmp_path: Path,
 ) -> None:
     save_file({"w": torch.zeros(1)}, tmp_path / "mine.safetensors")
-    with pytest.raises(WeightsError, match=r"load_encoder\('uni', weights="):
+    with pytest.raises(WeightsError, match='encoder="uni", weights='):
         load_encoder(str(tmp_path / "mine.safetensors"))
 
 

@@ -324,7 +324,9 @@ def test_a_slide_encoder_pools_only_the_resolution_that_it_knows() -> None:
         return [stage.address for stage in stages if isinstance(stage, PoolingStage)]
 
     assert [address.split("/")[0] for address in pooled(BOTH)] == [FINE]
-    with pytest.raises(InvalidInputError, match="µm/px"):
+    with pytest.raises(
+        InvalidInputError, match=r"tile_mpp must be 0\.5 for slide encoder"
+    ):
         pooled(["1.0", "2.0"])
 
 
