@@ -3,6 +3,7 @@
 Each part is called as a run, a training or a probe calls it. The encoder is in tests/encode.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -159,6 +160,14 @@ class TheirCheck(QcCheck):
             lambda view: view.left_regions([True], "share"),
             "mask of TheirCheck must be bool .* got list ;",
         ),
+        (
+            returns(Outcome(scores={"a": 1.0, "b": float("nan")})),
+            "scores of TheirCheck must be finite numbers or texts, got nan for 'b'; write 'NA'",
+        ),
+        (
+            lambda view: Outcome(scores={"each": view.mask_use.sum(axis=0)}),
+            "scores of TheirCheck must be finite .* for 'each'",
+        ),
     ],
 )
 def test_a_wrong_outcome_of_a_check_names_array_and_remedy(
@@ -168,6 +177,25 @@ def test_a_wrong_outcome_of_a_check_names_array_and_remedy(
     with pytest.raises(InvalidInputError, match=message) as caught:
         run_qc(ArraySlide([PIXELS]), pipeline)
     assert notes_of(caught.value) == [note("qc check", "theirs")]
+
+
+def test_scalars_of_numpy_and_torch_are_scores() -> None:
+    scores: dict[str, Any] = {
+        "pixels": np.int64(3),
+        "mean": np.float32(0.5),
+        "tensor": torch.tensor(2),
+        "word": "NA",
+    }
+    pipeline = Pipeline(
+        name="theirs", checks=(TheirCheck(answer=returns(Outcome(scores=scores))),)
+    )
+    found = run_qc(ArraySlide([PIXELS]), pipeline).scores
+    assert json.loads(json.dumps({name: found[name] for name in scores})) == {
+        "pixels": 3,
+        "mean": 0.5,
+        "tensor": 2,
+        "word": "NA",
+    }
 
 
 class Kindless(TheirCheck):

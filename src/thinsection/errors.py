@@ -319,14 +319,16 @@ class naming_part:
         kind: what the part is: 'reader', 'encoder'.
         name: its name, as a person types it.
         part: the class, function or object that is called.
+        given: what it was called with, such as 'tiles (8, 256, 256, 3)'; '' says nothing.
     """
 
-    __slots__ = ("_kind", "_name", "_part")
+    __slots__ = ("_given", "_kind", "_name", "_part")
 
-    def __init__(self, kind: str, name: str, part: object) -> None:
+    def __init__(self, kind: str, name: str, part: object, given: str = "") -> None:
         self._kind = kind
         self._name = name
         self._part = part
+        self._given = given
 
     def __enter__(self) -> None:
         """Begins the block."""
@@ -345,6 +347,8 @@ class naming_part:
         if package in ("", "thinsection"):
             return
         note = f"{_IN_PART}{self._kind} {self._name!r} of package {package!r}"
+        if self._given:
+            note += f", called with {self._given}"
         if note not in getattr(error, "__notes__", ()):
             add_note(error, note)
 

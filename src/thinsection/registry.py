@@ -63,6 +63,16 @@ class Entry:
         return getattr(import_module(module), attribute)
 
 
+def _remedy_for(error: Exception) -> str:
+    """What to do about an error of another package's import."""
+    if "torchvision::" in str(error):
+        return (
+            "torchvision does not fit this PyTorch: call "
+            "thinsection.encode.importable_torchvision() in that module, before the import"
+        )
+    return "repair or remove the package that provides it"
+
+
 class Registry(Generic[T]):
     """Entries of one kind: those declared here, then those of other packages.
 
@@ -138,7 +148,7 @@ class Registry(Generic[T]):
         except Exception as error:
             raise InvalidInputError(
                 f"{self.kind} {point.name!r} must be importable, got {error!r} from "
-                f"{point.value!r}; repair or remove the package that provides it"
+                f"{point.value!r}; {_remedy_for(error)}"
             ) from error
         if isinstance(target, Entry):
             return replace(target, name=point.name)

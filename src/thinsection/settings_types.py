@@ -16,7 +16,7 @@ class RunSettings(TypedDict, total=False):
 
     reader: Text
     fingerprint: Literal["times", "full", "samples"]
-    slide_mpp: Text | None
+    slide_mpp: Text | float | None
     image: Text | None
     channels: Text | None
     channel_range: Text
@@ -287,7 +287,7 @@ class ViewSettings(TypedDict, total=False):
     show_label: bool
     reader: Text
     fingerprint: Literal["times", "full", "samples"]
-    slide_mpp: Text | None
+    slide_mpp: Text | float | None
     image: Text | None
     channels: Text | None
     channel_range: Text

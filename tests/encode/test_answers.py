@@ -257,7 +257,10 @@ def test_an_error_inside_an_encoder_names_it_and_its_package(installed) -> None:
     ENCODERS.load("own").__module__ = "their_package"
     with pytest.raises(KeyError) as caught:
         load_encoder("own", device="cpu")
-    note = "raised in encoder 'own' of package 'their_package'"
+    note = (
+        "raised in encoder 'own' of package 'their_package', called with tiles "
+        "(4, 224, 224, 3)"
+    )
     assert caught.value.__notes__ == [note]
     assert (
         error_words(caught.value) == f"unexpected error: there is no 'layer' ({note})"

@@ -173,10 +173,14 @@ def test_slide_mpp_replaces_what_the_file_says(tmp_path: Path) -> None:
     for reader in ("auto", "tiff", "openslide"):
         with open_slide(path, reader=reader, slide_mpp=(0.25, 0.26)) as slide:
             assert slide.slide_mpp == (0.25, 0.26)
+        with open_slide(path, reader=reader, slide_mpp=0.3) as slide:
+            assert slide.slide_mpp == (0.3, 0.3)
     with pytest.raises(
         InvalidInputError, match=r"slide_mpp must be > 0 and finite, got \(0.5, 0"
     ):
         open_slide(path, slide_mpp=(0.5, 0.0))
+    with pytest.raises(InvalidInputError, match="must be one number, two numbers"):
+        open_slide(path, slide_mpp="0.5")  # type: ignore[arg-type]
 
 
 def test_no_reader_opens_text_called_svs_and_each_says_why(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ def dilated_attention(
     """Dilated attention [B, H, L, D] in O(L) memory, with gradients to q, k and v.
 
     Each branch cuts the tokens into segments, in which a head sees every `dilation`-th token. The
-    branches are mixed by their softmax weights. A token that no branch covers in a head gets zeros;
+    last segment is filled with zeros, which count as keys, as in the authors' code. The branches
+    are mixed by their softmax weights. A token that no branch covers in a head gets zeros;
     a branch with dilation 1 covers all. A class token is a token like the others.
 
     The gradient is that of the formula. The authors' code takes the weights of the branches as

@@ -42,7 +42,9 @@ def encoded(
     Raises:
         InvalidInputError: an answer is no array of floating-point numbers, or has another shape.
     """
-    with naming_part("encoder", encoder.spec.name, encoder), torch.no_grad():
+    given = f"tiles {tuple(getattr(tiles_u8, 'shape', ()))}"
+    part = naming_part("encoder", encoder.spec.name, encoder, given)
+    with part, torch.no_grad():
         if not with_tokens:
             answers: tuple[object, ...] = (encoder.encode(tiles_u8),)
         else:

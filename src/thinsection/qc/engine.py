@@ -294,6 +294,7 @@ class _CheckRunner:
         with naming_part("qc check", check.kind, check):
             outcome = check(view)
             _check_outcome(check, outcome, view)
+            outcome = replace(outcome, scores=_plain_scores(check, outcome.scores))
         warnings = [
             f"{check.name} writes the column {column} of an earlier check"
             for column in outcome.scores
@@ -401,6 +402,26 @@ def _check_outcome(check: QcCheck, outcome: object, view: QcView) -> None:
         area = getattr(outcome, name)
         if area is not None:
             check_mask(name, area, view)
+
+
+def _plain_scores(check: QcCheck, scores: Mapping[str, Score]) -> dict[str, Score]:
+    """Scores as plain numbers and texts, such as a ledger holds them.
+
+    Raises InvalidInputError: an array, or a number that is not finite.
+    """
+    plain: dict[str, Score] = {}
+    for name, score in scores.items():
+        # scalars of NumPy and torch, and arrays of one number without a dimension
+        is_scalar = getattr(score, "shape", None) == () and hasattr(score, "item")
+        value: object = score.item() if is_scalar else score  # type: ignore[union-attr]
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        if value is not None and not is_number and not isinstance(value, str):
+            raise InvalidInputError(
+                f"scores of {type(check).__name__} must be finite numbers or texts, got "
+                f"{score!r} for {name!r}; write 'NA' for no value"
+            )
+        plain[name] = value  # type: ignore[assignment]
+    return plain
 
 
 def _removal_warning(

@@ -153,7 +153,7 @@ class Slide(Closing):
         self.slide_name = Path(slide_path).stem
         self.levels = tuple(levels)
         self.size: Size = self.levels[0].size
-        self.slide_mpp = _mpp_xy(slide_mpp, slide_path)
+        self.slide_mpp = mpp_xy(slide_mpp, slide_path)
         self.objective_power = objective_power
         self.vendor = vendor
         self.properties: Mapping[str, str] = dict(properties or {})
@@ -537,8 +537,8 @@ def _array_to_fill(size: Size, out: RgbArray | None) -> RgbArray:
     return out
 
 
-def _mpp_xy(slide_mpp: Mpp | float | None, slide_path: str) -> Mpp | None:
-    """(x, y) µm/px of what a reader passes: one number or two, or None."""
+def mpp_xy(slide_mpp: Mpp | float | None, slide_path: str) -> Mpp | None:
+    """(x, y) µm/px of what a reader or a user passes: one number or two, or None."""
     if slide_mpp is None:
         return None
     numbers: tuple[object, ...] = (slide_mpp, slide_mpp)

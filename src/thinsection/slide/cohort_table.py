@@ -62,7 +62,7 @@ class SlidesConfig:
         "How a later run notices that a slide file has changed. times: size, samples of"
         " the content and time stamps; full: every byte; samples: size and samples.",
     )
-    slide_mpp: str | None = option(
+    slide_mpp: str | float | None = option(
         None,
         "µm/px of level 0, such as 0.25 or 0.25x0.26. It replaces the value in the slide "
         "files; a column slide_mpp of the cohort table replaces both.",
@@ -108,7 +108,7 @@ class SlidesConfig:
         """(x, y) µm/px of slides whose table gives none. Raises CohortError: no resolution."""
         if not self.slide_mpp:
             return None
-        return parse_mpp(self.slide_mpp, where="slides.slide_mpp")
+        return parse_mpp(str(self.slide_mpp), where="slides.slide_mpp")
 
     def needs(self) -> Iterator[Need]:
         """Packages of the reader that is named."""

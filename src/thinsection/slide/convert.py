@@ -73,7 +73,7 @@ def convert(
     out: str | Path,
     *,
     reader: str = AUTO,
-    slide_mpp: Mpp | None = None,
+    slide_mpp: Mpp | float | None = None,
     image: str | int | None = None,
     quality: int = 90,
     overwrite: bool = False,
@@ -90,7 +90,7 @@ def convert(
         slide_path: the slide, or its URL.
         out: the file to write, '*.ome.tif'.
         reader: 'auto', or a name of `available_readers()`.
-        slide_mpp: (x, y) µm per level-0 px, in place of the resolution that the file states.
+        slide_mpp: µm per level-0 px, one number or (x, y), in place of what the file states.
         image: name or number of the picture of the file to convert; None takes the slide.
         quality: JPEG quality of encoded levels, 1 to 100.
         overwrite: True replaces an existing file.

@@ -30,7 +30,7 @@ from thinsection.files.lock import scratch_bytes, scratch_folder
 from thinsection.files.sources import FsspecSource, metadata_file
 from thinsection.files.urls import hide_secret, is_url
 from thinsection.slide.auto_reader import load_safely, open_auto
-from thinsection.slide.base import Slide
+from thinsection.slide.base import Slide, mpp_xy
 from thinsection.slide.dicom_series import is_dicom_path
 from thinsection.slide.geometry import plausible_mpp
 from thinsection.slide.ids import slide_stem
@@ -62,7 +62,7 @@ def open_slide(
     path: str | Path,
     *,
     reader: str = AUTO,
-    slide_mpp: Mpp | None = None,
+    slide_mpp: Mpp | float | None = None,
     look: Look | None = None,
     image: str | int | None = None,
 ) -> Slide:
@@ -87,7 +87,7 @@ def open_slide(
     Args:
         path: path, or a URL that fsspec supports.
         reader: 'auto', or a name of `available_readers()`.
-        slide_mpp: (x, y) µm per level-0 px, in place of the resolution that the file states.
+        slide_mpp: µm per level-0 px, one number or (x, y), in place of what the file states.
         look: channels to show, and whether the colour profile is applied; None changes nothing.
         image: name of a picture of the file, or its number from 1, to use as the slide. None takes
             the largest picture that is no macro, label or thumbnail. `slide.notes` name the
@@ -101,13 +101,14 @@ def open_slide(
         MissingDependencyError: a package of the extra `slides`, of the named reader or of the URL
             is missing or too old.
         ConfigError: there is no reader of this name.
-        InvalidInputError: slide_mpp is not positive.
+        InvalidInputError: slide_mpp is no number, or not positive.
         DiskSpaceError: the staging folder has no room for it.
     """
     check_slides()
     name = hide_secret(str(path))
     look = look or Look()
     picture = None if image is None else str(image)
+    slide_mpp = mpp_xy(slide_mpp, name)
     if slide_mpp is not None and not all(0 < mpp < math.inf for mpp in slide_mpp):
         raise InvalidInputError(
             f"slide_mpp must be > 0 and finite, got {slide_mpp} for {name!r}"
