@@ -259,7 +259,7 @@ def test_an_error_inside_an_encoder_names_it_and_its_package(installed) -> None:
         load_encoder("own", device="cpu")
     note = (
         "raised in encoder 'own' of package 'their_package', called with tiles "
-        "(4, 224, 224, 3)"
+        "(4, 32, 32, 3)"
     )
     assert caught.value.__notes__ == [note]
     assert (

@@ -416,9 +416,10 @@ def _plain_scores(check: QcCheck, scores: Mapping[str, Score]) -> dict[str, Scor
         value: object = score.item() if is_scalar else score  # type: ignore[union-attr]
         is_number = isinstance(value, int | float) and math.isfinite(value)
         if value is not None and not is_number and not isinstance(value, str):
+            shown = value if isinstance(value, int | float) else type(value).__name__
             raise InvalidInputError(
                 f"scores of {type(check).__name__} must be finite numbers or texts, got "
-                f"{score!r} for {name!r}; write 'NA' for no value"
+                f"{shown} for {name!r}; write 'NA' for no value"
             )
         plain[name] = value  # type: ignore[assignment]
     return plain
