@@ -84,7 +84,7 @@ def test_both_encoders_are_cited_with_weights_and_precision(two_encoders: Path) 
             if one.startswith(f"Tiles of the grid {path.parent.name} were embedded by ")
         )
         assert f"embedded by {facts['encoder']} [@" in sentence
-        assert f"{dim} channels" in sentence and str(facts["precision"]) in sentence
+        assert f"{dim} dimensions" in sentence and str(facts["precision"]) in sentence
         assert str(facts["weights_hash"])[:12] in sentence
         is_random = "seed0" in path.name
         assert ("random weights (seed 0)" in sentence) == is_random

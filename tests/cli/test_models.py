@@ -54,8 +54,8 @@ def test_into_a_pipe_a_line_is_an_encoder_and_no_name_is_broken() -> None:
     for spec in declared_encoders().values():
         row = rows[spec.name]
         assert row["from"] == (spec.repo or spec.source.split(";")[0])
-        commit = spec.revision[:7] if spec.revision else "no commit known"
-        assert row["revision"] == (commit if spec.repo else "the package's")
+        commit = spec.revision[:7] if spec.revision else "not pinned"
+        assert row["revision"] == (commit if spec.repo else "in this package")
     assert [
         line.split("\t")[1] for line in lines if line.startswith("slide encoder")
     ] == [

@@ -123,7 +123,7 @@ def test_a_paired_jackknife_of_means_is_the_paired_t_test() -> None:
 
 def test_fewer_than_three_groups_allow_no_test() -> None:
     with pytest.raises(
-        InvalidInputError, match="groups must be >= 3 for a test, got 2"
+        InvalidInputError, match="groups must be >= 3 for a significance test, got 2"
     ):
         jackknife_of([lambda w: w[:, 0]], 4, groups=["a", "a", "b", "b"])
 

@@ -93,7 +93,7 @@ def test_sites_that_cannot_make_folds_are_refused_before_training() -> None:
         make_parts(two, FoldSettings(unit="site", folds=2))
     with pytest.raises(
         DatasetError,
-        match="leave-one-site-out must have two sites, and a score at one of them",
+        match="leave-one-site-out must have two sites, one of which can be scored",
     ):
         make_parts(two, FoldSettings(unit="each-site"))
     moved = cohort_of(labels, patients=["p"] * 12, sites=["x", "y"] * 6)

@@ -197,7 +197,7 @@ def test_nothing_recorded_is_refused(tmp_path: Path) -> None:
         efficiency(tmp_path)
     record = update_record(begin_record(tmp_path, "run", {}), {"counts": {"done": 1}})
     with pytest.raises(
-        StoreError, match=r"record must contain usage/\*\.jsonl of a run, got none"
+        StoreError, match=r"record of a run must contain usage/\*\.jsonl, got none"
     ):
         efficiency(tmp_path)
     assert not (record.folder / "efficiency.html").exists()

@@ -73,7 +73,7 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise InvalidInputError(
                 "attention in blocks must be differentiated only once, got create_graph=True; "
-                "use impl='reference' for a gradient of the gradient"
+                "use impl='reference' for second derivatives"
             )
         q, k, v, out, log_sums = ctx.saved_tensors
         item = replace(ctx.item_without_qkv, q=q, k=k, v=v)

@@ -106,7 +106,9 @@ class Citation:
     @property
     def text(self) -> str:
         """All of it in words."""
-        lines = [f"Thinsection {thinsection.__version__}; made with {self._versions}"]
+        lines = [
+            f"Thinsection {thinsection.__version__}; the results were made with {self._versions}"
+        ]
         lines += ["", "Methods", _CITATION.sub(self._in_words, self.paragraph)]
         lines += ["", "Used"]
         lines += [f"  {line}" for line in self._used()]

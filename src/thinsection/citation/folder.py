@@ -367,7 +367,7 @@ class FolderAccount:
         name = one.value("encoder")
         tools = one.values("imported_from")
         sentences = []
-        facts = [f"{one.value('dim')} channels"]
+        facts = [f"{one.value('dim')} dimensions"]
         unknown = []
         seed = _SEED.search(one.name)
         weights = self._settings(one.address).get("encode", {}).get("weights")
@@ -431,7 +431,7 @@ class FolderAccount:
         label = one.value("slide_encoder")
         name = label.partition(":")[0]
         records = one.records
-        facts = [f"{one.value('slide_dim')} channels"]
+        facts = [f"{one.value('slide_dim')} dimensions"]
         unknown = []
         if name not in _POOLED_BY_RULE:
             digest = self._weights_of(one)

@@ -67,7 +67,7 @@ COMMANDS = {
         DAILY, "results", "Write results for QuPath, AnnData, TRIDENT and other tools."
     ),
     "info": Command(
-        SLIDES, "info", "Show the pictures, levels and resolution of slide files."
+        SLIDES, "info", "Show the images, levels and resolution of slide files."
     ),
     "convert": Command(SLIDES, "convert", "Convert slides to pyramidal OME-TIFF."),
     "deid": Command(
@@ -127,7 +127,7 @@ COMMANDS = {
     "skill": Command(
         OTHER,
         "rescue",
-        "Print a guide to these commands for agents.",
+        "Print a guide to these commands for AI coding agents.",
         needs_slides=False,
     ),
     "frames": Command(

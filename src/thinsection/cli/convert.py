@@ -53,7 +53,7 @@ def convert(
     image: Annotated[
         str | None,
         typer.Option(
-            help="Picture of each file to convert: its name or number, as `thinsection info` "
+            help="Image of each file to convert: its name or number, as `thinsection info` "
             "lists them. It is part of the new file's name."
         ),
     ] = None,
@@ -62,7 +62,7 @@ def convert(
     """Convert slides to pyramidal OME-TIFF.
 
     The compressed pixels of a TIFF are copied without loss. Other formats are encoded as JPEG.
-    A file's slide is converted, or the picture that --image names.
+    By default the slide image of each file is converted; --image chooses another image.
 
     Exit code: 0 all slides converted, 3 some failed.
 
@@ -239,13 +239,15 @@ def frames(
     angle_threshold: Annotated[
         float | None,
         typer.Option(
-            help="Smallest angle from a straight line, in degrees. [default: 25, as in AlphaFold 3]"
+            help="Leave out a frame whose atoms are within this angle of a straight line, in "
+            "degrees. [default: 25, as in AlphaFold 3]"
         ),
     ] = None,
     whole_rows: Annotated[
         bool,
         typer.Option(
-            help="Search all atoms for neighbours, to resolve equal distances as the original does."
+            help="Search all atoms for neighbours, so that ties between equal distances are broken "
+            "as in AlphaFold 3."
         ),
     ] = False,
 ) -> None:

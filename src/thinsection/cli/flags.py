@@ -40,6 +40,8 @@ _HELP_ALL = "thinsection.help_all"
 _Synonym = tuple[str, Callable[[str], tuple[Any, str]]]
 # largest number of registry names in a line of `--help`; a longer list is left out
 _LISTED = 12
+# most characters of a list of choices without spaces
+_LONGEST_WORD = 70
 
 # exit code of a command that left out slides
 EXIT_SOME_LEFT_OUT = 3
@@ -268,7 +270,11 @@ def _flag_parameters(
         text = field.metadata.get("help", "")
         choices = _choices(field.metadata.get("choices"), kind)
         if choices:
-            text += f" [{'|'.join(choices)}]"
+            separator = "|"
+            # click breaks a longer word inside a name
+            if len("|".join(choices)) > _LONGEST_WORD:
+                separator = " | "
+            text += f" [{separator.join(choices)}]"
         default = getattr(getattr(defaults, section_name), name)
         if default not in (None, (), ""):
             text += f" [default: {_default_text(default)}]"

@@ -31,15 +31,15 @@ def info(
     image: Annotated[
         str | None,
         typer.Option(
-            help="Picture of each file to show: its name, or its number in the list."
+            help="Image of each file to show: its name, or its number in the list."
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the pictures, levels and resolution of slide files.
+    """Show the images, levels and resolution of slide files.
 
-    A file may hold several pictures: areas, focal planes, a macro, a label. The list says which one
-    a run takes, and by which rule each has its role. `run --image` takes another one.
+    A file may hold several images: areas, focal planes, a macro, a label. The list says which one
+    `thinsection run` reads, and why. `run --image` chooses another one.
 
     Exit code: 0 all files opened, 3 some did not.
 

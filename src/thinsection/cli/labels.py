@@ -38,8 +38,8 @@ def labels_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the rows that can be used to this CSV or TSV, and NAME_log.csv with "
-            "each change beside it."
+            help="Write the rows that can be used to this CSV or TSV, and each change to "
+            "NAME_log.csv beside it."
         ),
     ] = None,
     as_json: AsJson = False,
@@ -108,7 +108,7 @@ def _lines(report: "LabelReport") -> list[str]:
     lines.append("")
     lines += report.values.notes
     lines += [f"warning: {warning}" for warning in report.values.warnings]
-    lines.append(f"trains on {report.summary}")
+    lines.append(f"task {report.summary}")
     return lines
 
 
@@ -128,8 +128,8 @@ def audit_command(
     """Find leaks and site effects in labels and embeddings, before training.
 
     It names sites that are associated with the target, copies of slides under other names, ids
-    of one patient in two spellings, and columns that equal the target. It also says what it
-    cannot know.
+    of one patient in two spellings, and columns that equal the target. It also lists what
+    it cannot check.
 
     Exit code: 0 every slide could be read, 3 slides with damaged files were left out.
 

@@ -189,7 +189,7 @@ def _places(out: Path) -> Iterator[Finding]:
     detail = (
         "found" if token else "none; gated encoders need HF_TOKEN or `hf auth login`"
     )
-    yield Finding("cache", "hub token", token, detail)
+    yield Finding("hub", "token", token, detail)
     free = shutil.disk_usage(out).free
     yield Finding("disk", str(out.resolve()), free > 0, f"{format_bytes(free)} free")
 
@@ -237,7 +237,7 @@ def _row(spec: "EncoderSpec") -> dict[str, str]:
     needs = [package for package in spec.needs if package != "huggingface_hub"]
     if spec.gated:
         needs.append("token (gated)")
-    pinned = spec.revision[:7] if spec.revision else "no commit known"
+    pinned = spec.revision[:7] if spec.revision else "not pinned"
     return {
         "name": spec.name,
         "dim": str(spec.dim),
@@ -247,7 +247,7 @@ def _row(spec: "EncoderSpec") -> dict[str, str]:
         "licence": spec.licence,
         "needs": ", ".join(needs) or "nothing",
         "from": spec.repo or spec.source.split(";")[0],
-        "revision": pinned if spec.repo else "the package's",
+        "revision": pinned if spec.repo else "in this package",
     }
 
 
@@ -270,7 +270,8 @@ def check_loading(
     name: Annotated[
         str,
         typer.Argument(
-            help="Name in the list, timm:NAME, hf:REPO, or the path of a checkpoint."
+            help="Encoder: a name that `thinsection models` lists, timm:NAME, hf:REPO, or the path "
+            "of a checkpoint."
         ),
     ],
     device: Annotated[

@@ -68,7 +68,7 @@ def train_command(
         bool,
         typer.Option(
             "--overwrite",
-            help="Replace a model of other labels or settings in OUT.",
+            help="Replace a model in OUT that was trained with other labels or settings.",
         ),
     ] = False,
 ) -> None:
@@ -130,7 +130,7 @@ def predict(
         bool,
         typer.Option(
             "--overwrite",
-            help="Replace a validation of another model or of other labels in OUT.",
+            help="Replace an earlier validation in OUT that used another model or other labels.",
         ),
     ] = False,
     config: Any = None,

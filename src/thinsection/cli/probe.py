@@ -99,7 +99,7 @@ def _probe_command(probe: Probe) -> Callable[..., None]:
 
     command.__annotations__["path"] = Annotated[Path, data_argument]
     command.__annotations__["out"] = Out
-    return with_config(probe.config_type)(command)
+    return with_config(probe.config_type, without=probe.kind.unused)(command)
 
 
 def _raising(error: ThinsectionError) -> Callable[[], None]:
@@ -127,9 +127,9 @@ def _compare(
 ) -> None:
     """Compare encoders on one page.
 
-    The page has the differences with confidence interval and test, and the ranks. The results must
-    come from the same rows, folds and protocol. All encoders are compared on the same bootstrap
-    samples.
+    The page has the differences with confidence intervals and p-values, and the ranks. The results
+    must come from the same rows, folds and protocol. All encoders are compared on the same
+    bootstrap samples.
 
     \b
     Example:

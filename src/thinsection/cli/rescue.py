@@ -40,10 +40,10 @@ def rescue(
     """Run another tool's command with less memory for its slide encoder.
 
     The command runs in this process, with its own options, and writes its own files. Models that
-    it loads get our attention, after a check that both give the same numbers. A line names each
-    model that was rescued.
+    it loads compute attention with Thinsection's code, after a check that both give the same
+    numbers. A line names each model that was rescued.
 
-    Exit code: that of the command; 5 if it ended well and never used our attention.
+    Exit code: that of the command; 5 if it succeeded, but no model used Thinsection's attention.
 
     \b
     Example:
@@ -85,7 +85,7 @@ class _LinePrinter:
 
 @app.command("skill")
 def print_skill() -> None:
-    """Print a guide to these commands for coding agents (SKILL.md).
+    """Print a guide to these commands for AI coding agents (SKILL.md).
 
     It says what each command does, which one to use when, and how to read the JSON documents. Save
     it where your agent looks for skills.

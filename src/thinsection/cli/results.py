@@ -272,11 +272,12 @@ def _export_command(tool: str) -> Callable[..., None]:
         folder: FolderArgument,
         out: Annotated[
             Path,
-            typer.Option(help="Folder to write, with the files that the tool reads."),
+            typer.Option(help="Folder to write."),
         ],
         features: Features = None,
         copy: Annotated[
-            bool, typer.Option(help="Copy files, in place of links to them.")
+            bool,
+            typer.Option(help="Copy result files, in place of hard links to them."),
         ] = False,
     ) -> None:
         left_out: list[str] = []
@@ -395,7 +396,7 @@ def merge(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Join results folders into one, in which each finished slide is once.
+    """Join results folders into one, in which each finished slide appears once.
 
     Files are linked, so that they need no further space. A slide that several folders have is taken
     once; if its results differ, nothing is changed and the message names it. Unfinished and failed
@@ -430,9 +431,10 @@ def merge(
 
 @app.command("verify")
 def verify(folder: FolderArgument, as_json: AsJson = False) -> None:
-    """Check every result file against its checksum, and show which versions made them.
+    """Check every result file against its checksum.
 
-    In a folder such as GRID/features_NAME the checksums are those in the .h5 files.
+    Also shows which versions of Thinsection wrote the files. For a folder of features
+    alone, such as GRID/features_NAME, the checksums are in the .h5 files.
 
     Exit code: 0 no file is damaged, 1 some are.
 
@@ -482,8 +484,8 @@ def cite(
 ) -> None:
     """Print what to cite for results, and a methods paragraph.
 
-    Numbers, versions and methods are those of the record: ledgers, run.json, model files. What the
-    record does not say is listed, for you to fill in.
+    Numbers, versions and methods come from the files in the folder (ledgers, run.json, models).
+    Facts that are not in these files are listed, for you to fill in.
 
     \b
     Examples:

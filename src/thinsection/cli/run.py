@@ -70,7 +70,7 @@ def run_slides(
     The same command again computes only what is missing. Other settings and encoders get folders
     of their own, so nothing is overwritten.
 
-    Exit code: 0 done, 2 wrong settings, 3 slides failed, empty or unusable, 4 cannot write OUT.
+    Exit code: 0 done, 2 wrong settings, 3 slides failed or lack usable tissue, 4 cannot write OUT.
 
     \b
     Examples:
@@ -229,8 +229,8 @@ def qc(
     OUT gets a page with a picture and a verdict for each slide, a table of the measures, and a mask
     of the usable tissue. `thinsection run --qc` with the same --out uses these masks.
 
-    Exit code: 0 all slides done, 3 some failed, or have the verdict exclude but are still in the
-    run. Slides that a --qc-fail rule excluded do not count.
+    Exit code: 0 all slides done, 3 some slides failed, or got the verdict 'exclude' although no
+    --qc-fail rule excludes them.
 
     \b
     Examples:

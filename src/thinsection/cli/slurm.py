@@ -194,7 +194,7 @@ def collect_arrays(
     retry: Annotated[
         bool,
         typer.Option(
-            help="Submit slides whose job died once more, each in its own job with more memory."
+            help="Submit again the slides whose job died, each in its own job with more memory."
         ),
     ] = True,
 ) -> None:

@@ -175,8 +175,8 @@ def stored_image(instance: DicomInstance, file: BinaryIO) -> StoredImage:
     tile = (int(dataset.Columns), int(dataset.Rows))
     if min(*size, *tile) < 1 or tile[0] * tile[1] * 8 > _MAX_FRAME_BYTES:
         raise InvalidInputError(
-            f"frames must have at most {_MAX_FRAME_BYTES >> 20} MiB, got {tile} px in "
-            f"{instance.path.name!r}; the file is damaged"
+            f"frames must have 1 px or more a side, and at most {_MAX_FRAME_BYTES // 8} pixels, "
+            f"got {tile[0]} x {tile[1]} px in {instance.path.name!r}; the file is damaged"
         )
     places = list(_frame_places(instance, file))
     frames = _frame_numbers(instance, size, tile)

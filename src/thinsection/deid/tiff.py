@@ -573,7 +573,7 @@ class TiffSlide:
         for piece in sorted(set(copy.pieces)):
             if piece[0] < end:
                 raise InvalidInputError(
-                    f"structures must not overlap, got bytes {previous} and {piece} in "
+                    f"parts of a TIFF must not overlap, got bytes {previous} and {piece} in "
                     f"{self.slide_path.name!r}; the file is damaged"
                 )
             previous = piece

@@ -141,8 +141,8 @@ def load_from_package(
             )
         if encoder.device.type != placement.device.type and str(device) != "auto":
             raise InvalidInputError(
-                f"device must be {encoder.device.type} for encoder {name!r}, which computes "
-                f"nowhere else, got {str(device)!r}"
+                f"device must be {encoder.device.type} for encoder {name!r}, which runs on no "
+                f"other device, got {str(device)!r}"
             )
     _try(encoder)
     return encoder

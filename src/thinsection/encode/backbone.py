@@ -339,8 +339,8 @@ def _folder(path: Path) -> str:
     folder = path if path.is_dir() else path.parent
     if not (folder / CONFIG_NAME).is_file():
         raise WeightsError(
-            f"weights for transformers must be in the folder of their {CONFIG_NAME}, got "
-            f"{str(path)!r}"
+            f"the folder of weights for transformers must contain {CONFIG_NAME}, got none in "
+            f"{str(folder)!r}"
         )
     return str(folder)
 

@@ -132,12 +132,12 @@ def jackknife(
     first = samplings[0]
     if first.units < MIN_GROUPS:
         raise InvalidInputError(
-            f"number of groups must be >= {MIN_GROUPS} for a test, got {first.units}"
+            f"number of groups must be >= {MIN_GROUPS} for a significance test, got {first.units}"
         )
     if first.fewest < 2:
         raise InvalidInputError(
-            f"each class must have >= 2 groups for a test, got {first.fewest} of the rarest "
-            "class"
+            f"each class must have >= 2 groups for a significance test, got {first.fewest} of "
+            "the rarest class"
         )
     for other in samplings[1:]:
         if not np.array_equal(other.cells[0], first.cells[0]):

@@ -239,7 +239,7 @@ def _each_site(cohort: Cohort) -> tuple[list[FoldCases], list[str]]:
     # one site with a score is enough if there are other sites to train on
     if not parts or len(parts) + len(unscored) < 2:
         raise DatasetError(
-            "leave-one-site-out must have two sites, and a score at one of them, got "
+            "leave-one-site-out must have two sites, one of which can be scored, got "
             f"{listed_names(unscored) or sites[0]}"
         )
     lines = [

@@ -226,8 +226,8 @@ def _stamp_units(
     if not in_um and round(edge) == _HISTORIC_PX:
         return coords_um / _HISTORIC_PX * _HISTORIC_UM, _HISTORIC_UM, _HISTORIC_PX
     raise StoreError(
-        "coords must be in µm and state tile_size_um, or be in pixels of tiles of "
-        f"{_HISTORIC_PX} px as before version 2, got tiles of {edge:g} and the attributes "
+        "coords must be in µm with the attribute tile_size_um (STAMP 2), or in pixels of tiles of "
+        f"{_HISTORIC_PX} px (STAMP 1), got tiles of {edge:g} and the attributes "
         f"{sorted(attributes)} in {str(path)!r}; extract them again with `stamp preprocess`"
     )
 

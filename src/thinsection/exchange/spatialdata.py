@@ -230,7 +230,8 @@ def _table(
         stored = results.tile_embeddings(rows.slide_id, address)
         if stored.features is None or len(stored.coords_l0) != num_tiles:
             raise InvalidInputError(
-                f"embeddings must be of the {num_tiles} tiles, got {len(stored.coords_l0)}"
+                f"embeddings must have a row for each of the {num_tiles} tiles, got "
+                f"{len(stored.coords_l0)} in {address!r} of {rows.slide_id!r}"
             )
         values = stored.features.astype(np.float32)
         encoder = str(stored.attributes.get("encoder", ""))

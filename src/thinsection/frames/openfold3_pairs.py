@@ -153,7 +153,7 @@ class _KnownGradient(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise RescueError(
                 "smooth_lddt_loss must be differentiated only once in the rescue, got "
-                "create_graph=True; compute a gradient of the gradient outside of it"
+                "create_graph=True; compute second derivatives without the rescue"
             )
         return d_value * ctx.saved_tensors[0], None, None
 

@@ -91,8 +91,8 @@ class FoldsConfig:
     )
     fold_unit: FoldUnit = option(
         "patient",
-        "Group whose cases are all in the same fold: those of a patient or of a site. "
-        "each-site: as site, and each fold tests one site.",
+        "Cases that stay together in one fold: those of a patient, or of a site. "
+        "each-site: each fold tests one site (leave one site out).",
         daily=True,
     )
     allow_leakage: bool = option(

@@ -197,7 +197,7 @@ def heatmap(
         folders = [slides] if isinstance(slides, str | Path) else list(slides)
         if len(folders) != 1:
             raise InvalidInputError(
-                "slides must be one results folder where a column is drawn, got "
+                "slides must be one results folder when a column is drawn, got "
                 f"{len(folders)}"
             )
         results = open_results(Path(folders[0]))

@@ -296,7 +296,12 @@ def read_card(path: Path) -> ModelCard:
             all(member.temperature > 0 for member in card.members) and card.floor > 0
         )
         if not (above_0 and card.within_floor >= 0 and card.num_tiles >= 1):
-            raise WeightsError("temperatures and floor must be > 0, got others")
+            temperatures = [member.temperature for member in card.members]
+            raise WeightsError(
+                "temperatures and floor must be > 0, within_floor >= 0 and num_tiles >= 1, got "
+                f"{temperatures}, {card.floor}, {card.within_floor} and {card.num_tiles} in the "
+                "model; copy the file again, or train again"
+            )
         if card.lock is not None:
             _check_lock(card.lock)
         return card

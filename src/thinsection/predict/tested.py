@@ -396,7 +396,8 @@ def read_tested(experiment: Path) -> Tested:
     whole = [result for result in results if result is not None]
     if len(whole) != len(study.parts):
         raise StoreError(
-            f"files of all folds must exist, got fewer in {str(experiment)!r}"
+            f"experiment must have the files of {len(study.parts)} folds, got {len(whole)} in "
+            f"{str(experiment)!r}; run the same command again"
         )
     return tested_of(study, whole, ensemble_temperature(study, whole))[0]
 

@@ -242,7 +242,8 @@ def read_rows(path: Path, document: Document) -> Rows:
         table = [*csv.DictReader(file)]
     if not table:
         raise InvalidInputError(
-            f"result must have a table of rows, got none in the folder of {str(path)!r}"
+            f"result must have its predictions beside it, got no rows in "
+            f"{str(path.with_suffix('.csv'))!r}; run the probe again"
         )
 
     def numbers(name: str) -> FloatVector:

@@ -35,7 +35,7 @@ class DataSection:
     labels: Path | None = option(
         None,
         "Annotations with classes (GeoJSON), or a table with slide_id, x, y and label. "
-        "[default: the annotated classes of the run]",
+        "[default: the classes of the regions that `run --roi` read]",
         daily=True,
     )
     embeddings: Path | None = option(
@@ -44,7 +44,7 @@ class DataSection:
         " a table of cases.",
     )
     encoder: str | None = option(
-        None, "Tile encoder, if DATA holds images.", daily=True
+        None, "Tile encoder, if the data are images.", daily=True
     )
     root: Path | None = option(
         None,
@@ -57,8 +57,8 @@ class DataSection:
     )
     test: Path | None = option(
         None,
-        "Second data set of the same kind, which is scored once. All of DATA is then "
-        "used for training.",
+        "Test set of the same kind, which is scored once. All of DATA is then used for "
+        "training.",
         daily=True,
     )
     held_out: Literal["val", "test"] = option(

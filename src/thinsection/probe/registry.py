@@ -41,21 +41,30 @@ class DataKind(NamedTuple):
     metavar: str
     help: str
     load: Callable[..., object]  # of a path and a configuration
+    # settings of the section `data` that `load` does not use; its commands have no flag for them
+    unused: tuple[str, ...] = ()
 
 
-_TILES = "A manifest, a dataset folder, tile embeddings, or a results folder."
+_TILES = "A table of tiles (manifest), a data set folder, tile embeddings, or a results folder."
 _CASES = "A table of slides, or a Patho-Bench task folder (k=all.tsv and config.yaml)."
-_VALUES = "A table of tiles: path or row, numbers to predict[, slide_id, split or fold_0 ...]."
-_CENTRES = (
-    "A table of tiles: slide_id, biological_class, medical_center[, path or row]."
+_VALUES = (
+    "A table of tiles: path (embedding file) or row (in --embeddings), numbers to predict, and "
+    "optionally slide_id, split, fold_0, ..."
 )
+_CENTRES = (
+    "A table of tiles: slide_id, biological_class, medical_center, and path (image) or row (in "
+    "--embeddings)."
+)
+_OF_TILES = ("layout", "labels", "test")
 DATA_KINDS: dict[type, DataKind] = {
     TileSet: DataKind("DATA", _TILES, load_tiles),
-    CaseSet: DataKind("TABLE", _CASES, load_cases),
-    SurvivalSet: DataKind("TABLE", _CASES, load_survival),
-    RobustnessSet: DataKind("TABLE", _CENTRES, load_robustness),
-    ValueSet: DataKind("TABLE", _VALUES, load_values),
-    Path: DataKind("DATA", "The dataset's folder or file.", lambda path, config: path),
+    CaseSet: DataKind("TABLE", _CASES, load_cases, (*_OF_TILES, "encoder")),
+    SurvivalSet: DataKind("TABLE", _CASES, load_survival, (*_OF_TILES, "encoder")),
+    RobustnessSet: DataKind("TABLE", _CENTRES, load_robustness, _OF_TILES),
+    ValueSet: DataKind("TABLE", _VALUES, load_values, (*_OF_TILES, "encoder")),
+    Path: DataKind(
+        "DATA", "Folder or file of the data set.", lambda path, config: path
+    ),
 }
 
 
@@ -160,7 +169,7 @@ def fewshot(data: TileSet, config: ProbeConfig) -> ProbeResult:
 
 
 def tileset(data: TileSet, config: ProbeConfig) -> tuple[ProbeResult, ...]:
-    """Run linear, knn and fewshot on the same tiles, with their mean."""
+    """Run linear, knn and fewshot on the same tiles, and average the scores."""
     from thinsection.probe.probes.tiles import check_all
 
     checked = check_all(data, config.protocol)
@@ -244,7 +253,7 @@ def calibration(data: TileSet, config: ProbeConfig) -> ProbeResult:
 def invariance(data: Path, config: ProbeConfig) -> ProbeResult:
     """Measure how stain, blur, JPEG and rotation change embeddings.
 
-    Also measures how they change the score of the nearest neighbours.
+    Also measures how the kNN score changes.
     """
     from thinsection.probe.probes.invariance import invariance_probe
 

@@ -66,7 +66,7 @@ def run_command(words: Sequence[str]) -> int:
             return _exit_code(lambda: sys.exit(function()))
     raise InvalidInputError(
         f"command must be a Python script, -m MODULE or a console script, got {arguments[0]!r}; "
-        "another program's process is out of reach"
+        "only models of a Python command can be rescued"
     )
 
 

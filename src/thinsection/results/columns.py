@@ -201,11 +201,11 @@ def _names_and_array(
     if array.dtype.kind not in "iu":
         raise InvalidInputError(
             f"values of {name!r} must be whole numbers where categories are given, got "
-            f"{array.dtype}; pass the place of each tile's category, and -1 for none"
+            f"{array.dtype}; pass the index of each tile's category, and -1 for none"
         )
     if len(array) and (array.min() < NONE or array.max() >= len(names)):
         raise InvalidInputError(
-            f"values of {name!r} must be from -1 to {len(names) - 1}, the places of its "
+            f"values of {name!r} must be from -1 to {len(names) - 1}, the indices of its "
             f"categories, got {array.min()} to {array.max()}"
         )
     return names, array

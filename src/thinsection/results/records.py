@@ -194,7 +194,8 @@ def write_efficiency(folder: Path) -> Efficiency:
     usages = read_usage(folder)
     if not any(usage.samples for usage in usages):
         raise StoreError(
-            f"record must contain usage/*.jsonl of a run, got none in {str(folder)!r}"
+            f"record of a run must contain usage/*.jsonl, got none in {str(folder)!r}; only runs "
+            "record their resource use"
         )
     analysis = analyse(usages)
     write_text(

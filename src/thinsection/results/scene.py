@@ -81,7 +81,8 @@ def check_id(shown: object) -> str:
     if not isinstance(shown, str):
         raise InvalidInputError(
             "shown must be the id of a slide of the results folder, got "
-            f"{type(shown).__name__}; pass the opened slide with it: ts.plot.tiles(slide, tiles)"
+            f"{type(shown).__name__}; for other tiles pass the opened slide first: "
+            "ts.plot.tiles(slide, tiles)"
         )
     return shown
 

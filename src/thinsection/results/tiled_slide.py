@@ -60,7 +60,7 @@ class TiledSlide(RecordedSlide):
         stored = read_tiles(self.tiles_path, embeddings=False)
         if len(stored.coords_l0) != self.num_tiles:
             raise StoreError(
-                f"tiles must be {self.num_tiles}, got {len(stored.coords_l0)} in "
+                f"number of tiles must be {self.num_tiles}, got {len(stored.coords_l0)} in "
                 f"{str(self.tiles_path)!r}; run again"
             )
         columns = dict(stored.columns)

@@ -91,7 +91,7 @@ def merge_results(
     copy: bool = False,
     on_message: OnMessage = lambda text: None,
 ) -> MergeSummary:
-    """Joins results folders into one, in which each finished slide is once.
+    """Joins results folders into one, in which each finished slide appears once.
 
     A slide that several folders have is taken once if its file and its results are the same.
     Results with other settings lie in other folders, and all are taken. Unfinished and failed

@@ -337,7 +337,7 @@ def _bf16_error(planned: _PlannedEncoder, spec: RunConfig, entry: SlideEntry) ->
     rounded = load(precision="bf16").encode(tiles).double()
     distance = float(1 - cosine_similarity(exact, rounded).min())
     return (
-        f"1 - cosine of its embeddings to those in fp32 is {distance:.1g} at most, on "
+        f"the cosine distance of its embeddings to those in fp32 is {distance:.1g} at most, on "
         f"{counted(len(tiles), 'tile')} of {entry.slide_id!r}"
     )
 

@@ -295,7 +295,8 @@ def _pool_recorded(
         address = str(file.path.parent.relative_to(results))
         if address not in ledger.stages:
             raise StoreError(
-                f"embeddings must be listed in the ledger, got {address!r} of another run"
+                f"embeddings must be recorded in the ledger of {file.slide_id!r}, got "
+                f"{address!r}, which it does not list; run `thinsection run` again"
             )
         features = RecordedStage(
             recorded_address=address, recorded_key=ledger.stages[address].key

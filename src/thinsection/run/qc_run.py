@@ -52,7 +52,7 @@ class ChecksConfig:
     qc: str = option(
         "auto",
         "Pipeline of checks: auto, histoqc-default (or -light, -ihc, -clinical, -first, "
-        "-v2.1), or a pipeline file (.toml), which may also take the classes of a segmenter.",
+        "-v2.1), or a pipeline file (.toml), which may also check the classes of a segmenter.",
         daily=True,
     )
     from_histoqc: Path | None = option(

@@ -154,7 +154,7 @@ def run(
     spec = resolve(config, overrides, own_encoder=own_name)
     if own_encoder is not None and (executor or not spec.executor.in_process):
         raise ConfigError(
-            "executor must be 'inline' with an encoder of this process, got "
+            "executor must be 'inline' with an encoder object, got "
             f"{chosen_executor(spec.executor, cluster=executor)!r}; other processes cannot "
             "load it: leave out workers and executor, or name an encoder that a package declares"
         )

@@ -291,8 +291,8 @@ def _unique(
             by_file[file] = entry
     if num_more:
         on_message(
-            f"{counted(num_more, '.dcm file')} belong to slides that are named by another of their "
-            "files, and are not slides of their own"
+            f"{counted(num_more, '.dcm file')} left out of the list: another file "
+            "already stands for the same slide"
         )
     _check_table_ids(by_file.values())
     return give_slide_ids(by_file, {}, on_message)

@@ -30,7 +30,9 @@ class Look:
         count = len(self.channels)
         low, high = self.percentiles
         if count > MAX_SHOWN:
-            raise ConfigError(f"slides.channels must be 1 to {MAX_SHOWN}, got {count}")
+            raise ConfigError(
+                f"slides.channels must name at most {MAX_SHOWN} channels, got {count}"
+            )
         if count and self.icc:
             raise ConfigError(
                 "slides.icc must be off with channels, got both; omit one"

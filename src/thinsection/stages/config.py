@@ -110,7 +110,7 @@ class AggregateConfig:
     slide_encoders: tuple[str, ...] = option(
         ("mean",),
         "Slide encoder that pools the tile embeddings, such as mean, titan or prism "
-        "(`thinsection models` lists all), or gigapath:mean-11 (mean after layer 11); "
+        "(`thinsection models` lists all), or gigapath:mean-11 (mean of the tiles after layer 11); "
         "repeat the option for several.",
         daily=True,
         flag="--slide-encoder",
@@ -392,7 +392,7 @@ class PoolingConfig:
     slide_encoder: str = option(
         "mean",
         "Slide encoder that pools the tile embeddings, such as mean, titan or prism "
-        "(`thinsection models` lists all), or gigapath:mean-11 (mean after layer 11).",
+        "(`thinsection models` lists all), or gigapath:mean-11 (mean of the tiles after layer 11).",
         daily=True,
     )
     features: str | None = option(

@@ -91,8 +91,8 @@ class RegionsStage(Stage[Regions]):
         if work.entry.slide_path.lower().endswith(".mrxs") and is_halo(path):
             # Source: dlup, issue 160: HALO counts from the corner of the scanned area
             raise InvalidInputError(
-                f"{self.role} must count from the slide's corner, got {str(path)!r} of HALO for a "
-                f"MIRAX slide in {work.entry.slide_id!r}; export GeoJSON from QuPath"
+                f"coordinates of {self.role} must start at the slide's corner, got {str(path)!r} "
+                f"of HALO for a MIRAX slide in {work.entry.slide_id!r}; export GeoJSON from QuPath"
             )
         regions = self._read(work, path)
         features = [

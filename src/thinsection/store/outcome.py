@@ -96,7 +96,7 @@ def _counts(facts: Document) -> str:
     if facts.get("num_tiles") is not None:
         parts.append(counted(facts["num_tiles"], "tile"))
     elif facts.get("pixels_to_use") is not None:
-        parts.append(f"{facts['pixels_to_use']:.0f} pixels to use")
+        parts.append(f"{facts['pixels_to_use']:,.0f} pixels of usable tissue")
     if facts.get("fetched_bytes"):
         share = facts["fetched_bytes"] / facts["file_bytes"]
         parts.append(

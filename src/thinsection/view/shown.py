@@ -72,7 +72,7 @@ class ViewerConfig:
     )
     at: str | None = option(
         None,
-        "Where the viewer opens: a link that was copied there, or its part after '#'.",
+        "View to open: a link copied in the viewer, or the part of the link after '#'.",
         daily=True,
     )
     show_label: bool = option(

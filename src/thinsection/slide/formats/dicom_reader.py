@@ -397,7 +397,7 @@ class _FrameDecoder(Decoder):
             column, x_rest = divmod(x, self.segment[0])
             row, y_rest = divmod(y, self.segment[1])
             if x_rest or y_rest or not 0 <= column < self.columns:
-                raise self._error(0, f"a frame at {x}, {y}, beside the grid")
+                raise self._error(0, f"a frame at {x}, {y}, outside of the tile grid")
             places.setdefault(self.index(column, row), place)
         return places
 
