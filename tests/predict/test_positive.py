@@ -310,7 +310,7 @@ def test_epochs_are_those_of_each_start(tmp_path: Path) -> None:
     assert len(told) == 2
     for line in told:
         assert re.search(
-            r"best epoch [12] of start [123], 3 starts of 2 epochs each", line
+            r"best epoch [12] of start [123], 3 random starts of 2 epochs each", line
         )
 
 

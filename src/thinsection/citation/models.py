@@ -192,7 +192,8 @@ def _training(document: Document) -> Account:
         f"The head {head.name}{head.cited} was trained to predict {document['target']} "
         f"({document['task']}{target.cited}) on {counted(document['cases'], 'case')} by {how}, "
         f"with AdamW, weight decay {fit['weight_decay']:g} and seed {fit['seed']}; in each fold "
-        f"one of {cross['inner_folds']} parts of the training cases decided when training ended."
+        f"one of {cross['inner_folds']} parts of the training cases was the validation set, which "
+        "decided when training ended."
     ]
     if cross.get("search"):
         sentences.append(f"Each fold searched the settings {joined(cross['search'])}.")
@@ -275,9 +276,7 @@ def _inputs(inputs: Inputs) -> Account:
     )
     method = Method(kind, name, ", ".join(facts))
     about = f" ({method.facts})" if facts else ""
-    sentence = (
-        f"It takes {inputs.level} embeddings of {inputs.encoder}{method.cited}{about}."
-    )
+    sentence = f"Its input is {inputs.level} embeddings of {inputs.encoder}{method.cited}{about}."
     unknown = [*_unknown(method, kind.replace("_", " "))]
     if not inputs.weights_hash:
         unknown.append(f"weights of {inputs.encoder}, whose embeddings the model takes")

@@ -162,7 +162,8 @@ def audit_rows(
         (warnings if _follows(sites) else notes).append(words)
     else:
         unknown.append(
-            "whether the site follows the target: no site is known; name its column with --site"
+            "whether the site is associated with the target: no site is known; name its "
+            "column with --site"
         )
     if cohort.unit != "patients":
         unknown.append(

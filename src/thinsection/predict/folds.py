@@ -225,13 +225,13 @@ class TrainTask(Task[FoldJob, FoldDone]):
 
 
 def _epochs_words(epochs: Sequence[int]) -> str:
-    """Epochs of each start, as '15 epochs' or '3 starts of 15, 15 and 9 epochs'."""
+    """Epochs of each start, as '15 epochs' or '3 random starts of 15, 15 and 9 epochs'."""
     if len(epochs) == 1:
         return counted(epochs[0], "epoch")
     if len(set(epochs)) == 1:
-        return f"{len(epochs)} starts of {counted(epochs[0], 'epoch')} each"
+        return f"{len(epochs)} random starts of {counted(epochs[0], 'epoch')} each"
     counts = ", ".join(map(str, epochs[:-1]))
-    return f"{len(epochs)} starts of {counts} and {epochs[-1]} epochs"
+    return f"{len(epochs)} random starts of {counts} and {epochs[-1]} epochs"
 
 
 def fold_key(job: FoldJob, study: Study) -> str:

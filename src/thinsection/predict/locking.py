@@ -123,9 +123,9 @@ def shipped_score(study: Study, folds: Tested, *, seed: int) -> Document:
             **empty,
             "words": (
                 f"These are scores of the {count} models of the folds, each on the cases that it "
-                f"was not trained on. The model file holds the mean of these {count} models. Its "
-                "score is not known: each case of this cohort trained at least one of them. Test "
-                "the model file on other cases (`thinsection predict --labels`)."
+                f"was not trained on. The model file predicts with the mean of these {count} "
+                "models. Its score is not known: each case of this cohort trained at least one of "
+                "them. Test the model file on other cases (`thinsection predict --labels`)."
             ),
         }
     mean = _mean_of_heads(study, folds, cases)
