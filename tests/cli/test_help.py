@@ -176,3 +176,17 @@ def test_the_words_of_a_command_begin_with_a_verb() -> None:
         assert re.match(r"[A-Z][a-z]+,? [a-zA-Z0-9]", command.summary), name
         assert command.summary.endswith("."), name
         assert not command.summary.split()[0].endswith("s"), name
+
+
+@pytest.mark.parametrize(
+    ("probe", "with_encoder"),
+    [("slide", False), ("regression", False), ("apd", True), ("linear", True)],
+)
+def test_a_probe_has_no_flag_that_its_data_do_not_use(
+    probe: str, with_encoder: bool
+) -> None:
+    flags = set(flags_in(shown("probe", probe, "--help-all")))
+    of_tiles = {"--layout", "--labels", "--test"}
+    assert flags & of_tiles == (of_tiles if probe == "linear" else set())
+    assert ("--encoder" in flags) == with_encoder
+    assert "--embeddings" in flags

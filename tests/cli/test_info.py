@@ -28,7 +28,7 @@ def test_the_list_marks_what_is_shown_and_says_why(glass: Path) -> None:
     assert "size 500 x 200 px" in lines
     assert "resolution 0.5 x 0.25 µm/px (OME-XML)" in lines
     assert (
-        "pictures 1 macro 'macro': 300 x 200 px, 0.5 x 0.25 µm/px, OME image 1, named 'macro'"
+        "images 1 macro 'macro': 300 x 200 px, 0.5 x 0.25 µm/px, OME image 1, named 'macro'"
         in lines
     )
     assert "3* slide 'right': 500 x 200 px, 0.5 x 0.25 µm/px, OME image 3" in lines

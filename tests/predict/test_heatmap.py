@@ -315,9 +315,11 @@ def test_any_column_of_a_tile_table_can_be_drawn(
     with pytest.raises(InvalidInputError, match=r"one results folder .* got 2"):
         heatmap("tissue_fraction", [trained.results, tmp_path])
     with pytest.raises(
-        InvalidInputError, match=r"one of \['tissue_fraction'\], got 'px_fcus'"
+        InvalidInputError, match=r"model file or one of tissue_fraction, got 'px_fcus'"
     ):
         heatmap("px_fcus", trained.results)
+    with pytest.raises(InvalidInputError, match=r"did you mean 'tissue_fraction'\?"):
+        heatmap("tissue_fractio", trained.results)
 
 
 def test_a_column_of_one_of_two_tile_grids_is_drawn_by_its_name(

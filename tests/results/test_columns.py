@@ -315,6 +315,11 @@ def test_a_column_without_any_value_has_no_mean(results: Results) -> None:
     assert np.isnan(results.tiles(A, SMALL).columns["v"]).all()
 
 
+def test_verify_refuses_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"folder must exist, got '.*none'"):
+        verify(tmp_path / "none")
+
+
 def test_verify_names_a_damaged_column(results: Results) -> None:
     results.write_column(A, "c", words_of(results, A), grid=SMALL)
     path = results.folder / SMALL / "column_c" / f"{A}.h5"

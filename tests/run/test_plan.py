@@ -315,7 +315,7 @@ def test_each_decoding_thread_has_its_scratch() -> None:
         spec = replace(planner().spec, stream=StreamConfig(decode_threads=threads))
         few = replace(size, grids=(replace(grid, num_tiles=num_tiles),))
         parts = replace(planner(), spec=spec).memory([few], cpus=1).host
-        return parts["decode scratch"]
+        return parts["decoding buffers"]
 
     assert scratch(1) == 7 * MIB
     assert scratch(6) == 6 * 7 * MIB

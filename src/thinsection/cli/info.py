@@ -94,10 +94,10 @@ def _text(slide: SlideInfo) -> str:
             f"downsample {level.downsample:.6g}"
         )
     for index, picture in enumerate(slide.pictures):
-        name = "pictures" if index == 0 else ""
+        name = "images" if index == 0 else ""
         lines.append(f"  {name:<12}{_picture_words(picture)}")
     if len(slide.pictures) > 1:
-        lines.append(f"  {'':<12}* is the slide; --image chooses another picture")
+        lines.append(f"  {'':<12}* is the slide; --image chooses another image")
     for index, note in enumerate(slide.notes):
         lines.append(f"  {'notes' if index == 0 else '':<12}{note}")
     return "\n".join(lines)

@@ -261,7 +261,9 @@ def export_qupath(
     num_slides = export(
         folder, out, grid=grid, classes=classes, on_left_out=left_out.append
     )
-    summary = f"{num_slides} slides are in {out}; {SCRIPT} there imports them"
+    summary = (
+        f"{num_slides} slides are in {out}; to import them, run {SCRIPT} in QuPath"
+    )
     _print_and_exit(left_out, summary)
 
 

@@ -292,7 +292,8 @@ def _draw_column(
                 slides_with_column.append(slide_id)
     if not slides_with_column:
         raise InvalidInputError(
-            f"source must be a model file or one of {sorted(all_columns)}, got {column!r}"
+            f"source must be a model file or one of {', '.join(sorted(all_columns))}, got "
+            f"{column!r}{nearest(column, sorted(all_columns))}"
         )
 
     def load(slide_id: str) -> TilesFile:

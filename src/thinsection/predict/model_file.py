@@ -315,9 +315,7 @@ def _read_header(path: Path) -> Document:
     with rewording(rule, path, *errors, error=WeightsError), path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > min(MAX_HEADER, path.stat().st_size):
-            raise WeightsError(
-                f"header must have at most {MAX_HEADER} bytes, got {size}"
-            )
+            raise WeightsError(f"{rule}, got {str(path)!r}, which has another format")
         metadata = parse_json(file.read(size))["__metadata__"]
         header: Document = parse_json(metadata[MODEL_KEY])
         header.get("format")  # raises AttributeError if it is not an object

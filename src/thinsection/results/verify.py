@@ -31,6 +31,8 @@ def verify(folder: Path) -> tuple[int, list[Damage]]:
 
     Raises StoreError: the folder has neither.
     """
+    if not folder.is_dir():
+        raise StoreError(f"folder must exist, got {str(folder)!r}; check the path")
     if not (folder / SLIDES).is_dir():
         return _verify_datasets(folder)
     count = 0

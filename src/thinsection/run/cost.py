@@ -295,7 +295,7 @@ class Planner:
         decoded = max(slide.decoded_px * CHANNELS for slide in slides)
         return {
             "batch buffers": buffered * self._tile_bytes,
-            "decode scratch": min(budget.workers, num_tasks) * scratch_bytes,
+            "decoding buffers": min(budget.workers, num_tasks) * scratch_bytes,
             "reader caches": min(CACHE_BYTES, decoded),
             "results": most_tiles * encoder.dim * 4 * _RESULT_COPIES,
         }
