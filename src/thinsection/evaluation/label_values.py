@@ -282,8 +282,8 @@ class _Reading:
             shown = ", ".join(repr(name) for name in [*counts][:_MOST_VALUES])
             return [
                 f"{column} must have fewer classes, got {len(counts)} in "
-                f"{counted(len(names), 'row')} ({shown}, ...); is it another column, or a number "
-                'in words? read="VALUE=READING" changes how a value is read'
+                f"{counted(len(names), 'row')} ({shown}, ...); choose another column, or, if the "
+                'values are numbers in words, pass read="VALUE=READING"'
             ]
         questions = []
         for i in single[:_MOST_VALUES]:
