@@ -149,6 +149,23 @@ def test_every_page_of_the_docs_that_a_file_names_is_there() -> None:
     assert not absent
 
 
+def test_no_file_has_the_address_of_a_package_registry() -> None:
+    """Users and their machines say where packages come from."""
+    hosts = ("pypi", "pythonhosted", "npmjs", "anaconda", "download.pytorch")
+    addresses = re.compile(rf"https?://[\w.-]*(?:{'|'.join(hosts)})\.(?:org|com)")
+    files = [f for f in ROOT.iterdir() if f.is_file()]
+    for folder in ("src", "tests", "benchmarks", "docs", "examples", ".ci", "conda"):
+        files += [f for f in (ROOT / folder).rglob("*") if f.is_file()]
+    binary = (".safetensors", ".png", ".jpg", ".pyc", ".npz", ".gz")
+    wrong = [
+        f"{address} in {file.relative_to(ROOT)}"
+        for file in files
+        if file.suffix not in binary
+        for address in addresses.findall(file.read_text("utf-8", errors="replace"))
+    ]
+    assert not wrong
+
+
 def test_rooms_take_only_the_version_from_the_face() -> None:
     """The face hands on names of every room; a room that used them would import upwards."""
     modules = modules_below(PACKAGES["thinsection"], "thinsection")
