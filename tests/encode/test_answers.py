@@ -204,7 +204,7 @@ WRONG = {
     ),
     "other-dim": (
         wrong(spec=EncoderSpec(name="own", dim=5, tile_px=32)),
-        r"TheirEncoder.encode must return shape \(4, 5\) .* got \(4, 6\); set dim=6 in the Enc",
+        r"TheirEncoder.encode must return shape \(4, 5\) .* got \(4, 6\); the EncoderSpec of ",
     ),
     "not-pooled": (
         wrong(encode=lambda self, tiles: torch.as_tensor(tiles).float()),

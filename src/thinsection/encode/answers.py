@@ -77,7 +77,9 @@ def _check_shape(
         return
     remedy = "return one vector per tile, such as the mean over height and width"
     if len(shape) == 2 and shape[0] == num_tiles:
-        remedy = f"set dim={shape[1]} in the EncoderSpec of {type(encoder).__name__}"
+        remedy = (
+            f"the EncoderSpec of {type(encoder).__name__} must have the dim {shape[1]}"
+        )
     raise InvalidInputError(
         f"{called} must return shape ({num_tiles}, {encoder.dim}) for {num_tiles} tiles, got "
         f"{shape}; {remedy}"

@@ -151,7 +151,8 @@ def _bool_mask(brought: Any) -> MaskArray:
     form = f"{mask.dtype} {mask.shape}"
     if mask.ndim != 2:
         raise InvalidInputError(f"{rule}, got {form}; pass one plane, such as mask[0]")
-    raise InvalidInputError(f"{rule}, got {form}; pass mask > 0")
+    limit = 0.5 if mask.dtype.kind == "f" else 0
+    raise InvalidInputError(f"{rule}, got {form}; pass mask > {limit}")
 
 
 def _mpp_xy(mpp: object) -> Mpp:

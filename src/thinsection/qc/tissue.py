@@ -68,7 +68,19 @@ class TissueConfig:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TissueMask:
-    """A mask and its place on the slide."""
+    """A mask and its place on the slide.
+
+    `tile_grid(slide, tissue=(own, tissue.mask_mpp))` takes a mask of your own that was made of
+    `thumbnail`.
+
+    Attributes:
+        mask: bool (H, W), True for tissue.
+        mask_mpp: (x, y) µm per pixel of the mask and of `thumbnail`; None without a resolution.
+        thumbnail: uint8 (H, W, 3), the picture from which the mask was made.
+        stain: 'H&E', 'IHC', 'unsure' (of these two), 'grey' or 'dark'; '' if it was not measured.
+        pen_fraction: share of the slide that would be tissue without ink, from 0 to 1.
+        frame: place of the mask's pixels at level 0.
+    """
 
     mask: MaskArray  # bool (H, W), True = tissue
     frame: MaskFrame  # maps its px to level 0
