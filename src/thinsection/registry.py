@@ -100,6 +100,15 @@ class Registry(Generic[T]):
         """Every entry; those of other packages are imported for their help."""
         return (self.entry(name) for name in self.names())
 
+    def importable(self) -> Iterator[Entry]:
+        """Every entry, without those of other packages that cannot be imported."""
+        for name in self.names():
+            try:
+                entry = self.entry(name)
+            except InvalidInputError:  # named where the entry itself is asked for
+                continue
+            yield entry
+
     def __contains__(self, name: object) -> bool:
         return name in self._declared or name in self._points
 

@@ -34,14 +34,14 @@ def test_another_tile_encoder_is_an_error() -> None:
         (
             256,
             0.5,
-            r"tile_px must be 512 for slide encoder 't', got 256 in 'a.h5'; embed tiles of 512 px "
-            r"\(--tile-px 512\), or choose another slide encoder$",
+            r"tile_px must be 512 for slide encoder 't', got 256 in 'a.h5'; embed tiles "
+            r"with tile_px=512, or choose another slide encoder$",
         ),
         (
             512,
             0.25,
-            r"tile_mpp must be 0.5 for slide encoder 't', got 0.25 in 'a.h5'; embed tiles at "
-            r"0.5 µm/px \(--tile-mpp 0.5\), or choose another slide encoder$",
+            r"tile_mpp must be 0.5 for slide encoder 't', got 0.25 in 'a.h5'; embed tiles "
+            r"with tile_mpp=0.5, or choose another slide encoder$",
         ),
         (512, 0.56, "got 0.56 in"),
         (512, 0.44, "got 0.44 in"),

@@ -18,7 +18,7 @@ from thinsection.slide.readers import (
     slide_suffixes,
 )
 from thinsection.stages.config import RunConfig
-from thinsection.testing.synthetic import he_texture
+from thinsection.testing.synthetic import he_texture, write_he_slide
 
 ALL = (*TRIED_ON_ANY_FILE, "zarr", "dicom")
 TOY_READER = '''
@@ -156,6 +156,19 @@ def test_a_package_that_cannot_be_imported_is_named_and_stops_no_slide_of_ours(
         assert "reader 'toy' must be importable" in said
         assert "nosuchthing" in said
         assert "repair or remove the package" in said
+
+
+def test_a_package_that_cannot_be_imported_leaves_a_folder_of_our_slides_alone(
+    toy: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "site" / "toy_reader.py").write_text("import nosuchthing\n")
+    (tmp_path / "slides").mkdir()
+    write_he_slide(tmp_path / "slides" / "a.svs", (700, 500))
+    code = (
+        "import sys, thinsection as ts\n"
+        "print(ts.run(sys.argv[1], out=sys.argv[2], until='tiles', tile_px=128))"
+    )
+    assert "1 done" in python(code, toy, tmp_path / "slides", tmp_path / "out")
 
 
 @pytest.mark.parametrize(

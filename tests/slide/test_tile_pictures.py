@@ -72,5 +72,5 @@ def test_tiles_without_a_plan_or_of_another_slide_are_refused(
         with pytest.raises(InvalidInputError, match="how they are read, got ndarray"):
             slide.tiles(np.zeros((1, 2)))  # type: ignore[arg-type]
         for settings in ({"tile_px": 64}, {"tile_px": 64, "tile_mpp": 2.0}):
-            with pytest.raises(InvalidInputError, match="must be of this slide"):
+            with pytest.raises(InvalidInputError, match="pass the tiles of this slide"):
                 slide.tiles(ts.tile_grid(other, **settings))

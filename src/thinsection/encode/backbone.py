@@ -24,7 +24,8 @@ from thinsection.weights.origin import commit_of
 from thinsection.weights.placement import optional_package
 
 CONFIG_NAME = "config.json"
-# weights of the default encoder; `training/default_encoder.py` makes them, NOTICE says their origin
+# weights of the default encoder; `training/encoders/default_encoder.py` makes them, and NOTICE
+# says their origin
 PACKAGED_WEIGHTS = Path(__file__).parent / "models" / "efficientnet_lite0.safetensors"
 PACKAGED_SHA256 = "dfd9b18e946c10eddbe4a8cf5718424c55c7d78e87bd0b11f2aef32687785182"
 # heads that a transformer's checkpoint may have or lack, and that do not affect embeddings

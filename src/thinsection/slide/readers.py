@@ -94,7 +94,7 @@ def reader_choices() -> tuple[str, ...]:
 def slide_suffixes() -> tuple[str, ...]:
     """Returns the suffixes of files that some reader opens, sorted, lower case, with the dot."""
     suffixes: set[str] = set()
-    for entry in READERS:
+    for entry in READERS.importable():
         suffixes.update(entry.suffixes)
     return tuple(sorted(suffixes))
 
@@ -104,7 +104,9 @@ def is_folder_slide(path: str | Path) -> bool:
     if not is_url(str(path)) and not Path(path).is_dir():
         return False
     suffix = Path(path).suffix.lower()
-    return any(entry.folders and suffix in entry.suffixes for entry in READERS)
+    return any(
+        entry.folders and suffix in entry.suffixes for entry in READERS.importable()
+    )
 
 
 def check_packages_for(paths: Iterable[str | Path]) -> None:
@@ -118,7 +120,7 @@ def check_packages_for(paths: Iterable[str | Path]) -> None:
         needs |= dict.fromkeys(needs_of_path(str(path)))
         suffixes.add(Path(path).suffix.lower())
     for suffix in sorted(suffixes):
-        entries = [entry for entry in READERS if suffix in entry.suffixes]
+        entries = [entry for entry in READERS.importable() if suffix in entry.suffixes]
         if entries and all(entry.missing for entry in entries):
             needs[f"slides named *{suffix}", entries[0].needs] = None
     check_needs(needs)

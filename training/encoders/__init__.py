@@ -1,0 +1,1 @@
+"""Makes the weights that the package contains."""
