@@ -174,7 +174,7 @@ class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_
 
 
 class Dirt(QcCheck, kind="dirt", asks_network=True, coarsest_mpp=COARSEST_MPP):
-    """Removes dust, the edge of a coverslip, or the area outside the slide (setting `shows`)."""
+    """Removes what `shows` names: dust, the edge of a coverslip, or the area outside the slide."""
 
     name: str = "dust"
     shows: Literal["dust", "coverslip", "edge"] = "dust"

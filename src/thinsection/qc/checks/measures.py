@@ -62,7 +62,7 @@ class Contrast(QcCheck, kind="contrast"):
 
 
 class Brightness(QcCheck, kind="brightness"):
-    """Measures mean and standard deviation of grey or each channel (-100 and 0 if none is left)."""
+    """Measures mean and standard deviation of grey or each channel; -100 and 0 without tissue."""
 
     name: str = "brightness"
     # gray is [0, 1], RGB 0 to 255, YUV of [0, 1]
