@@ -221,7 +221,7 @@ def test_a_resumed_run_counts_what_it_skips_and_verbose_lists_it(
     assert "good: skipped" in logs[-1].read_text()
     both = thinsection(*run, "--quiet", "--verbose")
     assert both.returncode == 2
-    assert "--quiet must go without --verbose" in both.stderr
+    assert "--quiet must not be combined with --verbose" in both.stderr
 
 
 def test_quiet_prints_what_is_wrong(folder: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_magnification_is_said_as_a_resolution(tmp_path: Path) -> None:
         (("--mag", "big"), "mag must be a magnification such as 20, got 'big'"),
         (
             ("--mag", "20", "--tile-mpp", "0.5"),
-            "--mag must go without --tile-mpp, got 0.5",
+            "--mag must not be combined with --tile-mpp, got 0.5",
         ),
     ],
 )

@@ -151,13 +151,15 @@ def traced_impl(q: Tensor, impl: Impl) -> Literal["flex", "reference"] | None:
             return "reference"
         raise ConfigError(
             "impl must be 'auto' or 'reference' within a transform of torch.func, got "
-            f"{impl!r}; blocks depend on values, which a transform hides"
+            f"{impl!r}; the others choose their blocks by the values of the input, which a "
+            "transform hides"
         )
     if is_exporting() or (impl == "auto" and q.device.type == "cuda"):
         if impl != "auto":
             raise ConfigError(
                 f"impl must be 'auto', 'flex' or 'reference' in torch.export, got {impl!r}; "
-                "blocks depend on values, which an export does not have"
+                "the others choose their blocks by the values of the input, which an export "
+                "does not know"
             )
         return "flex"
     return None

@@ -135,7 +135,7 @@ def _checked_cells(cells: Tensor, shape: tuple[int, int, int]) -> Tensor:
     extent = int(counted.max())
     if extent >= MAX_EXTENT:
         raise InvalidInputError(
-            f"cells must span less than {MAX_EXTENT} cells, got {extent}"
+            f"cells must span fewer than {MAX_EXTENT} rows and columns, got {extent}"
         )
     return counted
 

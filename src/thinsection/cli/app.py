@@ -44,7 +44,7 @@ COMMANDS = {
         needs_slides=False,
     ),
     "models": Command(
-        DAILY, "machine", "List the tile encoders; check that one loads here."
+        DAILY, "machine", "List the tile encoders; check that one can be loaded."
     ),
     "plan": Command(DAILY, "plan", "Predict the memory and time of a run."),
     "run": Command(

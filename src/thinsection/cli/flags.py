@@ -198,7 +198,9 @@ def _with_flags(
             if current not in (None, []):
                 flag = setting.replace("_", "-")
                 shown = " ".join(current) if isinstance(current, list) else current
-                raise ConfigError(f"--{name} must go without --{flag}, got {shown}")
+                raise ConfigError(
+                    f"--{name} must not be combined with --{flag}, got {shown}"
+                )
             settings[setting], note = translate(text)
             print(note, file=sys.stderr)
         overrides = {
@@ -340,7 +342,7 @@ def _flag_type(kind: Any) -> Any:
 def chosen_level(*, quiet: bool, verbose: bool) -> Level:
     """How much is printed. Raises ConfigError: both options are given."""
     if quiet and verbose:
-        raise ConfigError("--quiet must go without --verbose, got both")
+        raise ConfigError("--quiet must not be combined with --verbose, got both")
     if quiet:
         return "quiet"
     return "verbose" if verbose else "usual"

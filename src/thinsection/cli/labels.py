@@ -47,7 +47,8 @@ def labels_command(
 ) -> None:
     """Show how a table of labels is read, and what a model would be trained on.
 
-    Each value is listed with its count and its reading: class, missing, event, censored or number.
+    Each value is listed with its count and how it is read: as a class, missing, an event, censored
+    or a number.
     `train` and `predict` read the table in the same way.
 
     Exit code: 0 the labels can be used, 2 a value must be corrected first; the message names its

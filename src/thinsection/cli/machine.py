@@ -59,7 +59,7 @@ _EPILOG = "Examples: thinsection models, thinsection models check uni2_h"
 
 app = typer.Typer()
 models = typer.Typer(
-    help="List the tile encoders; check that one loads here.", epilog=_EPILOG
+    help="List the tile encoders; check that one can be loaded.", epilog=_EPILOG
 )
 app.add_typer(models, name="models")
 
@@ -76,8 +76,8 @@ def doctor(
 ) -> None:
     """Check what works on this machine, and what is missing.
 
-    Lists devices, readers, encoders, executors, formats, probes, caches and free space. A missing
-    part comes with the command that installs it.
+    Lists devices, readers, encoders, executors, formats, probes, caches and free space. For each
+    missing part, it prints the command that installs it.
 
     \b
     Example:
@@ -280,7 +280,7 @@ def check_loading(
     ] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Check that an encoder loads here, and give the reason if it does not.
+    """Check that an encoder can be loaded, and give the reason if not.
 
     Exit code: 0 it loads, 1 it does not.
 

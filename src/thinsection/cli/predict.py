@@ -293,8 +293,8 @@ def zeroshot_command(
         Path,
         typer.Option(
             "--prompts",
-            help="TOML file with the classes and their names. The page 'Zero-shot classes' of "
-            "the docs has an example.",
+            help="TOML file with the classes and the words for each. The page 'Zero-shot classes' "
+            "of the docs has an example.",
         ),
     ],
     config: Any,

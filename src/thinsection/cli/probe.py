@@ -157,7 +157,7 @@ def _grid(
 
     Each combination is a job of the executor. The same command again runs only the missing jobs.
 
-    Exit code: 0 all jobs done, 3 some failed or left slides out whose files are damaged or missing.
+    Exit code: 0 all jobs done, 3 some failed, or left out slides with damaged or missing files.
 
     \b
     Examples:
@@ -189,7 +189,7 @@ def _bench(
     OUT gets all scores (suite.json) and the comparison (comparison.html). The same command again
     runs only the missing jobs.
 
-    Exit code: 0 all jobs done, 3 some failed or left slides out whose files are damaged or missing.
+    Exit code: 0 all jobs done, 3 some failed, or left out slides with damaged or missing files.
 
     \b
     Example:

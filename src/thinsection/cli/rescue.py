@@ -20,7 +20,10 @@ app = typer.Typer()
 
 @app.command("rescue", no_args_is_help=True, context_settings=_PASS_ON)
 def rescue(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=f"{', '.join(RESCUES)}.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help=f"Model or tool: {', '.join(RESCUES)}."),
+    ],
     command: Annotated[
         list[str],
         typer.Argument(

@@ -64,7 +64,8 @@ Examples:
 """
 exports = typer.Typer(no_args_is_help=True, help=_EXPORT_HELP)
 caches = typer.Typer(
-    no_args_is_help=True, help="List, verify and remove feature caches."
+    no_args_is_help=True,
+    help="List, verify and remove feature caches (features that probes store on disk).",
 )
 app.add_typer(exports, name="export")
 app.add_typer(caches, name="cache")
@@ -216,8 +217,8 @@ def export_spatialdata(
 ) -> None:
     """Write a SpatialData store (Zarr) per slide.
 
-    Tiles and outlines become shapes, and embeddings a table that annotates the tiles. Pixels stay
-    in the slide's file.
+    Tiles and outlines become shapes, and embeddings become a table with a row for each tile.
+    Pixels stay in the slide's file.
 
     \b
     Example:
@@ -247,7 +248,8 @@ def export_qupath(
 ) -> None:
     """Write a GeoJSON file per slide for QuPath.
 
-    Tissue outlines become annotations, and tiles become detections with their columns.
+    Tissue outlines become annotations. Tiles become detections, with the numbers of the tile
+    table as measurements.
 
     \b
     Examples:
@@ -317,7 +319,9 @@ def import_folder(
     ] = None,
     encoder: Annotated[
         str | None,
-        typer.Option(help="Encoder of the features, which CLAM does not store."),
+        typer.Option(
+            help="Encoder of the features, for CLAM, whose files do not name it."
+        ),
     ] = None,
 ) -> None:
     """Read coordinates, features and slide lists of another tool into a results folder.
@@ -435,8 +439,8 @@ def merge(
 def verify(folder: FolderArgument, as_json: AsJson = False) -> None:
     """Check every result file against its checksum.
 
-    Also shows which versions of Thinsection wrote the files. For a folder of features
-    alone, such as GRID/features_NAME, the checksums are in the .h5 files.
+    Also shows which versions of Thinsection wrote the files. A folder of features, such as
+    GRID/features_NAME, can be checked alone: its .h5 files contain their checksums.
 
     Exit code: 0 no file is damaged, 1 some are.
 
@@ -486,7 +490,7 @@ def cite(
 ) -> None:
     """Print what to cite for results, and a methods paragraph.
 
-    Numbers, versions and methods come from the files in the folder (ledgers, run.json, models).
+    Numbers, versions and methods come from files in the folder, such as run.json and models.
     Facts that are not in these files are listed, for you to fill in.
 
     \b

@@ -229,8 +229,8 @@ def qc(
     OUT gets a page with a picture and a verdict for each slide, a table of the measures, and a mask
     of the usable tissue. `thinsection run --qc` with the same --out uses these masks.
 
-    Exit code: 0 all slides done, 3 some slides failed, or got the verdict 'exclude' but no rule of
-    the option --qc-fail excludes them.
+    Exit code: 0 all slides done, 3 some slides failed, or have the verdict 'exclude' although no
+    rule of --qc-fail excludes them.
 
     \b
     Examples:

@@ -231,7 +231,9 @@ def collect_arrays(
             finish_arrays(collected)
             typer.echo(f"-> {out / 'summary.csv'}, {out / 'failed.csv'}")
         elif not collected.waiting:
-            typer.echo("its tables: the same command again, which keeps what is done")
+            typer.echo(
+                "for its tables, run the same command again; finished work is kept"
+            )
     raise typer.Exit(0 if all_done else 3)
 
 

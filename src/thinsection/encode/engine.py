@@ -190,7 +190,7 @@ def stored_network(
     # without weights there is nothing to convert
     if not (_is_whole(folder) and check_path.exists()):
         raise InvalidInputError(
-            "network must have weights, got none, and no graph that was checked on this CPU"
+            "network must have weights, or a graph that was checked on this CPU, got neither"
         )
     check = _read_check(check_path)
     if not check.passes(precision):

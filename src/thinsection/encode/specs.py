@@ -330,7 +330,7 @@ def _check_keys(table: Document, known: Collection[str], source: str) -> None:
         raise WeightsError(
             f"config must describe a plain CLIP with {', '.join(sorted(known))}, got "
             f"{'no ' + missing[0] if missing else asked[0]} in {source!r}; "
-            "register the model as an encoder of a package of yours"
+            "register the model as an encoder in a package of your own"
         )
 
 
@@ -360,13 +360,13 @@ def _transformer(config: dict[str, Json], source: str) -> Document:
     if activation not in _ACTIVATIONS:
         raise WeightsError(
             f"hidden_act must be one of {', '.join(_ACTIVATIONS)}, got {activation!r} in "
-            f"{source!r}; register the model as an encoder of a package of yours"
+            f"{source!r}; register the model as an encoder in a package of your own"
         )
     epsilon = float(config.get("layer_norm_eps", _EPS))
     if epsilon != _EPS:
         raise WeightsError(
             f"layer_norm_eps must be {_EPS}, got {epsilon} in {source!r}; register the "
-            "model as an encoder of a package of yours"
+            "model as an encoder in a package of your own"
         )
     width = int(config["hidden_size"])
     return {

@@ -57,8 +57,8 @@ class LabelsConfig:
     )
     time: str | tuple[str, ...] | None = option(
         None,
-        "Survival: column with the time to the event or to the end of follow-up; repeat the "
-        "option for two columns. --target is then the event.",
+        "Survival: column with the time to the event or to the end of follow-up; --target "
+        "is then the event. Repeat the option if these times are in two columns.",
         daily=True,
     )
     read: tuple[str, ...] = option(

@@ -263,7 +263,8 @@ def check_table_url(url: str, where: str, *, allow_local: bool = False) -> None:
         allow_local_host(url)
     elif is_local_host(url):
         raise CohortError(
-            f"a URL in a table or a ledger must not name this machine or a link-local network, got "
+            f"a URL in a table or a results folder must not name this machine or a link-local "
+            "network, got "
             f"{urlsplit(url).hostname!r} in {where}; pass allow_local_urls=True if you trust it"
         )
 

@@ -336,9 +336,9 @@ class MoozySlideEncoder(PublishedSlideEncoder[MoozySizes]):
         if shown is None or shown == MoozySizes() or shown.case_normed_heads:
             return shown
         raise WeightsError(
-            f"weights of slide encoder 'moozy' must come with {' and '.join(_TABLES)}, because "
-            "they do not have the published sizes and their shapes do not show the number of "
-            "heads of the case transformer, got neither table; pass the .pt that MOOZY wrote"
+            f"weights of slide encoder 'moozy' must contain {' and '.join(_TABLES)}, got neither; "
+            "these weights do not have the published sizes, and their shapes do not show the "
+            "number of heads of the case transformer; pass the .pt that MOOZY wrote"
         )
 
     @classmethod

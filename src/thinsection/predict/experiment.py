@@ -186,7 +186,8 @@ def train(
     for drawn in sorted(folder.glob(f"*/{heatmaps.name}")):
         if not os.access(drawn, os.W_OK):
             on_message(
-                f"heatmaps in {drawn}, which cannot be written, stay as they are"
+                f"heatmaps in {drawn} may show the earlier model; they were not removed, "
+                "because the folder is not writable"
             )
             continue
         num_stale = remove_stale_heatmaps(drawn, model_sum, replaced_sum=replaced_sum)

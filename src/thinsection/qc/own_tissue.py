@@ -174,8 +174,8 @@ def _mpp_xy(mpp: object) -> Mpp:
 def _placed(slide: Slide, mask: MaskArray, mask_mpp: Mpp) -> PlacedTissue:
     if slide.slide_mpp is None:
         raise MissingMppError(
-            f"slide_mpp is missing in {Path(slide.slide_path).name!r}, and a mask is placed by "
-            "it; pass slide_mpp to open_slide"
+            f"slide_mpp is missing in {Path(slide.slide_path).name!r}, which is needed to "
+            "place the mask; pass slide_mpp to open_slide"
         )
     x, y = (of_mask / of_slide for of_mask, of_slide in zip(mask_mpp, slide.slide_mpp))
     height, width = mask.shape

@@ -294,7 +294,7 @@ def _write_records(
             config = from_mapping(RunConfig, group.newest.document["config"])
             specs.append(resolve(config))
         except (ThinsectionError, KeyError) as error:
-            on_message(f"note: a run's own tables are not made again: {error}")
+            on_message(f"note: the tables of one run are not written: {error}")
     return specs
 
 
@@ -338,5 +338,5 @@ def _write_tables(out: Path, specs: Sequence[RunConfig], on_message: OnMessage) 
         try:
             write_run_tables(out, slides, stages_of(spec))
         except ThinsectionError as error:
-            on_message(f"note: a run's own tables are not made again: {error}")
+            on_message(f"note: the tables of one run are not written: {error}")
     write_index(out)

@@ -260,7 +260,7 @@ def check_own_encoder(out: Path, encoder: TileEncoder) -> None:
             if not samples_agree(own.sample, stored, own.precision):
                 raise InvalidInputError(
                     f"encoder {own.label!r} must give the embeddings that are stored under its "
-                    f"name, got others for the same tiles than in {str(out)!r}; its code or "
+                    f"name, got different ones for the same tiles in {str(out)!r}; its code or "
                     "transform has changed: pass another version to ts.make_encoder"
                 )
             return

@@ -221,7 +221,8 @@ class KnownIds:
             if other != text:
                 raise InvalidInputError(
                     f"{self._kind} must be written in one way, got {other!r} and {text!r} for "
-                    f"{found!r} in {where}; write both alike, or give two slides two names"
+                    f"{found!r} in {where}; write both in the same way, or give different slides "
+                    "different names"
                 )
             ids[text] = found
         return ids

@@ -237,8 +237,8 @@ class TilePictures:
         plan = getattr(tiles, "plan", None)
         if not isinstance(plan, ReadPlan):
             raise InvalidInputError(
-                "tiles must say how they are read, got "
-                f"{type(tiles).__name__}; pass the result of tile_grid or of results.tiles"
+                "tiles must be the result of tile_grid or of results.tiles, got "
+                f"{type(tiles).__name__}"
             )
         is_of_slide = plan.level >= len(slide.levels) or math.isclose(
             slide.levels[plan.level].downsample, plan.downsample

@@ -110,8 +110,8 @@ class AggregateConfig:
     slide_encoders: tuple[str, ...] = option(
         ("mean",),
         "Slide encoder that pools the tile embeddings, such as mean, titan or prism "
-        "(`thinsection models` lists all), or gigapath:mean-11 (mean of the tiles after layer 11); "
-        "repeat the option for several.",
+        "(`thinsection models` lists all), or gigapath:mean-11 (mean over tiles after its layer "
+        "11); repeat the option for several.",
         daily=True,
         flag="--slide-encoder",
     )
@@ -140,7 +140,7 @@ class QcConfig:
 
     qc: str = option(
         "off",
-        "Quality control: off, auto, histoqc-default (or -light, -ihc, -clinical, "
+        "Quality control: off, auto, histoqc-default (or histoqc-light, -ihc, -clinical, "
         "-first, -v2.1), or a .toml file of checks and segmenters.",
         daily=True,
     )
@@ -392,7 +392,8 @@ class PoolingConfig:
     slide_encoder: str = option(
         "mean",
         "Slide encoder that pools the tile embeddings, such as mean, titan or prism "
-        "(`thinsection models` lists all), or gigapath:mean-11 (mean of the tiles after layer 11).",
+        "(`thinsection models` lists all), or gigapath:mean-11 (mean over tiles after its layer "
+        "11).",
         daily=True,
     )
     features: str | None = option(

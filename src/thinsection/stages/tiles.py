@@ -122,7 +122,7 @@ class TilesStage(Stage[TileTable]):
         table = table.select(kept_by_rules(table, self.config.tile_filter))
         if resample_scratch_bytes(table.plan) > MAX_SCRATCH:
             raise BudgetError(
-                f"one tile must be read from at most {format_bytes(MAX_SCRATCH)}, got "
+                f"one tile must need at most {format_bytes(MAX_SCRATCH)} of memory to read, got "
                 f"{table.plan.size_lv} px; the slide has no pyramid level near this tile_mpp: "
                 "choose a finer one"
             )

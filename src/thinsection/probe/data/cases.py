@@ -96,8 +96,8 @@ def load_case_table(
     data = data or DataSection()
     if data.test is not None:
         raise ConfigError(
-            f"test must be a set of tiles, got {str(data.test)!r}; list its cases in the table "
-            'as split test, and pass held_out="test"'
+            f"test must be a set of tiles, got {str(data.test)!r}; give its cases the split "
+            'test in the table, and pass held_out="test"'
         )
     if path.is_dir():
         return _pathobench(path, protocol, survival=survival)

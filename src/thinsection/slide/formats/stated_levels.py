@@ -103,7 +103,9 @@ def state_level(
         else:
             note = _size_note(name, size, stated, by_size)
     if max(scale) / min(scale) > _MAX_ASPECT + 1 / min(size):
-        raise SlideOpenError(f"levels must have one shape, got {finest} and {size} px")
+        raise SlideOpenError(
+            f"levels must have one aspect ratio, got {finest} and {size} px"
+        )
     level = Level(index=len(finer), size=size, downsample=_mean(scale), segment=segment)
     return StatedLevel(
         number=len(finer),
