@@ -69,7 +69,7 @@ def test_tiles_without_a_plan_or_of_another_slide_are_refused(
         ts.open_slide(slide_path) as slide,
         ts.open_slide(tmp_path / "b.svs") as other,
     ):
-        with pytest.raises(InvalidInputError, match="how they are read, got ndarray"):
+        with pytest.raises(InvalidInputError, match="tiles, got ndarray"):
             slide.tiles(np.zeros((1, 2)))  # type: ignore[arg-type]
         for settings in ({"tile_px": 64}, {"tile_px": 64, "tile_mpp": 2.0}):
             with pytest.raises(InvalidInputError, match="pass the tiles of this slide"):
