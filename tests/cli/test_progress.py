@@ -40,8 +40,8 @@ def test_each_phase_is_said_once_with_the_seconds_since_the_start(time: Clock) -
         progress(RunEvent(kind="started", slide_id=slide_id, num_tiles=10))
         progress(RunEvent(kind="tiles", slide_id=slide_id, num_tiles=5))
     assert said() == [
-        "opening slides, then qc, tile, after 2.0 s",
-        "first batch, after 2.0 s",
+        "after 2.0 s: opening slides, then qc, tile",
+        "after 2.0 s: first batch",
     ]
 
 

@@ -34,14 +34,14 @@ def test_verify_names_versions_and_ledgers_of_another_form_and_a_run_repairs_the
     assert "slides/b/slide.json: slide.json is damaged: format must be 2, got 1" in (
         ended.stdout
     )
-    assert f"made with 0.1.0; this is {ts.__version__}\n" in ended.stdout
+    assert f"written by Thinsection 0.1.0; this is {ts.__version__}\n" in ended.stdout
 
     summary = ts.run([slides], **settings)
     assert (summary.counts["skipped"], summary.counts["done"]) == (1, 1)
     assert (out / "slides" / "a" / "slide.json").read_bytes() == before
     ended = thinsection("verify", out)
     assert ended.returncode == 0
-    assert f"made with 0.1.0 and {ts.__version__}; this is" in ended.stdout
+    assert f"written by Thinsection 0.1.0 and {ts.__version__}; this is" in ended.stdout
     assert versions_of(read_records(out)) == ("0.1.0", ts.__version__)
 
 

@@ -172,7 +172,7 @@ def test_verify_finds_any_changed_or_missing_file_and_the_run_makes_it_anew(
     tmp_path: Path, finished: tuple[Path, Path]
 ) -> None:
     out = copy(finished[1], tmp_path / "out")
-    made = f"made with {__version__}; this is {__version__}\n"
+    made = f"written by Thinsection {__version__}; this is {__version__}\n"
     assert ls(["verify", str(out)]) == (0, f"8 checksums, 0 damaged\n{made}")
     picture = out / "slides" / "s0" / "picture.jpg"
     data = bytearray(picture.read_bytes())

@@ -458,7 +458,9 @@ def verify(folder: FolderArgument, as_json: AsJson = False) -> None:
     else:
         print(*damaged, f"{checked} checksums, {len(damaged)} damaged", sep="\n")
         if versions:
-            print(f"made with {' and '.join(versions)}; this is {__version__}")
+            print(
+                f"written by Thinsection {' and '.join(versions)}; this is {__version__}"
+            )
     if not damaged:
         return
     if not as_json:

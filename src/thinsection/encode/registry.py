@@ -266,8 +266,8 @@ def encoder_spec(name: str) -> EncoderSpec:
     if "did you mean" not in hint:
         hint = ""  # without a hint the message would list all names
     raise UnknownEncoderError(
-        f"unknown encoder {name!r}{hint}; `thinsection models` lists all, and 'timm:<name>', "
-        "'hf:<repo>' or the path of a checkpoint name others"
+        f"unknown encoder {name!r}{hint}; `thinsection models` lists all; others are given "
+        "as 'timm:<name>', 'hf:<repo>' or the path of a checkpoint"
     )
 
 

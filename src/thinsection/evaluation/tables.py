@@ -118,6 +118,8 @@ def require_columns(
     for name in required:
         if name not in names:
             hint = nearest(name, names) if names else ""
+            if "did you mean" not in hint:
+                hint = ""  # the message lists the columns once
             raise DatasetError(
                 f"table must have the column {name!r}, "
                 f"got {', '.join(names) or 'none'} in {str(path)!r}{hint}"

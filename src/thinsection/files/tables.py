@@ -98,6 +98,8 @@ class Table:
             column = self.other_names.get(name)
             if column is None:
                 remedy = nearest(name, self.columns) if self.columns else ""
+                if "did you mean" not in remedy:
+                    remedy = ""  # the message lists the columns once
                 if len(self.columns) == 1:
                     remedy = (
                         "; the file has one column only, so that it may be no table"

@@ -85,8 +85,8 @@ class ExecutorConfig:
     )
     workers: int = option(
         0,
-        "Worker processes, or parallel Slurm jobs. 0: one per GPU if --gpus is "
-        "set; otherwise by --executor: one (auto), one per 4 CPUs (pool), no limit (slurm).",
+        "Worker processes, or parallel Slurm jobs. 0: one per GPU if --gpus is set, "
+        "else one (auto), one per 4 CPUs (pool), no limit (slurm).",
         daily=True,
     )
     threads: int = option(

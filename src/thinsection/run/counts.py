@@ -93,7 +93,7 @@ class RunCounts:
             return ""
         self._seen_phases.add(name)
         self._first_work = (now, self.num_ended + self._share_done)
-        return f"{text}, after {self.seconds(now):.1f} s"
+        return f"after {self.seconds(now):.1f} s: {text}"
 
     def _seconds_left(self, now: float) -> float | None:
         """Seconds until the end; None while too little work is done for an estimate."""

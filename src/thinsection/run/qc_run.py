@@ -51,8 +51,8 @@ class ChecksConfig:
 
     qc: str = option(
         "auto",
-        "Pipeline of checks: auto, histoqc-default (or histoqc-light, -ihc, -clinical, -first, "
-        "-v2.1), or a pipeline file (.toml), which may also check areas that a segmenter finds.",
+        "Pipeline of checks: auto, histoqc-NAME (default, light, ihc, clinical, first, "
+        "v2.1), or a pipeline file (.toml), which may also check areas that a segmenter finds.",
         daily=True,
     )
     from_histoqc: Path | None = option(

@@ -110,7 +110,7 @@ class AggregateConfig:
     slide_encoders: tuple[str, ...] = option(
         ("mean",),
         "Slide encoder that pools the tile embeddings, such as mean, titan or prism "
-        "(`thinsection models` lists all), or gigapath:mean-11 (mean over tiles after its layer "
+        "(`thinsection models` lists all), or gigapath:mean-11 (mean of tiles after its layer "
         "11); repeat the option for several.",
         daily=True,
         flag="--slide-encoder",
@@ -140,8 +140,8 @@ class QcConfig:
 
     qc: str = option(
         "off",
-        "Quality control: off, auto, histoqc-default (or histoqc-light, -ihc, -clinical, "
-        "-first, -v2.1), or a .toml file of checks and segmenters.",
+        "Quality control: off, auto, histoqc-NAME (default, light, ihc, clinical, "
+        "first, v2.1), or a .toml file of checks and segmenters.",
         daily=True,
     )
     qc_fail: tuple[str, ...] = option(
@@ -392,7 +392,7 @@ class PoolingConfig:
     slide_encoder: str = option(
         "mean",
         "Slide encoder that pools the tile embeddings, such as mean, titan or prism "
-        "(`thinsection models` lists all), or gigapath:mean-11 (mean over tiles after its layer "
+        "(`thinsection models` lists all), or gigapath:mean-11 (mean of tiles after its layer "
         "11).",
         daily=True,
     )

@@ -134,7 +134,12 @@ def _opened(path: Path | str) -> Iterator[tuple[FileSource | FsspecSource, int]]
 
 
 def _unreadable(path: Path | str, error: OSError) -> StoreError:
-    place = "" if is_url(str(path)) else f" in {str(path)!r}"
+    local = not is_url(str(path))
+    if local and isinstance(error, FileNotFoundError):
+        return StoreError(
+            f"slide must be an existing file, got {str(path)!r}; check its path"
+        )
+    place = f" in {str(path)!r}" if local else ""
     return StoreError(f"slide must be readable, got {error}{place}")
 
 
