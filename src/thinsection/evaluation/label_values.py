@@ -57,8 +57,8 @@ class LabelsConfig:
     )
     time: str | tuple[str, ...] | None = option(
         None,
-        "Survival: column with the time to the event or to the end of follow-up; --target "
-        "is then the event. Repeat the option if these times are in two columns.",
+        "Survival: column with the time to event or end of follow-up. Repeat the option if "
+        "the times are in two columns. --target is the event.",
         daily=True,
     )
     read: tuple[str, ...] = option(

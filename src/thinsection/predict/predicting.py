@@ -119,8 +119,8 @@ class ValidationConfig:
     )
     time: str | tuple[str, ...] | None = option(
         None,
-        "Survival: column with the time to the event or to the end of follow-up. Repeat the "
-        "option if these times are in two columns. [default: the name in training]",
+        "Survival: column with the time to event or end of follow-up. Repeat the option if "
+        "the times are in two columns. [default: the name in training]",
         daily=True,
     )
     read: tuple[str, ...] = option(
