@@ -59,9 +59,7 @@ class Groups:
         if self.unit == "patients":
             return f"{self.total} {self.unit}"
         one = self.unit.removesuffix("s")
-        return (
-            f"{self.total} {self.unit} (patients unknown: each {one} counts as its own)"
-        )
+        return f"{self.total} {self.unit} (patients unknown: each {one} counts as one patient)"
 
     def of_cases(self, cases: int) -> str:
         """Numbers of cases and of groups: '70 cases of 40 patients'."""
