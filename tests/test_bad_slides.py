@@ -143,6 +143,7 @@ NOT_WALKED = {
     "segment": "`run` with a network, through the same boundary",
     "import": "tests/exchange/test_peer_import.py has bad files",
     "efficiency": "reads no slide",
+    "cite": "reads no slide",
     "info": "a slide that no reader opens is a line of it",
     "relink": "tests/results/test_relink.py has missing slides and copies",
     "config": "reads no slide",

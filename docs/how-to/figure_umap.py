@@ -34,5 +34,7 @@ from PIL import Image
 
 with Image.open("umap.png") as picture:
     assert abs(picture.info["dpi"][0] - 300) < 1
-names = {text.get_text() for text in axes.get_legend().get_texts()}
+legend = axes.get_legend()
+assert legend is not None
+names = {text.get_text() for text in legend.get_texts()}
 assert names == {"high", "low"}

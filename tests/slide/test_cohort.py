@@ -345,7 +345,7 @@ def test_files_of_one_dicom_series_are_one_slide_also_where_each_is_named(
     entries = load_cohort([*files, other], on_message=words.append)
     assert [Path(entry.slide_path).name for entry in entries] == ["c.dcm", "z.dcm"]
     assert len(words) == 1
-    assert words[0].startswith("2 .dcm files belong to slides that are named by")
+    assert words[0].startswith("2 .dcm files left out of the list: another file")
 
 
 def test_a_file_of_a_series_to_which_a_table_gives_an_id_stays_a_slide(
