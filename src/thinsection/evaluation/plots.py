@@ -57,9 +57,19 @@ class Picture(NamedTuple):
 def draw_picture(
     name: str, source: Source, draw: Callable[["Axes", Source], Words]
 ) -> Picture:
-    """Draws a picture on a figure outside of pyplot's global state."""
+    """Draws a picture on a figure outside of pyplot's global state, in matplotlib's own style."""
     with importing("pictures of scores", "matplotlib"):
-        from matplotlib.figure import Figure
+        from matplotlib import style
+    # a style of the user, such as pyplot.rc("font", size=7), would change the bytes
+    with style.context("default"):
+        return _drawn(name, source, draw)
+
+
+def _drawn(
+    name: str, source: Source, draw: Callable[["Axes", Source], Words]
+) -> Picture:
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=SIZE_IN, dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
