@@ -189,6 +189,8 @@ def test_a_step_that_ends_otherwise_is_in_the_table(tmp_path: Path) -> None:
         Step("well", ("python", "-c", "print('a')"), says="a"),
     ]
     outcomes = tuple(take(step, environment, tmp_path) for step in steps)
+    slow = Step("slow", ("python", "-c", "import time; time.sleep(60)"))
+    assert "within 0.2 s" in take(slow, environment, tmp_path, timeout_s=0.2).problem
     cells = [
         command.Cell("3.11", "wheel", "none", 1, 2.0, outcomes),
         command.Cell("3.12", "wheel", "none", 1, 2.0, outcomes[2:]),

@@ -133,7 +133,9 @@ def write_folder(folder: Path) -> None:
     (folder / "guest.py").write_text(GUEST, encoding="utf-8")
 
 
-def take(step: Step, environment: Environment, folder: Path) -> Outcome:
+def take(
+    step: Step, environment: Environment, folder: Path, *, timeout_s: float = TIMEOUT_S
+) -> Outcome:
     """Runs a step in the folder, as in a shell in which the environment is active."""
     variables = environment.variables | {
         "XDG_CACHE_HOME": str(folder / "cache"),
@@ -141,14 +143,17 @@ def take(step: Step, environment: Environment, folder: Path) -> Outcome:
     }
     program = shutil.which(step.words[0], path=variables["PATH"])
     start = time.monotonic()
-    ended = subprocess.run(
-        [str(program), *step.words[1:]],
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    try:
+        ended = subprocess.run(
+            [str(program), *step.words[1:]],
+            cwd=folder,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(step.name, timeout_s, f"must end within {timeout_s:g} s")
     seconds = time.monotonic() - start
     output = ended.stdout + ended.stderr
     problem = ""
