@@ -40,6 +40,11 @@ class Package:
     source: str
     extras: tuple[str, ...]
 
+    @property
+    def is_for_dev(self) -> bool:
+        """True if developers alone install it."""
+        return self.extras == ("dev",)
+
 
 def facts() -> dict[str, Any]:
     """Facts of licences.toml."""
@@ -282,7 +287,7 @@ def words_of_extras(extras: tuple[str, ...]) -> str:
 
 def tables() -> dict[str, str]:
     """Tables of the page, by the names that licences.md.j2 has for them. Raises LicenceError."""
-    listed = packages()
+    rows = [(p, (p.name, p.licence, linked(p.source))) for p in packages()]
     return {
         "files": table(
             ("file", "licence", "what it is", "source"),
@@ -293,24 +298,16 @@ def tables() -> dict[str, str]:
         ),
         "packages": table(
             ("package", "licence", "source", "extra"),
-            [
-                (p.name, p.licence, f"<{p.source}>", words_of_extras(p.extras))
-                for p in listed
-                if p.extras != ("dev",)
-            ],
+            [(*row, words_of_extras(p.extras)) for p, row in rows if not p.is_for_dev],
         ),
         "developers": table(
             ("package", "licence", "source"),
-            [
-                (p.name, p.licence, f"<{p.source}>")
-                for p in listed
-                if p.extras == ("dev",)
-            ],
+            [row for p, row in rows if p.is_for_dev],
         ),
         "by_name": table(
             ("package", "licence", "source", "use"),
             [
-                (name, own["licence"], f"<{own['source']}>", own["use"])
+                (name, own["licence"], linked(own["source"]), own["use"])
                 for name, own in facts()["by_name"].items()
             ],
         ),

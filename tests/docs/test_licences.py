@@ -57,6 +57,8 @@ def test_every_requirement_of_every_extra_is_on_the_page_with_a_licence_and_a_so
     for package in listed.values():
         assert package.licence, package
         assert package.source == "PyPI" or package.source.startswith("http"), package
+    # what is in angle brackets is an address: a browser shows nothing of '<PyPI>'
+    assert "<PyPI>" not in "".join(licences.tables().values())
     without = [package for package in listed.values() if package.source == "PyPI"]
     assert len(without) < len(listed) / 10
 
