@@ -6,7 +6,8 @@ from typing import Any, get_args
 import pytest
 
 from thinsection.citation.bibtex import known_references, parse_bibtex
-from thinsection.citation.methods import known_methods
+from thinsection.citation.cite import Citation
+from thinsection.citation.methods import Account, known_methods
 from thinsection.encode.registry import declared_encoders
 from thinsection.errors import StoreError
 from thinsection.evaluation import metrics, target
@@ -170,3 +171,13 @@ def test_an_entry_that_does_not_have_the_plain_form_is_an_error(
     assert before in TWO
     with pytest.raises(StoreError, match=r"must (be BibTeX|end with)"):
         parse_bibtex(TWO.replace(before, after))
+
+
+def test_a_line_end_in_a_users_words_does_not_leave_the_comment_of_bibtex() -> None:
+    unknown = (
+        "the slide 'a\n@misc{b}' was not read",
+        "the slide 'a @misc{b}' was not read",
+    )
+    written = Citation(Account(unknown=unknown)).bibtex
+    lines = [line for line in written.splitlines() if "@misc{b}" in line]
+    assert lines == ["% not known: the slide 'a @misc{b}' was not read"]

@@ -131,9 +131,7 @@ class Citation:
             end = match.end()
         parts.append(_latex(paragraph[end:]))
         lines = [f"% {line}" for line in ["Methods:", "".join(parts)]]
-        lines += [
-            f"% not known: {line}" for line in dict.fromkeys(self.account.unknown)
-        ]
+        lines += [f"% not known: {line}" for line in self.unknown]
         entries = [one.bibtex for one in (self.software, *self.references)]
         return "\n\n".join(["\n".join(lines), *entries])
 
