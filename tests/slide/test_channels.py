@@ -184,7 +184,7 @@ def test_a_stack_of_focal_planes_is_refused_by_its_axes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"channels": ("a", "b", "c", "d")}, "must be 1 to 3, got 4"),
+        ({"channels": ("a", "b", "c", "d")}, "must name at most 3 channels, got 4"),
         ({"percentiles": (99.0, 1.0)}, r"must rise within \[0, 100\], got 99,1"),
         ({"channels": ("a",), "icc": True}, "icc must be off with channels"),
     ],
