@@ -26,7 +26,7 @@ from thinsection.qc.checks.check import (
 from thinsection.qc.checks.pen_ink import find_pen_ink
 from thinsection.qc.checks.pixel_model import PixelModel, probabilities
 from thinsection.qc.pipeline import Pipeline, load_pipeline
-from thinsection.qc.result import QcResult
+from thinsection.qc.result import QcResult, unjudged_shares
 from thinsection.qc.segmenter_classes import ClassMap, class_areas
 from thinsection.qc.work_image import (
     Scale,
@@ -144,6 +144,13 @@ def run_qc(
         scores.update(outcome.scores)
         warnings += outcome.warnings
         tables.update(outcome.tables)
+    tissue = mask_use if mask_for_tiles is None else mask_for_tiles
+    unjudged = {}
+    for name, area in runner.unjudged_areas.items():
+        unjudged[name] = ns.download(area) & tissue
+        if name in masks:
+            unjudged[name] &= ~masks[name]
+    scores |= unjudged_shares(unjudged, tissue)
     if pipeline.pixels_to_use == "absolute":
         scores["pixels_to_use"] = float(mask_use.sum())
     else:
@@ -162,6 +169,7 @@ def run_qc(
         seconds={"read": read_s, **runner.seconds},
         transfers=dict(ns.transfers),
         mask_kept=mask_for_tiles,
+        unjudged=unjudged,
     )
 
 
@@ -259,6 +267,8 @@ class _CheckRunner:
         self.seconds: dict[str, float] = {}
         # checks for which the work image is too coarse
         self.not_judged: list[str] = []
+        # by check, pixels that it could not judge; checks that judge all pixels have none
+        self.unjudged_areas: dict[str, Array] = {}
         self._view = view
         self._pipeline = pipeline
         self._strict = strict
@@ -273,6 +283,7 @@ class _CheckRunner:
         """Runs a check and narrows the mask; an overruled check removes only its sure area."""
         if self._view.mpp_th > check.coarsest_mpp:
             self.not_judged.append(check.name)
+            self.unjudged_areas[check.name] = self._view.mask_use
             return
         started = time.perf_counter()
         # An earlier check may have found which stain the slide has. The pipeline may have other
@@ -330,9 +341,14 @@ class _CheckRunner:
         self._narrow_masks(mask_after, mask_sure, is_overruled=is_overruled)
         if check.removes_glass:
             self._tissue_px = num_left
+        if outcome.unjudged_area is not None:
+            self.unjudged_areas[check.name] = outcome.unjudged_area
         # the view holds the mask; dropping it from the outcome frees memory
         self.outcomes[check.name] = replace(
-            outcome, mask_use=None, warnings=(*warnings, *outcome.warnings)
+            outcome,
+            mask_use=None,
+            unjudged_area=None,
+            warnings=(*warnings, *outcome.warnings),
         )
         self._stain = outcome.stain or self._stain
         self.seconds[check.name] = time.perf_counter() - started
@@ -398,7 +414,7 @@ def _check_outcome(check: QcCheck, outcome: object, view: QcView) -> None:
             f"{place} must return an Outcome, got {type(outcome).__name__}; return "
             "view.left(mask, self.name), or Outcome(...)"
         )
-    for name in ("mask_use", "affected_area", "sure_area"):
+    for name in ("mask_use", "affected_area", "sure_area", "unjudged_area"):
         area = getattr(outcome, name)
         if area is not None:
             check_mask(name, area, view)

@@ -15,7 +15,7 @@ from thinsection.config import (
 from thinsection.errors import ConfigError, InvalidInputError, naming_file
 from thinsection.qc.checks.artefacts import Bubbles, Dirt, Folds, Ink, Unsure
 from thinsection.qc.checks.by_example import ExampleCheck
-from thinsection.qc.checks.check import QcCheck, Statistics
+from thinsection.qc.checks.check import UNJUDGED, QcCheck, Statistics
 from thinsection.qc.checks.focus import Focus
 from thinsection.qc.checks.masking import (
     Blurry,
@@ -83,8 +83,8 @@ _BUILT_IN: tuple[type[QcCheck], ...] = (
 # Begins names of HistoQC's own pipelines.
 _HISTOQC = "histoqc-"
 _PRESETS = Path(__file__).parent / "presets"
-# Names of files that belong to no check.
-_RESERVED_NAMES = ("mask_use", "mask_kept", "overlay", "thumbnail", "qc")
+# Names of files and columns that belong to no check.
+_RESERVED_NAMES = ("mask_use", "mask_kept", "overlay", "thumbnail", "qc", UNJUDGED)
 # Checks by which `[segmenter.classes]` says that the guard follows a class.
 _SURE_CLASSES = ("ink", "focus")
 # Of the checks: raise it when one answers differently.
@@ -294,6 +294,11 @@ def _check_names(names: list[str]) -> None:
         if name in _RESERVED_NAMES:
             raise ConfigError(
                 f"check names must not be {', '.join(_RESERVED_NAMES)}, got {name!r}"
+            )
+        if name.endswith(f"_{UNJUDGED}"):
+            raise ConfigError(
+                f"check names must not end with '_{UNJUDGED}', which names the area that a "
+                f"check did not judge, got {name!r}"
             )
         if names.count(name) > 1:
             raise ConfigError(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
-from thinsection.qc.checks.check import ReportTable, Score
+from thinsection.qc.checks.check import EMPTY_SCORE, UNJUDGED, ReportTable, Score
 from thinsection.qc.pipeline import Pipeline
 from thinsection.qc.tissue import (
     Color,
@@ -50,6 +52,8 @@ class QcResult:
     transfers: Mapping[str, int] = field(default_factory=dict)
     # mask without the overruled checks, for tiles; None if it is `mask_use`
     mask_kept: MaskArray | None = None
+    # by check, tissue that it could not judge, bool (H, W); a check that judges all has none
+    unjudged: Mapping[str, MaskArray] = field(default_factory=dict)
     # True if it was read back: `rgb` comes from a smaller picture, and tables may be missing
     is_stored: bool = False
 
@@ -68,6 +72,11 @@ class QcResult:
             thumbnail=self.rgb,
             stain=str(self.scores.get("stain", "")),
         )
+
+    @property
+    def unjudged_tissue(self) -> MaskArray:
+        """Tissue that at least one check could not judge, bool (H, W)."""
+        return _any_of(self.unjudged, self.tissue.mask)
 
     @property
     def colors(self) -> dict[str, Color]:
@@ -108,6 +117,8 @@ def tile_qc_columns(
 ) -> dict[str, Shares]:
     """Per check, the share of each tile's area that it touched, float32 (N,) in [0, 1].
 
+    `unjudged` is the share of the tile that at least one check did not judge.
+
     Tiles of tile_px_l0 have their top-left corners at coords_l0, (N, 2). Checks that only
     measure, or that fill holes, have no column. Px of the mask that a tile's border cuts
     count by the part inside; area outside the slide counts as untouched.
@@ -126,8 +137,36 @@ def tile_qc_columns(
         raise InvalidInputError(f"tile_px_l0 must be > 0, got {tile_px_l0}")
     size_l0 = (tile_px_l0, tile_px_l0)
     filling = {check.name for check in result.pipeline.checks if check.fills}
+    areas = {name: mask for name, mask in result.masks.items() if name not in filling}
+    if result.unjudged:
+        areas[UNJUDGED] = result.unjudged_tissue
     return {
-        name: box_fractions(mask, result.frame, coords_l0, size_l0)
-        for name, mask in result.masks.items()
-        if name not in filling
+        name: box_fractions(area, result.frame, coords_l0, size_l0)
+        for name, area in areas.items()
     }
+
+
+def unjudged_shares(
+    unjudged: Mapping[str, MaskArray], tissue: MaskArray
+) -> dict[str, Score]:
+    """Columns of a slide's row: the share of the tissue that each check could not judge, and any.
+
+    There are none if every check judges all tissue.
+    """
+    if not unjudged:
+        return {}
+    areas = {f"{name}_": area for name, area in unjudged.items()}
+    areas[""] = _any_of(unjudged, tissue)
+    num_px = int(tissue.sum())
+    return {
+        f"{name}{UNJUDGED}_percent": int(area.sum()) / num_px if num_px else EMPTY_SCORE
+        for name, area in areas.items()
+    }
+
+
+def _any_of(areas: Mapping[str, MaskArray], tissue: MaskArray) -> MaskArray:
+    """Pixels of the tissue that are in at least one area."""
+    union = np.zeros_like(tissue)
+    for area in areas.values():
+        union |= area
+    return union & tissue

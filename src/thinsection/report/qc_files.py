@@ -30,6 +30,7 @@ from thinsection.report.stored import (
     damage_named,
     read_png,
     read_qc,
+    unjudged_name,
 )
 from thinsection.types import Document, MaskArray, RgbArray
 
@@ -37,24 +38,38 @@ from thinsection.types import Document, MaskArray, RgbArray
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 
-def pack_qc(folder: Path, document: Document, masks: Mapping[str, MaskArray]) -> None:
+def pack_qc(
+    folder: Path,
+    document: Document,
+    masks: Mapping[str, MaskArray],
+    unjudged: Mapping[str, MaskArray] | None = None,
+) -> None:
     """Writes `qc.zip` atomically; equal arguments give equal bytes.
 
     Args:
         folder: folder of the slide's quality control.
-        document: values for `qc.json`; `masks` is added to them.
+        document: values for `qc.json`; `masks` and `unjudged` are added to them.
         masks: bool (H, W) by name.
+        unjudged: bool (H, W) by check, tissue that the check could not judge.
     """
+    unjudged = unjudged or {}
     num_pixels = {name: int(np.count_nonzero(mask)) for name, mask in masks.items()}
-    text = json.dumps(document | {"masks": num_pixels}, indent=2, allow_nan=False)
+    counts: Document = {"masks": num_pixels}
+    counts["unjudged"] = {
+        name: int(np.count_nonzero(mask)) for name, mask in unjudged.items()
+    }
+    text = json.dumps(document | counts, indent=2, allow_nan=False)
+    files = {name: mask for name, mask in masks.items() if num_pixels[name]}
+    for name, mask in unjudged.items():
+        if counts["unjudged"][name]:
+            files[unjudged_name(name)] = mask
     with atomic_path(folder / QC_FILE) as tmp, zipfile.ZipFile(tmp, "w") as file:
         _add_member(file, QC_JSON, text.encode())
-        for name, mask in masks.items():
-            if num_pixels[name]:
-                buffer = io.BytesIO()
-                image = Image.fromarray(mask)
-                image.save(buffer, format="TIFF", compression="group4")
-                _add_member(file, f"{name}.tif", buffer.getvalue())
+        for name, mask in files.items():
+            buffer = io.BytesIO()
+            image = Image.fromarray(mask)
+            image.save(buffer, format="TIFF", compression="group4")
+            _add_member(file, f"{name}.tif", buffer.getvalue())
 
 
 def _add_member(file: zipfile.ZipFile, name: str, content: bytes) -> None:
@@ -80,7 +95,7 @@ def write_qc(
 
     `qc.zip` has the values and the masks (`stored.py`): `mask_use` is the tissue in use,
     `mask_kept` the tissue with overruled checks if that is more, `<check>` the area that a check
-    affected.
+    affected, `<check>_unjudged` the tissue that it could not judge.
 
     Args:
         result: result of quality control for a slide.
@@ -112,7 +127,7 @@ def write_qc(
         "pipeline": result.pipeline.as_mapping(),
         "tables": densities,
     }
-    pack_qc(folder, document, masks)
+    pack_qc(folder, document, masks, result.unjudged)
 
 
 def load_qc(folder: str | Path) -> QcResult:
@@ -151,6 +166,7 @@ def load_qc(folder: str | Path) -> QcResult:
             mask_use=masks.pop(MASK_USE),
             mask_kept=masks.pop(MASK_KEPT, None),
             masks=masks,
+            unjudged={name: stored.unjudged(name) for name in stored.unjudged_names},
             tables=tables,
             frame=stored.frame,
             rgb=_work_image(stored),

@@ -6,6 +6,7 @@ Quality control is one file, `qc.zip`, with the values and the masks:
       qc.json       scores, warnings, pipeline, colours; the number of pixels of each mask
       mask_use.tif  tissue that passed every check
       CHECK.tif     area that a check marked
+      CHECK_unjudged.tif  tissue that a check could not judge
 
 The masks have one bit per pixel, in TIFF with CCITT compression, which ImageJ and QuPath open; an
 empty mask has no file. Folders of older versions have `qc.json` and a PNG for each mask. This file
@@ -28,6 +29,7 @@ from PIL import Image
 
 from thinsection.errors import StoreError, rewording
 from thinsection.files.atomic import parse_json, read_json
+from thinsection.qc.checks.check import UNJUDGED
 from thinsection.qc.tissue import TISSUE_COLOR, Color
 from thinsection.report.picture import OVERLAYS, PICTURE, Picture, slide_picture
 from thinsection.slide.open import open_slide
@@ -196,6 +198,12 @@ class StoredQc:
             )
 
     @property
+    def unjudged_names(self) -> list[str]:
+        """Checks with a mask of what they could not judge; results of older versions have none."""
+        with damage_named(self.folder):
+            return list(self.document.get("unjudged", {}))
+
+    @property
     def names(self) -> list[str]:
         """Names of all masks: those of the checks, `mask_use`, and `mask_kept` if it exists."""
         with damage_named(self.folder):
@@ -208,6 +216,16 @@ class StoredQc:
         with damage_named(self.folder):
             return int(self.document["masks"][name]) == 0
 
+    def unjudged(self, check: str) -> MaskArray:
+        """Reads the tissue that a check could not judge, bool (H, W).
+
+        Raises:
+            StoreError: it is missing or damaged.
+        """
+        with damage_named(self.folder):
+            num_px = int(self.document["unjudged"][check])
+        return self._packed(unjudged_name(check), num_px)
+
     def mask(self, name: str) -> MaskArray:
         """Reads a mask, bool (H, W).
 
@@ -216,8 +234,14 @@ class StoredQc:
         """
         if not self.is_packed:
             return np.asarray(read_png(self.folder / f"{name}.png"), bool)
+        with damage_named(self.folder):
+            num_px = int(self.document["masks"][name])
+        return self._packed(name, num_px)
+
+    def _packed(self, name: str, num_px: int) -> MaskArray:
+        """Reads a mask of `qc.zip`; an empty one has no file."""
         width, height = self.frame.size_th
-        if self.is_empty(name):
+        if num_px == 0:
             return np.zeros((height, width), bool)
         with (
             damage_named(self.folder),
@@ -228,6 +252,11 @@ class StoredQc:
             if picture.size != (width, height) or picture.mode != "1":
                 raise ValueError(f"{name} is not a mask of {width} x {height} px")
             return np.array(picture)
+
+
+def unjudged_name(check: str) -> str:
+    """Name of the mask of the tissue that a check could not judge, without its suffix."""
+    return f"{check}_{UNJUDGED}"
 
 
 def read_qc(folder: Path) -> StoredQc:

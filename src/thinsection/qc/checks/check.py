@@ -30,6 +30,8 @@ ReportTable = npt.NDArray[np.uint8] | npt.NDArray[np.float64]
 
 # µm/px; on coarser pictures the artefact network cannot tell an artefact from tissue.
 COARSEST_MPP = 12.0
+# In names of files and columns about tissue that a check could not judge.
+UNJUDGED = "unjudged"
 # HistoQC's value if there is no pixel to measure.
 EMPTY_SCORE = -100.0
 
@@ -71,6 +73,9 @@ class Outcome:
     # bool (H, W), the part of `affected_area` that is removed even if the check is overruled,
     # because it would remove most of the tissue; None for no part
     sure_area: Array | None = None
+    # bool (H, W), pixels of tissue that the check could not judge: it neither removes nor approves
+    # them; None if it judged all of them
+    unjudged_area: Array | None = None
     # sentences for the slide's row
     warnings: tuple[str, ...] = ()
     # the measured stain; a pipeline may have other settings for this stain in later checks
