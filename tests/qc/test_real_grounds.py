@@ -1,0 +1,116 @@
+"""Pictures of others: each is fetched at its commit, has one role, and a truth that is drawn."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.real_grounds import Ground, fetch, grounds_folder, read_table
+from PIL import Image
+
+# Copies are allowed to use and show pictures; none of these is in the package.
+LICENCES = {
+    "Apache-2.0",
+    "BSD-3-Clause",
+    "BSD-3-Clause-Clear",
+    "CC-BY-NC-SA-4.0",
+    "MIT",
+}
+PICTURE = Ground(
+    name="drawn",
+    repository="someone/slides",
+    commit="HEAD",
+    path="docs/sheet.png",
+    licence="MIT",
+    mpp=20.0,
+    mpp_from="estimated",
+    role="judge",
+    box=(10, 20, 110, 80),
+    density=0.03,
+)
+
+
+@pytest.fixture
+def checkouts(tmp_path: Path) -> Path:
+    """A repository of a sheet: glass with two pink squares, and a mask of the left one."""
+    work = tmp_path / "work"
+    (work / "docs").mkdir(parents=True)
+    sheet = np.full((100, 130, 3), 240, np.uint8)
+    sheet[40:60, 30:50] = (200, 120, 170)
+    sheet[40:60, 80:100] = (200, 120, 170)
+    Image.fromarray(sheet).save(work / "docs" / "sheet.png")
+    left = np.zeros((100, 130), np.uint8)
+    left[40:60, 30:50] = 255
+    Image.fromarray(left).save(work / "docs" / "mask.png")
+    git = ["git", "-C", str(work), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "pictures"]):
+        subprocess.run([*git, *command], check=True)
+    work.rename(tmp_path / "someone+slides")
+    return tmp_path
+
+
+def fetched(ground: Ground, checkouts: Path) -> Path:
+    folder = checkouts / "out"
+    folder.mkdir(exist_ok=True)
+    fetch(ground, checkouts, folder)
+    return folder
+
+
+def test_a_density_and_polygons_make_the_truth_of_a_cut_picture(
+    checkouts: Path,
+) -> None:
+    folder = fetched(PICTURE, checkouts)
+    assert PICTURE.read(folder).shape == (60, 100, 3)
+    both = PICTURE.truth(folder)
+    assert both.counted.all()
+    assert both.tissue.sum() == pytest.approx(2 * 20 * 20, rel=0.25)
+    right = (60, 0, 99, 0, 99, 59, 60, 59)
+    left_only = replace(PICTURE, glass=(right,)).truth(folder)
+    assert left_only.tissue[:, :60].sum() == both.tissue[:, :60].sum()
+    assert not left_only.tissue[:, 60:].any()
+    loose = replace(PICTURE, loose=(right,)).truth(folder)
+    assert (loose.tissue == both.tissue).all()
+    # the tissue within loose tissue counts, the clear spaces do not
+    assert (loose.counted[:, 60:99] == both.tissue[:, 60:99]).all()
+    inked = replace(PICTURE, ink=((5, 0, 30, 99, 30),)).truth(folder)
+    assert 4 * 100 <= (~inked.counted).sum() <= 6 * 100
+
+
+def test_the_mask_of_the_owner_is_the_truth_where_there_is_one(checkouts: Path) -> None:
+    box = (10, 20, 110, 80)
+    owned = replace(PICTURE, density=0.0, mask_path="docs/mask.png", mask_box=box)
+    truth = owned.truth(fetched(owned, checkouts))
+    assert truth.tissue.sum() == 20 * 20
+    assert truth.tissue[20:40, 20:40].all()
+
+
+def test_every_picture_has_one_role_a_licence_and_a_truth() -> None:
+    table = read_table()
+    names = [ground.name for ground in table]
+    assert len(set(names)) == len(names)
+    assert {ground.licence for ground in table} <= LICENCES
+    assert all(len(ground.commit) == 40 for ground in table)
+    places: dict[tuple[object, ...], set[str]] = {}
+    for ground in table:
+        places.setdefault((ground.path, ground.box), set()).add(ground.role)
+        if ground.role != "ground":
+            assert ground.density or ground.mask_path, ground.name
+    assert all(len(roles) == 1 for roles in places.values())
+    roles = [ground.role for ground in table]
+    assert roles.count("chosen") >= 10
+    assert roles.count("judge") >= 15
+
+
+@pytest.mark.skipif(grounds_folder() is None, reason="no THINSECTION_TEST_GROUNDS")
+def test_the_polygons_of_the_table_lie_on_their_pictures() -> None:
+    folder = grounds_folder()
+    assert folder is not None
+    for ground in read_table():
+        height, width = ground.read(folder).shape[:2]
+        for polygon in (*ground.tissue, *ground.glass, *ground.loose, *ground.unsure):
+            assert max(polygon[::2]) <= width + 3, ground.name
+            assert max(polygon[1::2]) <= height + 3, ground.name
+        if ground.role != "ground":
+            share = ground.truth(folder).tissue.mean()
+            assert 0.002 < share < 0.9, ground.name
