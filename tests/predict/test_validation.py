@@ -466,6 +466,27 @@ def test_a_copy_of_the_training_cohort_is_no_external_validation(
         )
 
 
+@pytest.mark.parametrize("task", [*TASKS])
+def test_an_internal_validation_has_the_scores_of_training(
+    study: Study, tmp_path: Path, task: str
+) -> None:
+    found = predict(
+        study.model(task),
+        study.training,
+        out=tmp_path,
+        labels=study.root / "training.csv",
+        device="cpu",
+    )
+    experiment = json.loads((study.experiment(task) / "experiment.json").read_text())
+    shared = found.validation["scores"].keys() & experiment["scores"].keys()
+    assert experiment["metric"] in shared
+    for metric in shared:
+        here, there = (
+            document["scores"][metric] for document in (found.validation, experiment)
+        )
+        assert here["value"] == pytest.approx(there["value"], abs=1e-6), metric
+
+
 def test_training_cases_among_new_ones_are_left_out_and_named(
     study: Study, tmp_path: Path
 ) -> None:

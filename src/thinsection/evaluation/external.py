@@ -213,7 +213,7 @@ def logistic_fit(
     """
     beta = np.zeros(x.shape[1])
     for _ in range(NEWTON_STEPS):
-        probability = 1 / (1 + np.exp(-np.clip(x @ beta + offset, -700, 700)))
+        probability = _share(x @ beta + offset)
         weight = probability * (1 - probability)
         information = x.T @ (weight[:, None] * x)
         if np.linalg.cond(information) > 1e12:
@@ -389,8 +389,14 @@ def smooth_calibration(
     middle = grid @ fit.coefficients
     error = np.sqrt(((grid @ fit.covariance) * grid).sum(axis=1))
     ends = (middle, middle - fit.reach * error, middle + fit.reach * error)
-    observed, low, high = (1 / (1 + np.exp(-end)) for end in ends)
+    observed, low, high = map(_share, ends)
     return Band(x=place, y=observed, low=low, high=high)
+
+
+def _share(log_odds: FloatVector) -> FloatVector:
+    """Probability of log odds; far ones do not overflow."""
+    share: FloatVector = 1 / (1 + np.exp(-np.clip(log_odds, -700, 700)))
+    return share
 
 
 def _spline_columns(x: FloatVector, knots: FloatVector) -> Floats:
@@ -443,5 +449,5 @@ def recalibrated(
     return Recalibration(
         intercept=coefficient(whole, 0, groups),
         slope=coefficient(whole, 1, groups),
-        probability=1 / (1 + np.exp(-np.clip(log_odds, -700, 700))),
+        probability=_share(log_odds),
     )

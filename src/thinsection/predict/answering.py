@@ -37,7 +37,7 @@ from thinsection.types import Floats, Reals
 from thinsection.weights.origin import slug
 from thinsection.weights.placement import resolve_device
 
-FORMAT = 2  # format of ID.json
+FORMAT = 3  # format of ID.json
 MODEL_ATTRIBUTE = "heatmap_model"  # attribute of ID.h5: SHA-256 of the model's file
 # start of a warning; stored predictions of earlier versions go on with "set"
 UNLIKE = "unlike the training"
@@ -56,8 +56,8 @@ class Prediction:
     answers: tuple[float, ...] = ()  # see `Target.answers`; () if there are none
     # standard deviation over members; () for fewer than two
     spread: tuple[float, ...] = ()
-    # number of members that predicted; for a training case, only those that were not trained on it
-    members: int = 0
+    # members that predicted; for a training case, only those that were not trained on it
+    members: tuple[int, ...] = ()
     distance: float | None = None  # distance of the mean embedding, see `Usual`
     warnings: tuple[str, ...] = ()
     error: str = ""
@@ -180,7 +180,7 @@ class PredictTask(Task[Prediction, Prediction]):
             entry,
             answers=tuple(answers.mean(0).tolist()),
             spread=tuple(answers.std(0).tolist()) if len(members) > 1 else (),
-            members=len(members),
+            members=tuple(members),
             distance=distance,
             warnings=tuple(warnings),
             seen=seen,

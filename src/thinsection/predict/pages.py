@@ -379,7 +379,7 @@ def _net_benefit_rows(curve: Mapping[str, Json]) -> list[Document]:
 def _validation_pictures(document: Mapping[str, Json], tested: Tested) -> list[Picture]:
     curves = Columns(
         outcome_columns(tested),
-        Sampling.of_rows(tested.groups),
+        Sampling.of_rows(tested.groups, fold=tested.fold),
         ordered=tested.target.kind == "ordinal",
     )
     drawn = []

@@ -620,7 +620,7 @@ def _line(row: Prediction, target: Target) -> dict[str, object]:
         "slide_id": row.name if row.level == "slide" else "",
         **target.cells(row.answers),
         **target.named("sd_", row.spread),
-        "members": row.members,
+        "members": len(row.members),
         "distance": row.distance,
         "warnings": "; ".join(warnings),
     }

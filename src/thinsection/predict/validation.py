@@ -19,6 +19,7 @@ from thinsection.config import as_mapping
 from thinsection.errors import DatasetError
 from thinsection.evaluation.cases import listed_names
 from thinsection.evaluation.labels import Cohort
+from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.rows import strict
 from thinsection.files.atomic import write_json, write_table, write_text
 from thinsection.files.tables import path_and_sheet
@@ -93,7 +94,7 @@ def write_validation(
         cases=scored.cases,
         groups=scored.groups,
         slides=scored.slides,
-        fold=np.zeros(len(kept), dtype=np.int64),
+        fold=_models([answered[i] for i in kept]),
         truth=scored.array,
         answers=np.array([answered[i].answers for i in kept]),
     )
@@ -234,6 +235,16 @@ def nth(number: int) -> str:
     return f"{number}{ending}"
 
 
+def _models(scored: Sequence[Prediction]) -> IndexArray:
+    """Number (n,) of the models that predicted each case; equal for cases of the same models.
+
+    Cases of a new cohort have all models. A training case has those that were not trained on it, so
+    an internal validation compares cases within a fold, as `train` does.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    return np.array([numbers.setdefault(one.members, len(numbers)) for one in scored])
+
+
 def _why_left_out(one: Prediction, members: int | None) -> str:
     """Reason why a case is not scored; '' if it is scored.
 
@@ -246,7 +257,7 @@ def _why_left_out(one: Prediction, members: int | None) -> str:
         return "the embeddings of a training slide with another name"
     if not one.answers:
         return f"no prediction: {one.error}"
-    if one.members == members:
+    if len(one.members) == members:
         return (
             "part of the training study, and the models of all folds were trained on it"
         )
@@ -317,7 +328,7 @@ def _case_lines(
             **cohort.target.truth_cells(cohort.values[i]),
             **_cells_at_threshold(card, one),
             **card.target.cells(one.answers),
-            "members": one.members,
+            "members": len(one.members),
             "left_out": left_out[i],
             "warnings": "; ".join(one.warnings),
         }

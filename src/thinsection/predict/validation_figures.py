@@ -14,6 +14,7 @@ from thinsection.evaluation.intervals import Sampling
 from thinsection.evaluation.metrics import (
     Flags,
     FloatVector,
+    IndexArray,
     Scorers,
     class_distance,
     class_scorers,
@@ -89,8 +90,9 @@ def figures(rows: Tested, lock: Lock | None) -> Document:
         scores, parts["survival"], without = _survival(rows, lock or Lock())
         missing += without
     elif kind == "regression":
-        scorers = _pick(value_scorers(rows.truth, rows.answers), OF_VALUES)
-        scores = score_table(scorers, Sampling.of_rows(rows.groups), seed=SEED)
+        scorers = _pick(value_scorers(rows.truth, rows.answers, rows.fold), OF_VALUES)
+        sampling = Sampling.of_rows(rows.groups, fold=rows.fold)
+        scores = score_table(scorers, sampling, seed=SEED)
         parts["values"] = external.value_line(
             rows.truth[:, 0], rows.answers[:, 0], rows.groups
         )
@@ -168,7 +170,7 @@ def _outcome(
     rows: Tested, truth: Flags, probability: FloatVector, called: Flags | None
 ) -> Document:
     """Discrimination, calibration, decisions and net benefit for one class or label."""
-    sampling = Sampling.of_rows(rows.groups, classes=truth)
+    sampling = Sampling.of_rows(rows.groups, classes=truth, fold=rows.fold)
     decision = external.decision_curve(truth, probability, sampling)
     calls = None
     counts = None
@@ -184,7 +186,9 @@ def _outcome(
         "cases": len(truth),
         "units": rows.groups.total,
         "positive": int(truth.sum()),
-        "scores": score_table(_label_scorers(truth, probability), sampling, seed=SEED),
+        "scores": score_table(
+            _label_scorers(truth, probability, rows.fold), sampling, seed=SEED
+        ),
         "calls": calls,
         "counts": counts,
         "calibration": external.calibration_line(truth, probability, rows.groups),
@@ -211,21 +215,30 @@ def _label_means(rows: Tested) -> tuple[dict[str, Score], list[str], list[str]]:
                 "classes"
             )
             continue
-        labels.append((column.rows, _label_scorers(column.truth, column.probability)))
+        scorers = _label_scorers(
+            column.truth, column.probability, rows.fold[column.rows]
+        )
+        labels.append((column.rows, scorers))
         names.append(column.name)
     if not labels:
         return {}, names, missing
-    sampling = Sampling.of_rows(rows.groups, classes=rows.target.strata(rows.truth))
+    sampling = Sampling.of_rows(
+        rows.groups, classes=rows.target.strata(rows.truth), fold=rows.fold
+    )
     return score_table(mean_over_labels(labels), sampling, seed=SEED), names, missing
 
 
 def _label_scorers(
-    truth: Flags, probability: FloatVector, names: Sequence[str] = OF_CASE
+    truth: Flags,
+    probability: FloatVector,
+    fold: IndexArray | None = None,
+    *,
+    names: Sequence[str] = OF_CASE,
 ) -> Scorers:
     """Scores of one class or label against the rest."""
     shares = np.stack([1 - probability, probability], axis=1)
     calls = (probability > 0.5).astype(np.int64)
-    scorers = class_scorers(truth.astype(np.int64), calls, 2, shares)
+    scorers = class_scorers(truth.astype(np.int64), calls, 2, shares, fold)
     return _pick(scorers, shown_of(names, len(truth)))
 
 
@@ -259,7 +272,7 @@ def _recalibration(
         "slope": new.slope,
         "calibration": line,
         "scores": score_table(
-            _label_scorers(truth, new.probability, AFTER), sampling, seed=SEED
+            _label_scorers(truth, new.probability, names=AFTER), sampling, seed=SEED
         ),
         "smooth_calibration": _smooth(truth, new.probability, groups),
     }
@@ -270,11 +283,13 @@ def _classes(rows: Tested) -> tuple[dict[str, Score], Document]:
     truth = rows.truth[:, 0].astype(np.int64)
     predicted = rows.answers.argmax(axis=1)
     num_classes = len(rows.target.names)
-    scorers: Scorers = class_scorers(truth, predicted, num_classes, rows.answers)
+    scorers: Scorers = class_scorers(
+        truth, predicted, num_classes, rows.answers, rows.fold
+    )
     scorers["mae"] = class_distance(truth, predicted)
     ordered = rows.target.kind == "ordinal"
     names = shown_of(OF_ORDERED_CLASSES if ordered else OF_CLASSES, len(truth))
-    sampling = Sampling.of_rows(rows.groups, classes=truth)
+    sampling = Sampling.of_rows(rows.groups, classes=truth, fold=rows.fold)
     scores = score_table(_pick(scorers, names), sampling, seed=SEED)
     counts = np.zeros((num_classes, num_classes), dtype=np.int64)
     np.add.at(counts, (truth, predicted), 1)
@@ -303,13 +318,13 @@ def _survival(rows: Tested, lock: Lock) -> tuple[dict[str, Score], Document, lis
         time=rows.truth[:, 1],
         risk=rows.target.risk(rows.answers),
     )
-    if not comparable_pairs(cases.event, cases.time).any():
+    if not comparable_pairs(cases.event, cases.time, rows.fold).any():
         raise DatasetError(
             "labels must contain two cases whose times can be compared, got none in "
             f"{len(cases.time)} cases; add cases with an event before the end of another case"
         )
-    sampling = Sampling.of_rows(rows.groups, events=cases.event)
-    scorers: Scorers = {"c_index": concordance(*cases)}
+    sampling = Sampling.of_rows(rows.groups, events=cases.event, fold=rows.fold)
+    scorers: Scorers = {"c_index": concordance(*cases, rows.fold)}
     scores = score_table(scorers, sampling, seed=SEED)
     times = usable_times(cases.event, cases.time, lock.horizons)
     missing = [
