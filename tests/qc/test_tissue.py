@@ -10,6 +10,7 @@ from tests.qc.slides import ArraySlide
 from tests.qc.views import view_of
 from training.tuning_slide import tuning_slide
 
+from thinsection.arrays import bands
 from thinsection.arrays.filters import otsu_level
 from thinsection.errors import InvalidInputError
 from thinsection.qc.checks.artefact_network import CLASSES
@@ -243,3 +244,18 @@ def test_the_artefact_network_is_not_asked_where_it_cannot_judge_or_need_not(
     mask = check(replace(view, artefact_maps=fail)).mask_use
     assert mask is not None
     assert bool(mask.any()) == (color == PINK)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_tissue_is_the_same_in_bands_of_any_height(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slide = tuning_slide(seed, size=(1100, 700), mpp=8.0)
+    found = []
+    for rows in (32, 10_000):
+        monkeypatch.setattr(bands, "BAND_ROWS", rows)
+        found.append(segment_tissue(slide.rgb, TissueConfig(), px_um=8.0))
+    (in_bands, stain), (whole, whole_stain) = found
+    assert 0 < in_bands.sum() < in_bands.size
+    assert np.array_equal(in_bands, whole)
+    assert stain == whole_stain != ""

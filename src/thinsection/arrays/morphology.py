@@ -9,10 +9,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.arrays.bands import row_bands
 from thinsection.arrays.namespace import Array, ArrayNamespace
-
-# Rows that are measured at once.
-_BAND_ROWS = 256
 
 
 def labelled(
@@ -27,9 +25,27 @@ def labelled(
 def drop_small(ns: ArrayNamespace, mask: Array, min_area_px: float) -> Array:
     """The mask without its 4-connected regions of fewer than min_area_px pixels."""
     labels, count = labelled(ns, mask)
-    keep = ns.xp.bincount(labels.ravel(), minlength=count + 1) >= min_area_px
+    keep = _label_areas(ns, labels, count) >= min_area_px
+    return regions_of(ns, labels, keep)
+
+
+def regions_of(ns: ArrayNamespace, labels: Array, keep: Array) -> Array:
+    """The regions whose labels are True in `keep`, (count + 1,); label 0 is outside."""
+    keep = keep.copy()
     keep[0] = False
-    return keep[labels]
+    # an index by int32 is copied as int64, so labels are looked up band by band
+    mask = ns.xp.empty(labels.shape, dtype=bool)
+    for band in row_bands(len(labels)):
+        mask[band.inside] = keep[labels[band.inside]]
+    return mask
+
+
+def _label_areas(ns: ArrayNamespace, labels: Array, count: int) -> Array:
+    """Pixels of each label, (count + 1,)."""
+    areas = ns.xp.zeros(count + 1, dtype=ns.xp.int64)
+    for band in row_bands(len(labels)):
+        areas += ns.xp.bincount(labels[band.inside].ravel(), minlength=count + 1)
+    return areas
 
 
 def fill_small(ns: ArrayNamespace, mask: Array, min_area_px: float) -> Array:
@@ -41,10 +57,17 @@ def mostly(ns: ArrayNamespace, mask: Array, marked: Array, min_share: float) -> 
     """The 8-connected regions of a mask of which more than a share is marked."""
     labels, count = labelled(ns, mask, connectivity=8)
     hits = ns.xp.bincount(labels[marked & mask], minlength=count + 1)
-    areas = ns.xp.bincount(labels.ravel(), minlength=count + 1)
-    keep = hits > min_share * areas
-    keep[0] = False
-    return keep[labels]
+    keep = hits > min_share * _label_areas(ns, labels, count)
+    return regions_of(ns, labels, keep)
+
+
+def at_border(ns: ArrayNamespace, mask: Array) -> Array:
+    """The 4-connected regions of a mask that touch the picture's border."""
+    labels, count = labelled(ns, mask)
+    keep = ns.xp.zeros(count + 1, dtype=bool)
+    for side in (labels[0], labels[-1], labels[:, 0], labels[:, -1]):
+        keep[side] = True
+    return regions_of(ns, labels, keep)
 
 
 def keep_elongated(
@@ -66,10 +89,11 @@ def keep_elongated(
         return mask.copy()
     # per region: 1, y, x, y², x², xy; sums of whole numbers are exact in any order
     sums = xp.zeros((6, count + 1))
-    for top in range(0, len(labels), _BAND_ROWS):
-        rows, columns = xp.nonzero(labels[top : top + _BAND_ROWS])
-        region = labels[top + rows, columns]
-        y = (top + rows) * 1.0
+    for band in row_bands(len(labels)):
+        rows, columns = xp.nonzero(labels[band.inside])
+        rows += band.inside.start
+        region = labels[rows, columns]
+        y = rows * 1.0
         x = columns * 1.0
         for index, weights in enumerate((None, y, x, y * y, x * x, x * y)):
             sums[index] += xp.bincount(region, weights=weights, minlength=count + 1)
@@ -84,8 +108,7 @@ def keep_elongated(
     length = xp.sqrt(12 * ((yy + xx) / 2 + spread))
     keep = (length * length / area >= elongation) & (area >= min_area_px)
     keep &= area / length <= max_width_px
-    keep[0] = False
-    return keep[labels]
+    return regions_of(ns, labels, keep)
 
 
 def dilated_by_square(ns: ArrayNamespace, mask: Array, edge_px: int) -> Array:
@@ -114,13 +137,13 @@ def dilated_by_disk(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
     width = mask.shape[1]
     reach = len(disk) // 2
     padded = ns.xp.pad(mask, ((0, 0), (reach, reach)))
-    runs: dict[int, Array] = {}
+    halves = disk.sum(axis=0) // 2
     out = ns.xp.zeros_like(mask)
-    for left, column in enumerate(disk.T):
-        half = int(column.sum()) // 2
-        if half not in runs:
-            runs[half] = _any_between(ns, padded, -half, half)
-        out |= runs[half][:, left : left + width]
+    # columns of one length share a run, and only one run is in memory
+    for half in sorted(set(halves.tolist())):
+        run = _any_between(ns, padded, -half, half)
+        for left in np.flatnonzero(halves == half).tolist():
+            out |= run[:, left : left + width]
     return out
 
 
@@ -150,4 +173,4 @@ def disk_footprint(radius_px: float) -> npt.NDArray[np.bool_]:
 def region_areas(ns: ArrayNamespace, mask: Array) -> Array:
     """Pixels of each of the 8-connected regions of a mask, (regions,)."""
     labels, count = labelled(ns, mask, connectivity=8)
-    return ns.xp.bincount(labels.ravel(), minlength=count + 1)[1:]
+    return _label_areas(ns, labels, count)[1:]

@@ -5,11 +5,12 @@ on how uneven that glass is, so pale, gray, dark and unevenly lit slides need no
 docs/tissue.md shows each step in pictures.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from thinsection.arrays import Array, ArrayNamespace, morphology
+from thinsection.arrays.bands import row_bands
 from thinsection.arrays.filters import block_means, extremes
 from thinsection.qc.checks.check import COARSEST_MPP, Outcome, QcCheck, QcView, area
 
@@ -160,7 +161,7 @@ def detect_tissue(
         min_hole_px: smaller holes are filled.
         black_level: px darker in all channels are not tissue.
 
-    Memory: O(H * W / (16 / px_um)²): about 150 bytes per px of 16 µm.
+    Memory: O(H * W / (16 / px_um)²): about 45 bytes per px of 16 µm.
     """
     factor = max(1, round(_PX_UM / px_um))
     area_factor = float(factor**2)
@@ -169,13 +170,15 @@ def detect_tissue(
     def px(length_um: float) -> float:
         return length_um / looked_at_um
 
-    light = _measure_light(ns, _reduce(ns, rgb, factor), black_level)
+    light, absorption = _measure_light(ns, _reduce(ns, rgb, factor), black_level)
+    shows_glass = bool(light.glass.any())
     evidence = _find_evidence(ns, light, px)
+    del light  # frees memory; what follows needs the masks and the density
     # radius 48 µm: closes wider gaps than those in `_find_evidence`
     mask = _close(ns, evidence.body, px(_GAP_UM + _RIM_UM) / 1.5)
-    mask &= ~_beyond_rim(ns, light, evidence.body, mask, px)
+    mask &= ~_beyond_rim(ns, absorption, evidence.body, mask, px)
     near_solid = morphology.dilated_by_disk(ns, evidence.solid, px(32.0))
-    net = _find_net(ns, light, evidence.lines & ~near_solid, px)
+    net = _find_net(ns, evidence.lines & ~near_solid, evidence.strong_lines, px)
     mask = _close(ns, mask | net, px(_GAP_UM))
     mask = morphology.opened_by_disk(ns, mask, px(32.0))
     mask = morphology.fill_small(ns, mask, max(min_hole_px / area_factor, 1.0))
@@ -185,18 +188,30 @@ def detect_tissue(
     enlarged = mask.repeat(factor, axis=0).repeat(factor, axis=1)
     return Detected(
         mask=enlarged[: rgb.shape[0], : rgb.shape[1]],
-        stain=_measure_stain(ns, light, mask),
-        shows_glass=bool(light.glass.any()),
+        stain=_measure_stain(ns, absorption, mask),
+        shows_glass=shows_glass,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Light:
-    """Light absorption of a slide, float32 (H, W) each; density is base 10."""
+class _Absorption:
+    """Light absorption of each px in three channels; density is base 10."""
 
-    density: Array  # (H, W, 3), relative to glass
-    total: Array  # mean density of the three channels
-    near: Array  # smooth density: `total`, averaged over 3 x 3 px
+    rgb: Array  # uint8 (H, W, 3)
+    # density of each value of a channel, relative to white, float32 (256,)
+    against_white: Array
+    glass: Array  # density of the glass, relative to white, float32 (3,)
+
+    def density(self, rows: slice) -> Array:
+        """Density relative to glass, float32 (rows, W, 3)."""
+        return self.against_white[self.rgb[rows]] - self.glass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Light:
+    """Measures of light absorption relative to glass, float32 (H, W) each."""
+
+    near: Array  # smooth density: mean of the three channels, averaged over 3 x 3 px
     densest: Array  # density of the densest channel, averaged over 3 x 3 px
     colour: Array  # densest minus thinnest channel, averaged over 3 x 3 px
     line: Array  # density above the surroundings, in lines thinner than 5 px
@@ -204,48 +219,80 @@ class _Light:
     seen: Array  # bool: not black, and not the white or black of unscanned areas
     # bool: flat px as bright as the glass; all False if a slide shows none
     glass: Array
-    glass_density: float  # density of the glass, relative to white
 
 
-def _measure_light(ns: ArrayNamespace, rgb: Array, black_level: int) -> _Light:
+def _measure_light(
+    ns: ArrayNamespace, rgb: Array, black_level: int
+) -> tuple[_Light, _Absorption]:
     xp = ns.xp
     box = ns.ndimage.uniform_filter
     levels = xp.maximum(xp.arange(256), 1) / 255.0
-    against_white = (-xp.log10(levels)).astype(xp.float32)[rgb]
-    total = against_white.mean(axis=2)
-    line = total - ns.ndimage.grey_opening(total, size=(5, 5))
+    absorption = _Absorption(
+        rgb=rgb,
+        against_white=(-xp.log10(levels)).astype(xp.float32),
+        glass=xp.zeros(3, dtype=xp.float32),
+    )
+    shape = rgb.shape[:2]
+    total = xp.empty(shape, dtype=xp.float32)
+    seen = xp.empty(shape, dtype=bool)
+    for band in row_bands(shape[0]):
+        total[band.inside] = absorption.density(band.inside).mean(axis=2)
+        lowest, highest = extremes(ns, rgb[band.inside].transpose(2, 0, 1))
+        seen[band.inside] = (lowest < 255) & (highest >= max(black_level, 1))
+    line = xp.empty_like(total)
+    # an opening by 5 x 5 px reaches 4 px
+    for band in row_bands(shape[0], 4):
+        opened = ns.ndimage.grey_opening(total[band.around], size=(5, 5))
+        line[band.inside] = total[band.inside] - opened[band.own]
     texture = box(line, 5)
-    lowest, highest = extremes(ns, rgb.transpose(2, 0, 1))
-    seen = (lowest < 255) & (highest >= max(black_level, 1))
     flat_limit = 0.0
     if bool(seen.any()):
-        smoothest = float(xp.quantile(texture[seen], 0.05))
+        smoothest = float(xp.quantile(texture[seen], 0.05, overwrite_input=True))
         flat_limit = min(max(3 * smoothest, 0.004), _GLASS_TEXTURE)
-    thinnest, densest = extremes(ns, against_white.transpose(2, 0, 1))
-    is_colourless = densest - thinnest < _GLASS_COLOUR
-    flat = seen & (texture < flat_limit) & is_colourless & (total < _PALE)
+    flat = seen & (texture < flat_limit) & (total < _PALE)
+    for band in row_bands(shape[0]):
+        channels = absorption.density(band.inside).transpose(2, 0, 1)
+        thinnest, densest = extremes(ns, channels)
+        flat[band.inside] &= densest - thinnest < _GLASS_COLOUR
     glass_density, glass = _find_glass(
-        ns, against_white, texture, flat, num_seen=int(seen.sum())
+        ns, absorption, total, texture, flat, num_seen=int(seen.sum())
     )
-    density = against_white - xp.asarray(glass_density, dtype=xp.float32)
-    mean = density.mean(axis=2)
-    thinnest, densest = extremes(ns, density.transpose(2, 0, 1))
-    return _Light(
-        density=density,
-        total=mean,
-        near=box(mean, 3),
-        densest=box(densest, 3),
-        colour=box(densest - thinnest, 3),
+    del flat
+    absorption = replace(absorption, glass=xp.asarray(glass_density, dtype=xp.float32))
+    del total  # frees memory
+    near = xp.empty_like(line)
+    densest = xp.empty_like(near)
+    colour = xp.empty_like(near)
+    for band in row_bands(shape[0]):
+        density = absorption.density(band.inside)
+        near[band.inside] = density.mean(axis=2)
+        low, high = extremes(ns, density.transpose(2, 0, 1))
+        densest[band.inside] = high
+        colour[band.inside] = high - low
+    # one after the other, so that only one is in memory twice
+    near = box(near, 3)
+    densest = box(densest, 3)
+    colour = box(colour, 3)
+    light = _Light(
+        near=near,
+        densest=densest,
+        colour=colour,
         line=line,
         texture=texture,
         seen=seen,
         glass=glass,
-        glass_density=sum(glass_density) / 3,
     )
+    return light, absorption
 
 
 def _find_glass(
-    ns: ArrayNamespace, density: Array, texture: Array, flat: Array, *, num_seen: int
+    ns: ArrayNamespace,
+    absorption: _Absorption,
+    total: Array,
+    texture: Array,
+    flat: Array,
+    *,
+    num_seen: int,
 ) -> tuple[tuple[float, ...], Array]:
     """Density of the glass, and its mask: the brightest large peak of flat, pale pixels.
 
@@ -253,20 +300,25 @@ def _find_glass(
     """
     xp = ns.xp
     nowhere = xp.zeros_like(flat)
-    total = density.mean(axis=2)
     values = total[flat]
     if values.size < max(50, 0.002 * num_seen):
         return _TYPICAL_GLASS, nowhere
     counts = xp.histogram(values, bins=_GLASS_BINS, range=(0.0, _PALE))[0]
+    del values
     peak = (_brightest_peak(ns.download(counts)) + 0.5) * _PALE / _GLASS_BINS
     glass = flat & (abs(total - peak) < _GLASS_REACH)
-    glass_density = tuple(float(xp.median(density[..., c][glass])) for c in range(3))
+    glass_density = []
+    for channel in range(3):
+        density = absorption.against_white[absorption.rgb[..., channel][glass]]
+        glass_density.append(float(xp.median(density, overwrite_input=True)))
     is_dense = sum(glass_density) / 3 > _TISSUE_DENSITY
     is_coloured = max(glass_density) - min(glass_density) > _TISSUE_COLOUR
-    is_textured = float(xp.median(texture[glass])) > _TISSUE_TEXTURE
+    is_textured = (
+        float(xp.median(texture[glass], overwrite_input=True)) > _TISSUE_TEXTURE
+    )
     if (is_dense or is_coloured) and is_textured:
         return _TYPICAL_GLASS, nowhere
-    return glass_density, glass
+    return tuple(glass_density), glass
 
 
 def _brightest_peak(counts: Array) -> int:
@@ -286,6 +338,7 @@ class _Evidence:
     body: Array  # dense, coloured or textured areas
     solid: Array  # solid tissue
     lines: Array  # thin dark lines
+    strong_lines: Array  # thin lines that are dark enough to be a net of their own
 
 
 def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
@@ -321,6 +374,7 @@ def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
         body=morphology.opened_by_disk(ns, closed, px(_THIN_UM)),
         solid=morphology.opened_by_disk(ns, body, px(64.0)),
         lines=(light.line > thin) & ~outside,
+        strong_lines=light.line > 1.6 * _LINE,
     )
 
 
@@ -330,14 +384,14 @@ def _find_outside(ns: ArrayNamespace, light: _Light, textured: float, px: Px) ->
     tint = xp.maximum(_SHADE_COLOUR, _SHADE_TINT * light.near)
     shade = (light.near > _SHADE) & (light.colour < tint)
     shade &= light.texture < xp.maximum(textured, 0.06 * light.near)
-    edge = _at_border(ns, shade | ~light.seen)
+    edge = morphology.at_border(ns, shade | ~light.seen)
     outside = ~light.seen
     if bool(edge.any()):
         outside |= morphology.dilated_by_disk(ns, edge, px(_SHADE_REACH_UM))
     return outside
 
 
-def _find_net(ns: ArrayNamespace, light: _Light, lines: Array, px: Px) -> Array:
+def _find_net(ns: ArrayNamespace, lines: Array, strong_lines: Array, px: Px) -> Array:
     """Fat and loose tissue: the area that a net of thin lines spans."""
     ndimage = ns.ndimage
     thick = ndimage.maximum_filter(lines, size=3)
@@ -347,59 +401,85 @@ def _find_net(ns: ArrayNamespace, light: _Light, lines: Array, px: Px) -> Array:
         lines = lines & ~ndimage.maximum_filter1d(run, _STRAIGHT_PX, axis=axis)
     # elongation 0: only lines of fewer pixels are dropped
     net = morphology.keep_elongated(ns, lines, 0.0, _MIN_LINE_PX)
-    strong = (net & (light.line > 1.6 * _LINE)).astype(ns.xp.float32)
+    strong = (net & strong_lines).astype(ns.xp.float32)
     net &= ndimage.uniform_filter(strong, _NET_WINDOW_PX) > _NET_SHARE
     net = morphology.opened_by_disk(ns, _close(ns, net, px(_CELL_UM)), px(64.0))
     filled = morphology.fill_small(ns, net, max(1.0, px(1.0) ** 2 * _NET_HOLE_UM2))
     # holes at the border are not filled: in a small picture, all background could be one hole
-    net |= filled & ~_at_border(ns, ~net)
+    net |= filled & ~morphology.at_border(ns, ~net)
     return morphology.dilated_by_disk(ns, net, px(32.0))
 
 
 def _beyond_rim(
-    ns: ArrayNamespace, light: _Light, body: Array, mask: Array, px: Px
+    ns: ArrayNamespace, absorption: _Absorption, body: Array, mask: Array, px: Px
 ) -> Array:
     """Pixels at the mask's border that are much paler than the tissue beside them."""
     xp = ns.xp
     box = ns.ndimage.uniform_filter
-    _, densest = extremes(ns, light.density.transpose(2, 0, 1))
-    # half of the densest channel counts where a stain absorbs in one channel only
-    own_density = xp.maximum(light.total, densest * 0.5)
+    own_density = xp.empty(body.shape, dtype=xp.float32)
+    for band in row_bands(len(body)):
+        density = absorption.density(band.inside)
+        _, densest = extremes(ns, density.transpose(2, 0, 1))
+        # half of the densest channel counts where a stain absorbs in one channel only
+        own_density[band.inside] = xp.maximum(density.mean(axis=2), densest * 0.5)
     inside = body.astype(xp.float32)
-    tissue_density = box(own_density * inside, 9) / xp.maximum(box(inside, 9), 0.02)
+    tissue_density = box(own_density * inside, 9)
+    inside = box(inside, 9)
+    tissue_density /= xp.maximum(inside, 0.02, out=inside)
+    tissue_density *= _RIM_SHARE
+    least_density = xp.maximum(tissue_density, _LINE, out=tissue_density)
     border = morphology.dilated_by_disk(ns, ~mask, px(_RIM_UM))
-    return border & (own_density < xp.maximum(_RIM_SHARE * tissue_density, _LINE))
+    return border & (own_density < least_density)
 
 
-def _measure_stain(ns: ArrayNamespace, light: _Light, mask: Array) -> Stain:
+def _measure_stain(ns: ArrayNamespace, absorption: _Absorption, mask: Array) -> Stain:
     """The stain, from the fractions of the density in red, green and blue.
 
     Eosin absorbs green and DAB absorbs blue, so without brown tissue the stain is not IHC. The
     fraction in green alone does not tell them apart, as it is as low in purple H&E as in IHC.
     """
     xp = ns.xp
-    density = light.density[mask].clip(0.0)
-    total = density.sum(axis=1)
-    density = density[total > 0.1]
-    total = total[total > 0.1]
-    if total.size < 50:
+    totals = [total for _, total in _stained_bands(absorption, mask)]
+    if sum(total.size for total in totals) < 50:
         return ""
-    middle = float(xp.median(total))
+    middle = float(xp.median(xp.concatenate(totals), overwrite_input=True))
+    del totals
     # leave out ink and folds, which are denser than most tissue, but keep DAB on a pale
     # counterstain
-    usual = density[total <= max(2 * middle, _DAB_DENSITY)]
-    red, green, blue = usual.T
-    brown = float(((blue > green) & (blue > 1.3 * red)).mean())
+    densest = max(2 * middle, _DAB_DENSITY)
+    num_usual = 0
+    num_brown = 0
+    # of pale px: largest difference between the channels' fractions of the density, and green's
+    spreads = []
+    greens = []
+    for density, total in _stained_bands(absorption, mask):
+        red, green, blue = density[total <= densest].T
+        num_usual += red.size
+        num_brown += int(((blue > green) & (blue > 1.3 * red)).sum())
+        pale = total <= middle
+        balance = density[pale] / total[pale][:, None]
+        spreads.append(balance.max(axis=1) - balance.min(axis=1))
+        greens.append(balance[:, 1].copy())
+    brown = num_brown / num_usual
     if brown > _IHC_BROWN:
         return "IHC"
-    pale = total <= middle
-    balance = density[pale] / total[pale][:, None]
-    if float(xp.median(balance.max(axis=1) - balance.min(axis=1))) < _GREY_BALANCE:
+    if float(xp.median(xp.concatenate(spreads))) < _GREY_BALANCE:
         return "grey"
-    if brown > _NO_BROWN or float(xp.median(balance[:, 1])) < _LEAST_GREEN:
+    if brown > _NO_BROWN or float(xp.median(xp.concatenate(greens))) < _LEAST_GREEN:
         return "unsure"
-    is_dark = light.glass_density > 0.1 or middle > 1.1
+    is_dark = float(absorption.glass.mean()) > 0.1 or middle > 1.1
     return "dark" if is_dark else "H&E"
+
+
+def _stained_bands(
+    absorption: _Absorption, mask: Array
+) -> Iterator[tuple[Array, Array]]:
+    """Density (N, 3) of the mask's px that absorb light, and its sum (N,), band by band."""
+    for band in row_bands(len(mask)):
+        density = absorption.density(band.inside)[mask[band.inside]].clip(0.0)
+        total = density.sum(axis=1)
+        absorbs = total > 0.1
+        yield density[absorbs], total[absorbs]
 
 
 def _close(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
@@ -411,18 +491,16 @@ def _close(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:
     return closed[reach : reach + height, reach : reach + width]
 
 
-def _at_border(ns: ArrayNamespace, mask: Array) -> Array:
-    """The regions of a mask that touch the picture's border."""
-    labels, _ = morphology.labelled(ns, mask)
-    sides = ns.xp.concatenate([labels[0], labels[-1], labels[:, 0], labels[:, -1]])
-    return mask & ns.xp.isin(labels, sides)
-
-
 def _reduce(ns: ArrayNamespace, rgb: Array, factor: int) -> Array:
     """Means of blocks of factor x factor px, uint8; the last blocks may be smaller."""
     if factor == 1:
         return rgb
-    means = [
-        block_means(ns, rgb[..., c].astype(ns.xp.float32), factor) for c in range(3)
-    ]
-    return (ns.xp.stack(means, axis=2) + 0.5).astype(ns.xp.uint8)
+    height, width = (-(-length // factor) for length in rgb.shape[:2])
+    reduced = ns.xp.empty((height, width, 3), dtype=ns.xp.uint8)
+    for band in row_bands(height):
+        rows = rgb[band.inside.start * factor : band.inside.stop * factor]
+        for channel in range(3):
+            plane = rows[..., channel].astype(ns.xp.float32)
+            means = block_means(ns, plane, factor) + 0.5
+            reduced[band.inside, :, channel] = means.astype(ns.xp.uint8)
+    return reduced
