@@ -6,7 +6,7 @@
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from thinsection.arrays.packed import PackedArrays
 from thinsection.errors import StoreError
 from thinsection.files.atomic import atomic_path
 from thinsection.qc.pipeline import pipeline_from_mapping
@@ -41,35 +42,46 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 def pack_qc(
     folder: Path,
     document: Document,
-    masks: Mapping[str, MaskArray],
-    unjudged: Mapping[str, MaskArray] | None = None,
+    result: QcResult,
 ) -> None:
     """Writes `qc.zip` atomically; equal arguments give equal bytes.
 
     Args:
         folder: folder of the slide's quality control.
         document: values for `qc.json`; `masks` and `unjudged` are added to them.
-        masks: bool (H, W) by name.
-        unjudged: bool (H, W) by check, tissue that the check could not judge.
+        result: its masks are stored, `mask_use` and `mask_kept` after those of the checks.
     """
-    unjudged = unjudged or {}
-    num_pixels = {name: int(np.count_nonzero(mask)) for name, mask in masks.items()}
-    counts: Document = {"masks": num_pixels}
-    counts["unjudged"] = {
-        name: int(np.count_nonzero(mask)) for name, mask in unjudged.items()
+    counts: Document = {
+        "masks": {name: int(np.count_nonzero(mask)) for name, mask in masks_of(result)},
+        "unjudged": {
+            name: int(np.count_nonzero(mask)) for name, mask in result.unjudged.items()
+        },
     }
     text = json.dumps(document | counts, indent=2, allow_nan=False)
-    files = {name: mask for name, mask in masks.items() if num_pixels[name]}
-    for name, mask in unjudged.items():
-        if counts["unjudged"][name]:
-            files[unjudged_name(name)] = mask
     with atomic_path(folder / QC_FILE) as tmp, zipfile.ZipFile(tmp, "w") as file:
         _add_member(file, QC_JSON, text.encode())
-        for name, mask in files.items():
+        for name, mask in _stored_masks(result):
+            if not mask.any():
+                continue
             buffer = io.BytesIO()
             image = Image.fromarray(mask)
             image.save(buffer, format="TIFF", compression="group4")
             _add_member(file, f"{name}.tif", buffer.getvalue())
+
+
+def masks_of(result: QcResult) -> Iterator[tuple[str, MaskArray]]:
+    """Names and masks of a result, bool (H, W): of its checks, and the tissue in use."""
+    yield from result.masks.items()
+    yield MASK_USE, result.mask_use
+    if result.mask_kept is not None:
+        yield MASK_KEPT, result.mask_kept
+
+
+def _stored_masks(result: QcResult) -> Iterator[tuple[str, MaskArray]]:
+    """Names and masks of the files; masks are unpacked one after the other."""
+    yield from masks_of(result)
+    for name, mask in result.unjudged.items():
+        yield unjudged_name(name), mask
 
 
 def _add_member(file: zipfile.ZipFile, name: str, content: bytes) -> None:
@@ -105,9 +117,6 @@ def write_qc(
     """
     folder = Path(folder)
     save_picture(folder / PICTURE_NAME, result.rgb if picture is None else picture)
-    masks = {**result.masks, MASK_USE: result.mask_use}
-    if result.mask_kept is not None:
-        masks[MASK_KEPT] = result.mask_kept
     densities = {}
     for name, table in result.tables.items():
         if table.dtype != np.uint8:
@@ -127,7 +136,7 @@ def write_qc(
         "pipeline": result.pipeline.as_mapping(),
         "tables": densities,
     }
-    pack_qc(folder, document, masks, result.unjudged)
+    pack_qc(folder, document, result)
 
 
 def load_qc(folder: str | Path) -> QcResult:
@@ -137,7 +146,7 @@ def load_qc(folder: str | Path) -> QcResult:
     seconds and no tables that are pictures. Results of older versions have all of them.
 
     Memory:
-        O(H * W) for each mask, and the work image.
+        The work image, one mask, and the others compressed: about 3 % of a byte per pixel for each.
 
     Raises:
         StoreError, ConfigError: files are missing, damaged, of another format or check.
@@ -145,7 +154,12 @@ def load_qc(folder: str | Path) -> QcResult:
     folder = Path(folder)
     stored = read_qc(folder)
     document = stored.document
-    masks: dict[str, MaskArray] = {name: stored.mask(name) for name in stored.names}
+    masks = PackedArrays()
+    for name in stored.names:
+        masks[name] = stored.mask(name)
+    unjudged = PackedArrays()
+    for name in stored.unjudged_names:
+        unjudged[name] = stored.unjudged(name)
     with damage_named(folder):
         tables = {}
         for name, rows in document["tables"].items():
@@ -166,7 +180,7 @@ def load_qc(folder: str | Path) -> QcResult:
             mask_use=masks.pop(MASK_USE),
             mask_kept=masks.pop(MASK_KEPT, None),
             masks=masks,
-            unjudged={name: stored.unjudged(name) for name in stored.unjudged_names},
+            unjudged=unjudged,
             tables=tables,
             frame=stored.frame,
             rgb=_work_image(stored),
