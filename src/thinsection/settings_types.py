@@ -36,6 +36,7 @@ class RunSettings(TypedDict, total=False):
     qc_fail: Texts
     qc_rules: Text | None
     qc_strict: bool
+    qc_edits: Text | None
     qc_device: Text
     qc_pictures: bool
     segmenters: Texts

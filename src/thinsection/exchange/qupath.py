@@ -14,6 +14,7 @@ from thinsection.config import nearest
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.exchange.peer_export import nothing_exported, noting
 from thinsection.files.atomic import read_json, write_text
+from thinsection.qc.edits import outline_measurements
 from thinsection.report.stored import features_of_masks, outline_files
 from thinsection.results.choice import say_choice
 from thinsection.results.folder import (
@@ -87,7 +88,9 @@ def export_qupath(
         with leaving_out(slide_id, listener):
             ledger.check()
             name = f"{slide_id}.geojson"
-            features = outlines_of(results, slide_id, grid)
+            features = [
+                _marked(feature) for feature in outlines_of(results, slide_id, grid)
+            ]
             if f"{grid}/tiles" in ledger.stages:
                 table = results.tiles(slide_id, grid)
                 tile_classes = _classes_of_tiles(table, classes)
@@ -103,6 +106,17 @@ def export_qupath(
     script = _GROOVY % (",\n".join(lines), _groovy(str(out.resolve())))
     write_text(out / SCRIPT, script)
     return len(files)
+
+
+def _marked(feature: Feature) -> Feature:
+    """An outline with measurements of its shape, by which `--qc-edits` knows it again."""
+    import shapely
+
+    properties = dict(feature["properties"])
+    area = shapely.geometry.shape(feature["geometry"])
+    measurements = properties.get("measurements", {})
+    properties["measurements"] = measurements | outline_measurements(area)
+    return feature | {"properties": properties}
 
 
 def _groovy(text: str) -> str:

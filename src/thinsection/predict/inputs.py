@@ -202,6 +202,11 @@ def run_config(inputs: Inputs, model: str) -> RunConfig:
 
 def _without_cohort(settings: Document) -> Document:
     """Settings of a run without those on the paths and ids of its slides."""
+    qc = settings.get("qc")
+    if isinstance(qc, dict):
+        # corrections belong to the slides on which they were drawn
+        without_edits = {name: qc[name] for name in qc if name != "qc_edits"}
+        settings = settings | {"qc": without_edits}
     slides = settings.get("slides")
     if not isinstance(slides, dict):
         return settings

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from thinsection.qc.checks.check import QcView as QcView
     from thinsection.qc.checks.check import area as area
     from thinsection.qc.checks.check import length as length
+    from thinsection.qc.edits import QcEdit as QcEdit
+    from thinsection.qc.edits import read_edits as read_edits
     from thinsection.qc.engine import prepare_models as prepare_models
     from thinsection.qc.engine import run_qc as run_qc
     from thinsection.qc.pipeline import CHECKS as CHECKS
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 # these names are imported on first use: a run without quality control needs no check
 _NAMES_OF = {
     "checks.check": "Outcome QcCheck QcView area length",
+    "edits": "QcEdit read_edits",
     "engine": "prepare_models run_qc",
     "pipeline": "CHECKS Pipeline load_pipeline pipeline_identity preset_names",
     "result": "QcResult tile_qc_columns",

@@ -84,7 +84,16 @@ _BUILT_IN: tuple[type[QcCheck], ...] = (
 _HISTOQC = "histoqc-"
 _PRESETS = Path(__file__).parent / "presets"
 # Names of files and columns that belong to no check.
-_RESERVED_NAMES = ("mask_use", "mask_kept", "overlay", "thumbnail", "qc", UNJUDGED)
+_RESERVED_NAMES = (
+    "mask_use",
+    "mask_kept",
+    "edited_mask_use",
+    "edited_mask_kept",
+    "overlay",
+    "thumbnail",
+    "qc",
+    UNJUDGED,
+)
 # Checks by which `[segmenter.classes]` says that the guard follows a class.
 _SURE_CLASSES = ("ink", "focus")
 # Of the checks: raise it when one answers differently.

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
 from thinsection.qc.checks.check import EMPTY_SCORE, UNJUDGED, ReportTable, Score
+from thinsection.qc.edits import (
+    EDITED_AREAS,
+    EditMasks,
+    QcEdit,
+    check_names,
+    edit_masks,
+)
 from thinsection.qc.pipeline import Pipeline
 from thinsection.qc.tissue import (
     Color,
@@ -54,6 +61,12 @@ class QcResult:
     mask_kept: MaskArray | None = None
     # by check, tissue that it could not judge, bool (H, W); a check that judges all has none
     unjudged: Mapping[str, MaskArray] = field(default_factory=dict)
+    # checks that the guard overruled
+    overruled: tuple[str, ...] = ()
+    # corrections of a person, which `mask_use`, `mask_kept` and `masks` contain
+    edits: tuple[QcEdit, ...] = ()
+    # the answers of the checks before these corrections; None without corrections
+    checked: QcResult | None = None
     # True if it was read back: `rgb` comes from a smaller picture, and tables may be missing
     is_stored: bool = False
 
@@ -77,6 +90,42 @@ class QcResult:
     def unjudged_tissue(self) -> MaskArray:
         """Tissue that at least one check could not judge, bool (H, W)."""
         return _any_of(self.unjudged, self.tissue.mask)
+
+    @property
+    def editable_checks(self) -> list[str]:
+        """Checks that a person can correct: those that mark areas, or could not judge some."""
+        filling = {check.name for check in self.pipeline.checks if check.fills}
+        names = dict.fromkeys((*self.masks, *self.unjudged))
+        return [name for name in names if name not in filling]
+
+    def with_edits(self, edits: Sequence[QcEdit]) -> QcResult:
+        """The result with corrections of a person, in place of those that it has.
+
+        The guard does not overrule a correction. Columns with a check's share follow the
+        correction; all other columns are those of the checks.
+
+        Memory: a mask for each check and each class of corrections.
+
+        Raises:
+            InvalidInputError: a correction is about a check that marks no areas.
+        """
+        checked = self.checked or self
+        if not edits:
+            return checked
+        check_names(edits, checked.editable_checks)
+        edited = _with_edited_masks(checked, edits)
+        warnings = []
+        for edit in edits:
+            if _is_same(checked, _with_edited_masks(checked, [edit])):
+                warnings.append(
+                    f"an area of class {edit.class_name!r} changes nothing in "
+                    f"{edit.file or 'the corrections'}"
+                )
+        return replace(
+            edited,
+            scores=_edited_scores(checked, edited),
+            warnings=(*checked.warnings, *warnings),
+        )
 
     @property
     def colors(self) -> dict[str, Color]:
@@ -112,6 +161,116 @@ class QcResult:
         return notebook_html(self.overlay(), title, lines)
 
 
+def _with_edited_masks(checked: QcResult, edits: Sequence[QcEdit]) -> QcResult:
+    """The result with corrected masks, and the columns of the checks."""
+    areas = edit_masks(edits, checked.frame)
+    back = areas.kept("") | _given_back(checked, areas)
+    gone = areas.removed(*areas.remove)
+    mask_kept = checked.mask_kept
+    if mask_kept is not None:
+        mask_kept = (mask_kept | back) & ~gone
+    edited = replace(
+        checked,
+        mask_use=(checked.mask_use | back) & ~gone,
+        mask_kept=mask_kept,
+        masks=_edited_masks(checked, areas),
+        edits=tuple(edits),
+        checked=checked,
+    )
+    unjudged = {}
+    for name, mask in checked.unjudged.items():
+        judged = areas.kept("", name) | areas.removed("", name)
+        unjudged[name] = mask & ~judged & edited.tissue.mask
+    return replace(edited, unjudged=unjudged)
+
+
+def _is_same(checked: QcResult, edited: QcResult) -> bool:
+    """True if the corrections change no pixel of any mask."""
+    if not np.array_equal(checked.tissue.mask, edited.tissue.mask):
+        return False
+    for name, mask in edited.masks.items():
+        if not np.array_equal(mask, checked.masks.get(name, np.zeros_like(mask))):
+            return False
+    return all(
+        np.array_equal(mask, checked.unjudged[name])
+        for name, mask in edited.unjudged.items()
+    )
+
+
+def _edited_masks(checked: QcResult, areas: EditMasks) -> dict[str, MaskArray]:
+    """Areas of the checks with the corrections about them, and with those about all checks."""
+    masks = dict(checked.masks)
+    for name in checked.editable_checks:
+        if name in masks:
+            masks[name] = masks[name] & ~areas.kept("", name) | areas.removed(name)
+        elif name in areas.remove:
+            masks[name] = areas.removed(name)
+    return masks
+
+
+def _given_back(checked: QcResult, areas: EditMasks) -> MaskArray:
+    """Pixels that only one check removes, in the areas where a person keeps what it removes."""
+    shown_only = {
+        check.name
+        for check in checked.pipeline.checks
+        if not getattr(check, "remove", True)
+    }
+    removed = {
+        name: mask & ~areas.kept(name)
+        for name, mask in checked.masks.items()
+        if name in checked.editable_checks
+        and name not in checked.overruled
+        and name not in shown_only
+    }
+    back = np.zeros_like(checked.mask_use)
+    for name in areas.keep:
+        if name not in checked.masks:
+            continue
+        marked = areas.kept(name) & checked.masks[name]
+        for other, mask in removed.items():
+            if other != name:
+                marked &= ~mask
+        back |= marked
+    return back
+
+
+def _edited_scores(checked: QcResult, edited: QcResult) -> dict[str, Score]:
+    """Columns of the slide after corrections."""
+    scores = {**checked.scores, **_edited_shares(checked, edited.masks)}
+    scores |= unjudged_shares(edited.unjudged, edited.tissue.mask)
+    usable = edited.mask_use
+    is_count = edited.pipeline.pixels_to_use == "absolute"
+    scores["pixels_to_use"] = float(usable.sum() if is_count else usable.mean())
+    scores[EDITED_AREAS] = float(len(edited.edits))
+    return scores
+
+
+def _edited_shares(
+    checked: QcResult, masks: Mapping[str, MaskArray]
+) -> dict[str, Score]:
+    """Columns with the shares of checks whose area was corrected.
+
+    A share is multiplied by the change of the check's area on tissue. It stays where the check
+    found nothing there, since then nothing says what it is a share of.
+    """
+    glass = np.zeros_like(checked.mask_use)
+    for check in checked.pipeline.checks:
+        if check.removes_glass and check.name in checked.masks:
+            glass |= checked.masks[check.name]
+    shares: dict[str, Score] = {}
+    for name, before in checked.masks.items():
+        after = masks[name]
+        num_before = np.count_nonzero(before & ~glass)
+        if num_before == 0 or np.array_equal(after, before):
+            continue
+        change = np.count_nonzero(after & ~glass) / num_before
+        for column in (name, f"{name}_percent", f"{name}_removed_percent"):
+            value = checked.scores.get(column)
+            if isinstance(value, float) and value > 0:
+                shares[column] = value * change
+    return shares
+
+
 def tile_qc_columns(
     result: QcResult, coords_l0: CoordsL0, tile_px_l0: int
 ) -> dict[str, Shares]:
@@ -137,15 +296,13 @@ def tile_qc_columns(
         raise InvalidInputError(f"tile_px_l0 must be > 0, got {tile_px_l0}")
     size_l0 = (tile_px_l0, tile_px_l0)
     filling = {check.name for check in result.pipeline.checks if check.fills}
-    shares = {
-        name: box_fractions(mask, result.frame, coords_l0, size_l0)
-        for name, mask in result.masks.items()
-        if name not in filling
-    }
+    areas = {name: mask for name, mask in result.masks.items() if name not in filling}
     if result.unjudged:
-        area = result.unjudged_tissue
-        shares[UNJUDGED] = box_fractions(area, result.frame, coords_l0, size_l0)
-    return shares
+        areas[UNJUDGED] = result.unjudged_tissue
+    return {
+        name: box_fractions(area, result.frame, coords_l0, size_l0)
+        for name, area in areas.items()
+    }
 
 
 def unjudged_shares(
@@ -157,12 +314,12 @@ def unjudged_shares(
     """
     if not unjudged:
         return {}
-    counts = {f"{name}_": int(area.sum()) for name, area in unjudged.items()}
-    counts[""] = int(_any_of(unjudged, tissue).sum())
+    areas = {f"{name}_": area for name, area in unjudged.items()}
+    areas[""] = _any_of(unjudged, tissue)
     num_px = int(tissue.sum())
     return {
-        f"{name}{UNJUDGED}_percent": count / num_px if num_px else EMPTY_SCORE
-        for name, count in counts.items()
+        f"{name}{UNJUDGED}_percent": int(area.sum()) / num_px if num_px else EMPTY_SCORE
+        for name, area in areas.items()
     }
 
 

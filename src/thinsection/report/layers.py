@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFilter
 
+from thinsection.qc.edits import EDIT_COLORS, edit_masks
 from thinsection.qc.tissue import Color
 from thinsection.report.picture import Picture
 from thinsection.report.values import (
@@ -379,4 +380,11 @@ def overlay_layers(result: QcResult) -> list[Layer]:
             layers.append(Tint(removed[name], label, result.colors[name]))
     noun = "tissue without artefacts" if removed else "tissue"
     layers.append(Outline(use, f"{noun}, {use.mean():.1%} of the slide"))
+    for action, words in (("keep", "kept by hand"), ("remove", "removed by hand")):
+        edits = [edit for edit in result.edits if edit.action == action]
+        if edits:
+            areas = edit_masks(edits, result.frame)
+            mask = areas.kept(*areas.keep) | areas.removed(*areas.remove)
+            label = f"{words}, {counted(len(edits), 'area')}"
+            layers.append(Outline(mask, label, EDIT_COLORS[action], width=2.0))
     return layers

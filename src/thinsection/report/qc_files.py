@@ -6,7 +6,7 @@
 import io
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,17 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from thinsection.arrays.packed import PackedArrays
 from thinsection.errors import StoreError
 from thinsection.files.atomic import atomic_path
+from thinsection.qc.edits import edit_feature, edits_key
 from thinsection.qc.pipeline import pipeline_from_mapping
 from thinsection.qc.result import QcResult
 from thinsection.qc.tissue import TISSUE_COLOR
 from thinsection.report.picture import PICTURE_NAME, save_picture
 from thinsection.report.stored import (
+    EDITED_KEPT,
+    EDITED_USE,
+    EDITS,
     MASK_KEPT,
     MASK_USE,
     QC_FILE,
@@ -42,46 +45,40 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 def pack_qc(
     folder: Path,
     document: Document,
-    result: QcResult,
+    masks: Mapping[str, MaskArray],
+    unjudged: Mapping[str, MaskArray] | None = None,
+    features: Sequence[Document] = (),
 ) -> None:
     """Writes `qc.zip` atomically; equal arguments give equal bytes.
 
     Args:
         folder: folder of the slide's quality control.
         document: values for `qc.json`; `masks` and `unjudged` are added to them.
-        result: its masks are stored, `mask_use` and `mask_kept` after those of the checks.
+        masks: bool (H, W) by name.
+        unjudged: bool (H, W) by check, tissue that the check could not judge.
+        features: corrections as annotations; without any there is no `edits.geojson`.
     """
-    counts: Document = {
-        "masks": {name: int(np.count_nonzero(mask)) for name, mask in masks_of(result)},
-        "unjudged": {
-            name: int(np.count_nonzero(mask)) for name, mask in result.unjudged.items()
-        },
+    unjudged = unjudged or {}
+    num_pixels = {name: int(np.count_nonzero(mask)) for name, mask in masks.items()}
+    counts: Document = {"masks": num_pixels}
+    counts["unjudged"] = {
+        name: int(np.count_nonzero(mask)) for name, mask in unjudged.items()
     }
     text = json.dumps(document | counts, indent=2, allow_nan=False)
+    files = {name: mask for name, mask in masks.items() if num_pixels[name]}
+    for name, mask in unjudged.items():
+        if counts["unjudged"][name]:
+            files[unjudged_name(name)] = mask
     with atomic_path(folder / QC_FILE) as tmp, zipfile.ZipFile(tmp, "w") as file:
         _add_member(file, QC_JSON, text.encode())
-        for name, mask in _stored_masks(result):
-            if not mask.any():
-                continue
+        for name, mask in files.items():
             buffer = io.BytesIO()
             image = Image.fromarray(mask)
             image.save(buffer, format="TIFF", compression="group4")
             _add_member(file, f"{name}.tif", buffer.getvalue())
-
-
-def masks_of(result: QcResult) -> Iterator[tuple[str, MaskArray]]:
-    """Names and masks of a result, bool (H, W): of its checks, and the tissue in use."""
-    yield from result.masks.items()
-    yield MASK_USE, result.mask_use
-    if result.mask_kept is not None:
-        yield MASK_KEPT, result.mask_kept
-
-
-def _stored_masks(result: QcResult) -> Iterator[tuple[str, MaskArray]]:
-    """Names and masks of the files; masks are unpacked one after the other."""
-    yield from masks_of(result)
-    for name, mask in result.unjudged.items():
-        yield unjudged_name(name), mask
+        if features:
+            collection = {"type": "FeatureCollection", "features": features}
+            _add_member(file, EDITS, json.dumps(collection, allow_nan=False).encode())
 
 
 def _add_member(file: zipfile.ZipFile, name: str, content: bytes) -> None:
@@ -107,7 +104,8 @@ def write_qc(
 
     `qc.zip` has the values and the masks (`stored.py`): `mask_use` is the tissue in use,
     `mask_kept` the tissue with overruled checks if that is more, `<check>` the area that a check
-    affected, `<check>_unjudged` the tissue that it could not judge.
+    affected, `<check>_unjudged` the tissue that it could not judge. Corrections of
+    a person are stored beside the answers of the checks.
 
     Args:
         result: result of quality control for a slide.
@@ -117,6 +115,36 @@ def write_qc(
     """
     folder = Path(folder)
     save_picture(folder / PICTURE_NAME, result.rgb if picture is None else picture)
+    write_values(result, folder, key=key)
+
+
+def write_values(result: QcResult, folder: Path, *, key: str) -> None:
+    """Writes `qc.zip` alone, as `write_qc`; a picture must be there.
+
+    The masks of the checks are those before corrections. Beside them are the corrections, the
+    tissue with these corrections, and the values that differ.
+    """
+    edited = result
+    result = edited.checked or edited
+    masks = {**result.masks, MASK_USE: result.mask_use}
+    if result.mask_kept is not None:
+        masks[MASK_KEPT] = result.mask_kept
+    edits: Document = {}
+    if edited.edits:
+        masks[EDITED_USE] = edited.mask_use
+        if edited.mask_kept is not None:
+            masks[EDITED_KEPT] = edited.mask_kept
+        scores = {
+            name: value
+            for name, value in edited.scores.items()
+            if result.scores.get(name) != value
+        }
+        edits = {
+            "key": edits_key(edited.edits),
+            "areas": len(edited.edits),
+            "scores": scores,
+            "warnings": edited.warnings[len(result.warnings) :],
+        }
     densities = {}
     for name, table in result.tables.items():
         if table.dtype != np.uint8:
@@ -135,8 +163,12 @@ def write_qc(
         "colors": result.colors | {MASK_USE: TISSUE_COLOR},
         "pipeline": result.pipeline.as_mapping(),
         "tables": densities,
+        "overruled": result.overruled,
     }
-    pack_qc(folder, document, result)
+    if edits:
+        document["edits"] = edits
+    features = [edit_feature(edit) for edit in edited.edits]
+    pack_qc(folder, document, masks, result.unjudged, features)
 
 
 def load_qc(folder: str | Path) -> QcResult:
@@ -146,7 +178,7 @@ def load_qc(folder: str | Path) -> QcResult:
     seconds and no tables that are pictures. Results of older versions have all of them.
 
     Memory:
-        The work image, one mask, and the others compressed: about 3 % of a byte per pixel for each.
+        O(H * W) for each mask, and the work image.
 
     Raises:
         StoreError, ConfigError: files are missing, damaged, of another format or check.
@@ -154,12 +186,11 @@ def load_qc(folder: str | Path) -> QcResult:
     folder = Path(folder)
     stored = read_qc(folder)
     document = stored.document
-    masks = PackedArrays()
-    for name in stored.names:
-        masks[name] = stored.mask(name)
-    unjudged = PackedArrays()
-    for name in stored.unjudged_names:
-        unjudged[name] = stored.unjudged(name)
+    masks: dict[str, MaskArray] = {
+        name: stored.mask(name)
+        for name in stored.names
+        if name not in (EDITED_USE, EDITED_KEPT)
+    }
     with damage_named(folder):
         tables = {}
         for name, rows in document["tables"].items():
@@ -168,7 +199,7 @@ def load_qc(folder: str | Path) -> QcResult:
             tables[name] = (
                 read_png(folder / f"{name}.png") if is_picture else np.array(rows)
             )
-        return QcResult(
+        result = QcResult(
             pipeline=pipeline_from_mapping(document["pipeline"]),
             facts=document["facts"],
             scores=document["scores"],
@@ -180,12 +211,15 @@ def load_qc(folder: str | Path) -> QcResult:
             mask_use=masks.pop(MASK_USE),
             mask_kept=masks.pop(MASK_KEPT, None),
             masks=masks,
-            unjudged=unjudged,
+            unjudged={name: stored.unjudged(name) for name in stored.unjudged_names},
             tables=tables,
             frame=stored.frame,
             rgb=_work_image(stored),
+            # older versions did not store them
+            overruled=tuple(document.get("overruled", ())),
             is_stored=True,
         )
+        return result.with_edits(stored.edits)
 
 
 def _work_image(stored: StoredQc) -> RgbArray:

@@ -7,6 +7,8 @@ Quality control is one file, `qc.zip`, with the values and the masks:
       mask_use.tif  tissue that passed every check
       CHECK.tif     area that a check marked
       CHECK_unjudged.tif  tissue that a check could not judge
+      edits.geojson         corrections of a person, with who drew them and when
+      edited_mask_use.tif   tissue that passed every check, with these corrections
 
 The masks have one bit per pixel, in TIFF with CCITT compression, which ImageJ and QuPath open; an
 empty mask has no file. Folders of older versions have `qc.json` and a PNG for each mask. This file
@@ -30,6 +32,7 @@ from PIL import Image
 from thinsection.errors import StoreError, rewording
 from thinsection.files.atomic import parse_json, read_json
 from thinsection.qc.checks.check import UNJUDGED
+from thinsection.qc.edits import EDIT_COLORS, QcEdit, edit_feature, edit_of_feature
 from thinsection.qc.tissue import TISSUE_COLOR, Color
 from thinsection.report.picture import OVERLAYS, PICTURE, Picture, slide_picture
 from thinsection.slide.open import open_slide
@@ -44,6 +47,11 @@ QC_FORMAT = "thinsection-qc/3"
 QC_FILE = "qc.zip"
 MASK_USE = "mask_use"
 MASK_KEPT = "mask_kept"
+EDITS = "edits.geojson"
+# the same two with the corrections of a person
+EDITED_USE = "edited_mask_use"
+EDITED_KEPT = "edited_mask_kept"
+TISSUE_MASKS = (MASK_USE, MASK_KEPT, EDITED_USE, EDITED_KEPT)
 # format and file of older versions, which stored each mask as a PNG in the same folder
 _OLD_FORMAT = "thinsection-qc/2"
 QC_JSON = "qc.json"
@@ -168,7 +176,10 @@ def read_tissue(path: Path) -> MaskArray:
     if path.name != QC_FILE:
         return read_mask(path)
     stored = read_qc(path.parent)
-    return stored.mask(MASK_KEPT if MASK_KEPT in stored.names else MASK_USE)
+    for name in (EDITED_KEPT, MASK_KEPT):
+        if name in stored.names:
+            return stored.mask(name)
+    return stored.mask(stored.tissue_name)
 
 
 def read_mask(path: Path) -> MaskArray:
@@ -205,9 +216,28 @@ class StoredQc:
 
     @property
     def names(self) -> list[str]:
-        """Names of all masks: those of the checks, `mask_use`, and `mask_kept` if it exists."""
+        """Names of all masks: those of the checks and of the tissue."""
         with damage_named(self.folder):
             return list(self.document["masks"])
+
+    @property
+    def tissue_name(self) -> str:
+        """Name of the mask of usable tissue, with the corrections of a person if there are any."""
+        return EDITED_USE if EDITED_USE in self.names else MASK_USE
+
+    @property
+    def edits(self) -> tuple[QcEdit, ...]:
+        """Corrections of a person.
+
+        Raises:
+            StoreError: they are damaged.
+        """
+        if not self.is_packed or not self.document.get("edits"):
+            return ()
+        with damage_named(self.folder):
+            with zipfile.ZipFile(self.folder / QC_FILE) as file:
+                collection = parse_json(file.read(EDITS).decode())
+            return tuple(map(edit_of_feature, collection["features"]))
 
     def is_empty(self, name: str) -> bool:
         """True if a mask has no pixel."""
@@ -312,20 +342,34 @@ def read_png(path: Path) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskOutline:
-    """Outline of a stored mask that is not empty; `features` computes it."""
+    """Outline that is not empty, of a stored mask or of a correction; `features` computes it."""
 
     name: str  # name of the annotation and of its class
     color: Color
-    frame: MaskFrame
-    read: Callable[[], MaskArray]  # reads the mask, bool (H, W)
+    features: Callable[[], list[Feature]]  # makes the annotations, in level-0 pixels
 
-    def features(self) -> list[Feature]:
-        """The annotation, in level-0 pixels.
 
-        Memory:
-            The mask, and the corners of its outline.
-        """
-        return mask_features([(self.name, self.read(), self.color)], self.frame)
+def _outline_of_mask(
+    name: str,
+    color: Color,
+    frame: MaskFrame,
+    read: Callable[[], MaskArray],
+    *,
+    is_locked: bool = False,
+) -> MaskOutline:
+    """Outline of a mask, bool (H, W), that `read` reads. Memory: as `mask_features`.
+
+    QuPath does not change the outline of a locked annotation.
+    """
+
+    def features() -> list[Feature]:
+        outlines = mask_features([(name, read(), color)], frame)
+        if is_locked:
+            for outline in outlines:
+                outline["properties"]["isLocked"] = True
+        return outlines
+
+    return MaskOutline(name=name, color=color, features=features)
 
 
 def outline_files(ledger: SlideLedger, address: str) -> list[Path]:
@@ -374,27 +418,40 @@ def _tissue_outlines(path: Path, facts: Document) -> list[MaskOutline]:
     frame = MaskFrame(
         size_th=(mask.shape[1], mask.shape[0]), size_l0=(int(width), int(height))
     )
-    outline = MaskOutline(
-        name="Tissue", color=TISSUE_COLOR, frame=frame, read=lambda: mask
-    )
-    return [outline]
+    return [_outline_of_mask("Tissue", TISSUE_COLOR, frame, lambda: mask)]
 
 
 def _qc_outlines(folder: Path) -> list[MaskOutline]:
-    """Outline of the usable tissue, then of each check that marked something."""
+    """Outlines of the usable tissue, of what each check marked, and of corrections by class.
+
+    What a check marked is its own answer, without corrections.
+    """
     stored = read_qc(folder)
-    checks = [name for name in stored.names if name not in (MASK_USE, MASK_KEPT)]
+    tissue = stored.tissue_name
+    checks = [name for name in stored.names if name not in TISSUE_MASKS]
     outlines = []
-    for name in (MASK_USE, *checks):
+    for name in (tissue, *checks):
         if stored.is_empty(name):
             continue
         with damage_named(folder):
-            red, green, blue = stored.document["colors"][name]
-        outline = MaskOutline(
-            name=_USABLE if name == MASK_USE else name,
-            color=(int(red), int(green), int(blue)),
-            frame=stored.frame,
-            read=partial(stored.mask, name),
+            red, green, blue = stored.document["colors"][
+                MASK_USE if name == tissue else name
+            ]
+        outline = _outline_of_mask(
+            _USABLE if name == tissue else name,
+            (int(red), int(green), int(blue)),
+            stored.frame,
+            partial(stored.mask, name),
+            # a brush must change only what a person draws
+            is_locked=True,
         )
         outlines.append(outline)
+    by_class: dict[str, list[Feature]] = {}
+    for edit in stored.edits:
+        by_class.setdefault(edit.class_name, []).append(edit_feature(edit))
+    for name, features in by_class.items():
+        color = EDIT_COLORS[name.partition(" ")[0]]
+        outlines.append(
+            MaskOutline(name=name, color=color, features=partial(list, features))
+        )
     return outlines

@@ -11,8 +11,10 @@ from typing import Literal
 from thinsection.config import from_mapping, read_toml
 from thinsection.errors import ConfigError, naming_file
 from thinsection.qc.checks.check import EMPTY_SCORE, Score
+from thinsection.qc.edits import EDITED_AREAS
 from thinsection.qc.rules import parse_rule
 from thinsection.report.values import columns_table
+from thinsection.types import counted
 
 GOOD = "good"
 # from best to worst
@@ -72,5 +74,8 @@ def verdict(
     if unusual:
         verdicts.append("look")
         words.append(f"unusual stain ({', '.join(unusual)})")
+    num_edited = row.get(EDITED_AREAS)
+    if isinstance(num_edited, float) and num_edited:
+        words.append(f"{counted(int(num_edited), 'area')} corrected by hand")
     worst = max(verdicts, key=_VERDICTS.index)
     return worst, ", ".join(dict.fromkeys(words))

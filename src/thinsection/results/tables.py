@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from thinsection.files.atomic import write_table
+from thinsection.qc.edits import EDITED_AREAS
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.ledger import SLIDES, SlideLedger
 from thinsection.store.outcome import KnownSlide, failure_path, ledger_facts
@@ -86,6 +87,8 @@ def write_tables(
         if entry.slide_id not in known_ids:
             rows.append({**asdict(entry), **entry.more, "status": "missing"})
     more: dict[str, None] = {}
+    if any(row.get(EDITED_AREAS) for row in rows):
+        more[EDITED_AREAS] = None
     for slide in slides:
         more |= dict.fromkeys(slide.more)
     for entry in waiting:

@@ -42,13 +42,18 @@ def load_work(
 ) -> SlideWork:
     """Reads the ledger of a slide and finds the stages that are not done; takes no lock.
 
-    Raises StoreError: the slide's file cannot be read; InvalidInputError: its annotation file is
-    missing.
+    Raises StoreError: the slide's file cannot be read; InvalidInputError: an annotation file is
+    missing, or its corrections of quality control are not valid.
     """
     ledger = load_ledger(out, entry.slide_id)
     fingerprint_mode = spec.slides.fingerprint
     identity = Identity.read(entry.slide_path, ledger.source, fingerprint_mode)
-    source = source_key(identity.source, entry, spec.regions)
+    annotation_hashes = {
+        stage.annotation_setting: stage.annotation_hash(entry, ledger)
+        for stage in stages
+        if stage.annotation_setting
+    }
+    source = source_key(identity.source, entry, annotation_hashes)
     work = SlideWork(
         entry=entry,
         out=out,

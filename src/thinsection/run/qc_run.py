@@ -63,6 +63,7 @@ class ChecksConfig:
     qc_fail: tuple[str, ...] = _copied_option(QcConfig, "qc_fail")
     qc_rules: Path | None = _copied_option(QcConfig, "qc_rules")
     qc_strict: bool = _copied_option(QcConfig, "qc_strict")
+    qc_edits: str | None = _copied_option(QcConfig, "qc_edits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +199,7 @@ def _run_settings(config: QcRunConfig, pipeline: Pipeline, out: Path) -> RunConf
         qc_fail=checks.qc_fail,
         qc_rules=checks.qc_rules,
         qc_strict=checks.qc_strict,
+        qc_edits=checks.qc_edits,
     )
     output = OutputConfig(
         until="qc", resume=config.work.resume, overwrite=config.work.overwrite

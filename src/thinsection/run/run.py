@@ -25,6 +25,7 @@ from thinsection.jobs.backend import Submitted, ignore_event
 from thinsection.jobs.execute import execute, skipped_line
 from thinsection.jobs.executor import chosen_executor
 from thinsection.jobs.task import Report, merge_reports
+from thinsection.qc.edits import check_edits_source
 from thinsection.results import records
 from thinsection.results.records import RECORDS, Record, log
 from thinsection.run.ending import RunSummary, end_early, finish_run
@@ -167,6 +168,8 @@ def run(
     )
     spec.check_packages()
     entries = cohort_of(slides, spec.slides, spec.regions, listeners.on_message)
+    if spec.qc.qc_edits is not None:
+        check_edits_source(spec.qc.qc_edits, entries, listeners.on_message)
     check_packages_for([out])
     if spec.slides.reader == AUTO:
         check_packages_for(entry.slide_path for entry in entries)

@@ -57,11 +57,8 @@ class RegionsConfig:
     )
 
     def __post_init__(self) -> None:
-        # paths become absolute, because a worker may have another current folder
         for role in ROLES:
-            source = getattr(self, role)
-            if source and Path(source).exists():
-                object.__setattr__(self, role, str(Path(source).resolve()))
+            object.__setattr__(self, role, absolute_source(getattr(self, role)))
 
     def files(self, role: str, entry: SlideEntry) -> list[Path]:
         """Returns the files with the annotations of a slide; the first is the one that is read.
@@ -69,15 +66,7 @@ class RegionsConfig:
         Raises:
             InvalidInputError: there is none.
         """
-        source: str = getattr(self, role)
-        path = Path(source)
-        if path.is_dir():
-            return _files_in(path, role, entry)
-        if not path.exists():
-            path = Path(entry.folder, entry.more.get(source) or source)
-        if not path.is_file():
-            raise _no_file(role, path, entry)
-        return [path]
+        return annotation_files(getattr(self, role), role, entry)
 
     def check(self, entries: Sequence[SlideEntry]) -> None:
         """Refuses settings that fit no slide, or only one of several slides, before any work.
@@ -91,20 +80,11 @@ class RegionsConfig:
         from thinsection.slide.annotation_files import BOX_SUFFIXES, check_box_slides
 
         for role in roles:
-            source = getattr(self, role)
-            path = Path(source)
-            if not path.exists() and not any(source in entry.more for entry in entries):
-                raise ConfigError(
-                    f"{role} must be a file, a folder, or a column of the cohort, got {source!r}"
-                )
-            is_table = path.is_file() and path.suffix.lower() in BOX_SUFFIXES
-            if is_table:
+            path = Path(getattr(self, role))
+            if path.is_file() and path.suffix.lower() in BOX_SUFFIXES:
                 check_box_slides(path, [entry.slide_id for entry in entries])
-            if path.is_file() and not is_table and len(entries) > 1:
-                raise ConfigError(
-                    f"{role} must belong to one slide, got one file for {len(entries)} slides; "
-                    f"pass a folder of SLIDE_ID{path.suffix}"
-                )
+            else:
+                check_source(getattr(self, role), role, entries)
             if self.include_class:
                 self._check_classes(role, entries)
 
@@ -127,14 +107,71 @@ class RegionsConfig:
         check_classes(self.include_class, classes)
 
 
-def _files_in(folder: Path, role: str, entry: SlideEntry) -> list[Path]:
+def absolute_source(source: str | None) -> str | None:
+    """Returns the absolute path of a file or folder; a worker may have another current folder."""
+    if source and Path(source).exists():
+        return str(Path(source).resolve())
+    return source
+
+
+def annotation_files(
+    source: str, role: str, entry: SlideEntry, *, required: bool = True
+) -> list[Path]:
+    """Returns the files with the annotations of a slide; the first one has the plainest name.
+
+    Args:
+        source: a file, a folder, or a column of the cohort.
+        role: setting that names the source, for messages.
+        entry: the slide.
+        required: False returns [] for a slide whose cell is empty, or whose name is nearly that of
+            no file in the folder.
+
+    Raises:
+        InvalidInputError: there is none.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return _files_in(path, role, entry, required=required)
+    if not path.exists():
+        cell = entry.more.get(source)
+        if not (cell or required):
+            return []
+        path = Path(entry.folder, cell or source)
+    if not path.is_file():
+        raise _no_file(role, path, entry)
+    return [path]
+
+
+def check_source(source: str, role: str, entries: Sequence[SlideEntry]) -> None:
+    """Refuses a source that does not exist, or one file for several slides.
+
+    Raises:
+        ConfigError: the message names the source.
+    """
+    path = Path(source)
+    if not path.exists() and not any(source in entry.more for entry in entries):
+        raise ConfigError(
+            f"{role} must be a file, a folder, or a column of the cohort, got {source!r}"
+        )
+    if path.is_file() and len(entries) > 1:
+        raise ConfigError(
+            f"{role} must belong to one slide, got one file for {len(entries)} slides; "
+            f"pass a folder of SLIDE_ID{path.suffix}"
+        )
+
+
+def _files_in(
+    folder: Path, role: str, entry: SlideEntry, *, required: bool
+) -> list[Path]:
     """Returns the files in a folder with the name of a slide, in the order of their formats."""
     from thinsection.slide.annotation_files import SUFFIXES
 
-    candidates = [folder / f"{entry.slide_id}{suffix}" for suffix in SUFFIXES]
+    # 'ID.geojson', 'ID.svs.geojson'
+    names = dict.fromkeys((entry.slide_id, Path(entry.slide_path).name))
+    candidates = [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
     paths = [path for path in candidates if path.is_file()]
     stems: list[str] = []
-    if not paths:  # 'ID.svs.geojson', 'ID.XML'
+    if not paths:  # 'ID.XML'
         meant = KnownIds([entry.slide_id])
         for path in sorted(folder.iterdir()):
             if path.suffix.lower() in SUFFIXES:
@@ -145,8 +182,9 @@ def _files_in(folder: Path, role: str, entry: SlideEntry) -> list[Path]:
     paths = [path for path in paths if os.path.realpath(path) != slide_path]
     if not paths:
         similar = KnownIds(stems).similar(entry.slide_id)
-        hint = f"; did you mean {similar!r}?" if similar else ""
-        raise _no_file(role, candidates[0], entry, hint)
+        if required or similar:
+            hint = f"; did you mean {similar!r}?" if similar else ""
+            raise _no_file(role, candidates[0], entry, hint)
     return paths
 
 
@@ -309,7 +347,7 @@ def read_regions(
         polygons = [
             polygon
             if isinstance(polygon, shapely.Polygon)
-            else _make_polygon(polygon, place, mend)
+            else make_polygon(polygon, place, mend=mend)
             for polygon in shape.polygons
         ]
         area = shapely.union_all(polygons)
@@ -357,7 +395,7 @@ def read_regions(
     return Regions(classes=classes, notes=tuple(notes))
 
 
-def _make_polygon(rings: Json, place: str, mend: bool) -> "Polygon":
+def make_polygon(rings: Json, place: str, *, mend: bool = False) -> "Polygon":
     """Returns a polygon with its holes. Raises InvalidInputError: the rings are no polygon."""
     import shapely
 

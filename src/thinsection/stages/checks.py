@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from thinsection import qc
-from thinsection.errors import QcExclusion
+from thinsection.errors import (
+    ConfigError,
+    InvalidInputError,
+    QcExclusion,
+    StoreError,
+)
+from thinsection.qc.edits import (
+    EDITED_AREAS,
+    NO_EDITS,
+    ROLE,
+    QcEdit,
+    edits_file,
+    edits_key,
+    read_edits,
+)
+from thinsection.qc.result import QcResult
 from thinsection.qc.rules import parse_rule, qc_fail
 from thinsection.qc.segmenter_classes import ClassMap
 from thinsection.report.draw import write_drawing
 from thinsection.report.layers import overlay_layers
 from thinsection.report.picture import PICTURE_NAME, slide_picture
-from thinsection.report.qc_files import load_qc, write_qc
+from thinsection.report.qc_files import load_qc, write_qc, write_values
 from thinsection.report.qc_pictures import write_qc_pictures
-from thinsection.report.stored import QC_FILE, open_picture
+from thinsection.report.stored import QC_FILE, open_picture, read_qc
 from thinsection.slide import Slide
+from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.geometry import mean_mpp
 from thinsection.slide.readers import AUTO
 from thinsection.stages.labels import join_label, short_hash, slug
@@ -29,14 +46,20 @@ from thinsection.stages.stage import (
     SlideWork,
     Stage,
 )
-from thinsection.store.ledger import SLIDES
+from thinsection.store.identity import file_sum
+from thinsection.store.ledger import SLIDES, SlideLedger
 from thinsection.store.outcome import KnownSlide
 from thinsection.tiles import TileTable
 from thinsection.tiles.table import Columns
-from thinsection.types import PlainValues
+from thinsection.types import Document, PlainValues
 
 if TYPE_CHECKING:
-    from thinsection.qc import Pipeline, QcResult
+    from thinsection.qc import Pipeline
+
+# facts of a corrected slide: hash of the corrections, of their file, and key of the slide's pixels
+_KEY_FACT = "edits_key"
+_FILE_FACT = "edits_sha256"
+_SLIDE_FACT = "pixels"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +81,8 @@ class QcStage(Stage[CheckedTissue]):
     device: str = "cpu"  # device that computes the checks
     # segmentation whose classes the pipeline uses; None if it uses none
     segments: Stage[ClassMap] | None = None
+    # corrections of people: a file, a folder or a column; 'none' drops stored ones, None keeps them
+    edits: str | None = None
 
     @property
     def name(self) -> str:
@@ -84,19 +109,134 @@ class QcStage(Stage[CheckedTissue]):
         settings = {"qc": qc.pipeline_identity(self.pipeline), "reader": self.reader}
         return settings | {"strict": True} if self.strict else settings
 
+    @property
+    def annotation_setting(self) -> str:
+        return ROLE
+
+    def annotation_hash(self, entry: SlideEntry, ledger: SlideLedger) -> str:
+        """Hash of the wanted corrections; without a file for this slide, of the stored ones."""
+        path = None
+        if self.edits == NO_EDITS:
+            return ""
+        if self.edits is not None:
+            path = edits_file(self.edits, entry)
+        record = ledger.stages.get(self.address)
+        facts: Document = {} if record is None else record.facts
+        if path is None:
+            if record is not None:
+                return str(facts.get(_KEY_FACT, ""))
+            return edits_key(self._stored_edits(ledger.out, entry.slide_id))
+        if _FILE_FACT in facts and facts[_FILE_FACT] == file_sum(path):
+            return str(facts[_KEY_FACT])
+        return edits_key(read_edits(path, self._check_names))
+
+    @property
+    def _check_names(self) -> list[str]:
+        """Checks that may be corrected, as far as it is known before they run."""
+        return [check.name for check in self.pipeline.checks if not check.fills]
+
+    def _stored_edits(self, out: Path, slide_id: str) -> tuple[QcEdit, ...]:
+        """Corrections in the slide's `qc.zip`, also in one that no ledger lists."""
+        folder = out / self.folder(slide_id)
+        return read_qc(folder).edits if (folder / QC_FILE).is_file() else ()
+
+    def _wanted_edits(self, work: SlideWork) -> tuple[QcEdit, ...]:
+        """Corrections of the slide.
+
+        Raises InvalidInputError: they are not valid, or changed after the run has begun.
+        """
+        wanted_key = work.source.annotation_hashes.get(ROLE, "")
+        if not wanted_key:
+            return ()
+        slide_id = work.entry.slide_id
+        path = None
+        if self.edits is not None:
+            path = edits_file(self.edits, work.entry)
+        if path is None:
+            edits = self._stored_edits(work.out, slide_id)
+            if edits_key(edits) != wanted_key:
+                raise InvalidInputError(
+                    f"stored corrections of {slide_id!r} must be in {QC_FILE}, got others or "
+                    'none; pass qc_edits=... with the files, or qc_edits="none"'
+                )
+            return edits
+        size_l0 = (work.ledger.slide["width"], work.ledger.slide["height"])
+        edits = read_edits(path, self._check_names, size_l0)
+        if edits_key(edits) != wanted_key:
+            raise InvalidInputError(
+                f"{ROLE} must not change during a run, got other corrections of {slide_id!r} in "
+                f"{str(path)!r}; run the same command again"
+            )
+        return edits
+
+    def _checks_key(self, work: SlideWork) -> str:
+        """Key of the checks' answers, which no correction changes."""
+        return self.key(replace(work.source, annotation_hashes={}))
+
+    def is_only_edited(self, work: SlideWork) -> bool:
+        """True if the checks would give the stored masks again."""
+        work.fetch(self)
+        folder = work.path(self.folder(work.entry.slide_id))
+        with suppress(StoreError):
+            return bool(read_qc(folder).document.get("key") == self._checks_key(work))
+        return False
+
+    def take_over(self, work: SlideWork) -> QcResult | tuple[QcEdit, ...] | None:
+        """The stored answers of the checks, if they would be the same again, or the corrections.
+
+        Raises InvalidInputError: the corrections do not fit the checks, or the stored ones were
+        drawn on another slide file.
+        """
+        is_same = self.is_only_edited(work)
+        edits = self._wanted_edits(work)
+        facts = work.ledger.stages[self.address].facts
+        is_stored = self.edits is None or edits_file(self.edits, work.entry) is None
+        if edits and is_stored and facts.get(_SLIDE_FACT) != work.source.key:
+            raise InvalidInputError(
+                f"stored corrections must belong to the slide's file, got those of another file "
+                f"or resolution for {work.entry.slide_id!r}; pass qc_edits=... with new files, or "
+                'qc_edits="none"'
+            )
+        if is_same and work.resumes:
+            # a damaged result is made again
+            with suppress(StoreError, ConfigError):
+                return load_qc(work.path(self.folder(work.entry.slide_id))).with_edits(
+                    edits
+                )
+        return edits or None
+
     def make(self, work: SlideWork) -> Output[CheckedTissue]:
-        """Runs the checks. Memory: as `run_qc`."""
-        slide = work.opened
-        result = self.check(work, slide)
+        """Runs the checks, or takes their stored masks if only the corrections have changed.
+
+        Memory: as `run_qc`.
+        """
         folder = self.folder(work.entry.slide_id)
-        picture = slide_picture(slide, result.rgb)
-        write_qc(result, work.path(folder), key=work.result_key(self), picture=picture)
+        key = self._checks_key(work)
+        taken = work.taken_over.get(self.address)
+        if isinstance(taken, QcResult):
+            result = taken
+            write_values(result, work.path(folder), key=key)
+        else:
+            slide = work.opened
+            edits = self._wanted_edits(work)
+            result = self.check(work, slide).with_edits(edits)
+            picture = slide_picture(slide, result.rgb)
+            write_qc(result, work.path(folder), key=key, picture=picture)
         facts = {
             "tissue_fraction": round(float(result.tissue.mask.mean()), 6),
             "pixels_to_use": result.scores["pixels_to_use"],
             "stain": result.scores.get("stain", ""),
             "warnings": "; ".join(result.warnings),
         }
+        if result.edits:
+            facts[EDITED_AREAS] = len(result.edits)
+            facts[_KEY_FACT] = edits_key(result.edits)
+            facts[_SLIDE_FACT] = work.source.key
+            path = None
+            if self.edits is not None:
+                path = edits_file(self.edits, work.entry)
+            if path is not None:
+                facts[_FILE_FACT] = file_sum(path)
         return Output(
             files=(f"{folder}/{PICTURE_NAME}", f"{folder}/{QC_FILE}"),
             facts=facts,
@@ -184,7 +324,7 @@ class QcPicturesStage(Stage[None]):
         """Writes the pictures; runs the checks again if their result was read back."""
         result = work.value(self.qc).qc
         if result.is_stored:
-            result = self.qc.check(work, work.opened)
+            result = self.qc.check(work, work.opened).with_edits(result.edits)
         folder = self.qc.folder(work.entry.slide_id)
         names = write_qc_pictures(result, work.path(folder))
         return Output(files=tuple(f"{folder}/{name}" for name in names))

@@ -14,7 +14,7 @@ from thinsection.extras import Need
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.pool.encoder import needs_of_slide_encoder
 from thinsection.qc.tissue import TissueConfig
-from thinsection.slide.annotations import RegionsConfig
+from thinsection.slide.annotations import RegionsConfig, absolute_source
 from thinsection.slide.cohort_table import SlidesConfig
 from thinsection.stages.formats import FORMATS
 from thinsection.tiles.budget import MAX_SCRATCH, StreamBudget, StreamConfig
@@ -159,12 +159,23 @@ class QcConfig:
         "Follow a check even if it removes most of a slide's tissue, as HistoQC does. "
         "By default such a check only warns.",
     )
+    qc_edits: str | None = option(
+        None,
+        "Apply your corrections of the checks, drawn in QuPath: a folder with SLIDE_ID.geojson, "
+        "a file for one slide, or a column of the cohort table. Stored corrections stay without "
+        "this option; none drops them.",
+        daily=True,
+    )
     qc_device: str = option("cpu", "Device of the checks: cpu or cuda.")
     qc_pictures: bool = option(
         False,
         "Also write PNG files: the mask of each check, the pictures of HistoQC's checks, "
         "and the small picture that the checks read. A finished slide is checked again.",
     )
+
+    def __post_init__(self) -> None:
+        # a worker may have another current folder
+        object.__setattr__(self, "qc_edits", absolute_source(self.qc_edits))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

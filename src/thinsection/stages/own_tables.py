@@ -13,6 +13,7 @@ from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import read_table, write_table
 from thinsection.qc import qc_fail
 from thinsection.qc.checks.check import Score
+from thinsection.qc.edits import EDITED_AREAS
 from thinsection.qc.rules import QcRule, parse_rule
 from thinsection.report.qc_sheet import (
     Usual,
@@ -231,6 +232,11 @@ def qc_rows(slides: Sequence[KnownSlide], stage: AnyStage) -> list[QcRow]:
                 "folder": folder,
             }
             rows.append(row | dict(slide.more) | columns)
+    # a table with corrected slides says of each slide how many areas were corrected
+    if any(EDITED_AREAS in row for row in rows):
+        for row in rows:
+            if row["status"] == "done":
+                row.setdefault(EDITED_AREAS, 0.0)
     return rows
 
 
@@ -246,7 +252,11 @@ def _qc_columns(slide: KnownSlide, folder: Path) -> QcRow:
         facts = coerce(document.get("facts"), Document, "facts")
         scores = coerce(document.get("scores"), Document, "scores")
         warnings = coerce(document.get("warnings"), tuple[str, ...], "warnings")
-    except (ConfigError, StoreError) as damage:
+        edits = coerce(document.get("edits", {}), Document, "edits")
+        if edits:
+            scores = scores | coerce(edits["scores"], Document, "edits.scores")
+            warnings += coerce(edits["warnings"], tuple[str, ...], "edits.warnings")
+    except (ConfigError, KeyError, StoreError) as damage:
         # only this slide is damaged; other rows stay
         return {"status": "failed", "warnings": f"{QC_FILE} is damaged: {damage}"}
     columns: QcRow = {"status": "done", **facts, **scores}

@@ -30,6 +30,7 @@ from thinsection.slide.annotations import (
     named_classes,
     read_regions,
 )
+from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.readers import AUTO
 from thinsection.stages.config import SegmentConfig
 from thinsection.stages.labels import join_label, short_hash, slug, variant
@@ -37,7 +38,8 @@ from thinsection.stages.masks import MaskStage, TissueStage
 from thinsection.stages.stage import Output, Reads, SlideWork, Stage
 from thinsection.stages.tiles import ROI_SHARE
 from thinsection.store.geojson import annotation, write_features, write_masks_geojson
-from thinsection.store.ledger import SLIDES
+from thinsection.store.identity import file_sum
+from thinsection.store.ledger import SLIDES, SlideLedger
 from thinsection.tiles import StreamConfig, TileTable
 from thinsection.tiles.table import Columns
 from thinsection.types import MaskFrame, PlainValues
@@ -65,6 +67,9 @@ class RegionsStage(Stage[Regions]):
     @property
     def annotation_setting(self) -> str:
         return self.role
+
+    def annotation_hash(self, entry: SlideEntry, ledger: SlideLedger) -> str:
+        return file_sum(self.config.files(self.role, entry)[0])
 
     @cached_property
     def settings(self) -> PlainValues:

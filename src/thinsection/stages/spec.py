@@ -182,6 +182,11 @@ def check_run(spec: RunConfig) -> tuple[AnyStage, ...]:
     load_filters(spec.tiles.tile_filter)
     if spec.output.until == "segments" and not spec.segment.segmenters:
         raise ConfigError("segmenters must name one, got none; pass segmenters=...")
+    if spec.qc.qc == "off" and spec.qc.qc_edits:
+        raise ConfigError(
+            f"qc_edits must be combined with qc, got {spec.qc.qc_edits!r} and qc off; pass "
+            'qc="auto"'
+        )
     if spec.qc.qc == "off" and (spec.qc.qc_fail or spec.output.until == "qc"):
         raise ConfigError(
             'qc_fail must be combined with qc, got qc off; pass qc="auto"'
@@ -341,6 +346,7 @@ def qc_stage(spec: RunConfig) -> QcStage:
         verdict_rules=spec.qc.qc_rules,
         device=spec.qc.qc_device,
         segments=segments,
+        edits=spec.qc.qc_edits,
     )
 
 

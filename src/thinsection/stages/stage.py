@@ -92,8 +92,28 @@ class Stage(ABC, Generic[T_co]):
 
     @property
     def annotation_setting(self) -> str:
-        """Setting that names the stage's annotation file: 'tissue' or 'roi'; '' without a file."""
+        """Setting that names the stage's annotation file, such as 'roi'; '' without a file."""
         return ""
+
+    def annotation_hash(self, entry: SlideEntry, ledger: SlideLedger) -> str:
+        """Hash of what the annotations of a slide change; '' if they change nothing.
+
+        Raises InvalidInputError: the file is missing or not valid.
+        """
+        return ""
+
+    def is_only_edited(self, work: "SlideWork") -> bool:
+        """True if the stored result differs from the wanted one by its annotation alone."""
+        record = work.ledger.stages.get(self.address)
+        # the record of a stage with an annotation has the slide's key as the fact "pixels"
+        return record is not None and record.facts.get("pixels") == work.source.key
+
+    def take_over(self, work: "SlideWork") -> object | None:
+        """What `make` uses of an outdated result, read before that is removed; None for nothing.
+
+        The stage's files then stay until `make` replaces them. `work.taken_over` has the value.
+        """
+        return None
 
     @property
     @abstractmethod
@@ -193,8 +213,8 @@ class Stage(ABC, Generic[T_co]):
         settings = dict(self.settings)
         # "drawn" is the hash of the annotation. The argument names are hashed too: another name
         # would make all stored results outdated.
-        if self.annotation_setting:
-            annotation_hash = source.annotation_hashes.get(self.annotation_setting)
+        annotation_hash = source.annotation_hashes.get(self.annotation_setting)
+        if annotation_hash:
             return stage_key(of=input_keys, settings=settings, drawn=annotation_hash)
         return stage_key(of=input_keys, settings=settings)
 
@@ -325,6 +345,10 @@ class SlideWork:
         self.ledger = replace(ledger, slide=facts)
         # stages that are not done
         self.missing: list[AnyStage] = []
+        # what stages use again of their outdated results, by address
+        self.taken_over: dict[str, object] = {}
+        # False if everything is computed again, whatever is stored
+        self.resumes = True
         # title of the stage at work, for the record of a failure
         self.stage_title = "open"
         # Embeddings made before an annotation was edited. They are kept in hidden files, so that
@@ -340,6 +364,7 @@ class SlideWork:
 
     def find_missing(self, *, resume: bool = True) -> None:
         """Sets `missing` to the stages that the ledger lacks; without `resume`, to all stages."""
+        self.resumes = resume
         if resume:
             self.missing = [stage for stage in self.stages if not self.is_done(stage)]
         else:
@@ -479,6 +504,9 @@ class SlideWork:
             *self.ledger.addresses_made_from(stage.address),
         )
         was_edited = self._depends_on_edited_annotation(stage)
+        taken = stage.take_over(self)
+        if taken is not None:
+            self.taken_over[stage.address] = taken
         for address in addresses:
             record = self.ledger.stages[address]
             # the ledger names this hash "rows"; only results with embeddings have it
@@ -491,7 +519,8 @@ class SlideWork:
                     hidden_path = path.with_name(f".{path.name}{TMP_MARK}kept")
                     link_or_copy(path, hidden_path)
                     self.embeddings_before_edit[hidden_path] = settings_hash
-                path.unlink(missing_ok=True)
+                if address != stage.address or taken is None:
+                    path.unlink(missing_ok=True)
         self.ledger = self.ledger.without(addresses)
         self.ledger.save()
 
@@ -571,11 +600,8 @@ class SlideWork:
         A stage without an annotation, or without a stored result, gets the answer of the stages
         that it needs, directly or not. The pixels of the slide must be the same.
         """
-        record = self.ledger.stages.get(stage.address)
-        if stage.annotation_setting and record is not None:
-            # the record of a stage with an annotation has the slide's key as the fact "pixels"
-            same_pixels = record.facts.get("pixels") == self.source.key
-            return same_pixels and self._is_outdated(stage)
+        if stage.annotation_setting and stage.address in self.ledger.stages:
+            return self._is_outdated(stage) and stage.is_only_edited(self)
         return any(self._depends_on_edited_annotation(need) for need in stage.needs)
 
     def _is_outdated(self, stage: AnyStage) -> bool:

@@ -16,7 +16,6 @@ from pathlib import Path
 from thinsection.errors import StoreError
 from thinsection.files.sources import FileSource, FsspecSource, RemoteFolder
 from thinsection.files.urls import is_url, without_secrets
-from thinsection.slide.annotations import ROLES, RegionsConfig
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.cohort_table import FingerprintMode
 from thinsection.slide.opening import FOLDER_METADATA, companions
@@ -257,35 +256,29 @@ def _companions(slide: Path | str) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Identity of a slide's pixels, and hashes of its annotation files."""
+    """Identity of a slide's pixels, and hashes of its annotations."""
 
     key: str
-    # hash of the annotation of each setting: 'tissue', 'roi'
+    # hash of the annotation of each setting: 'tissue', 'roi', 'qc_edits'
     annotation_hashes: Mapping[str, str] = field(default_factory=dict)
 
 
 def source_key(
-    content: str, entry: SlideEntry, regions: RegionsConfig | None = None
+    content: str,
+    entry: SlideEntry,
+    annotation_hashes: Mapping[str, str] | None = None,
 ) -> Source:
     """Identity of a slide's pixels: its file, and the image, resolution and channels set for it.
 
     Args:
         content: identity of its file.
         entry: row of the cohort.
-        regions: settings that name annotation files.
-
-    Raises InvalidInputError: the slide has no annotation file.
+        annotation_hashes: hash of the annotation of each setting.
     """
-    regions = regions or RegionsConfig()
-    annotation_hashes = {
-        role: file_sum(regions.files(role, entry)[0])
-        for role in ROLES
-        if getattr(regions, role)
-    }
     chosen: Document = {}
     if entry.look is not None:
         chosen["look"] = asdict(entry.look)
     if entry.image is not None:
         chosen["image"] = entry.image
     key = stage_key(slide=content, mpp=entry.slide_mpp, **chosen)
-    return Source(key=key, annotation_hashes=annotation_hashes)
+    return Source(key=key, annotation_hashes=annotation_hashes or {})

@@ -1,0 +1,434 @@
+"""Corrections of quality control that a person drew: areas where checks are overruled.
+
+An annotation is a correction if its class is `keep`, `remove`, `keep CHECK` or `remove CHECK`:
+
+    keep CHECK     CHECK removes nothing here; a pixel comes back if no other check removes it
+    remove CHECK   here is what CHECK looks for; it is removed
+    keep           tissue, whatever the checks say
+    remove         no tissue, whatever the checks say
+
+Where areas overlap, `remove` wins. The outlines that we export carry measurements of their shape.
+An outline that still has this shape is no correction; one that was changed is an error.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast, get_args
+
+import numpy as np
+
+from thinsection.config import nearest
+from thinsection.errors import ConfigError, InvalidInputError, rewording
+from thinsection.slide.annotation_formats import Shape, class_name_of, read_geojson
+from thinsection.slide.annotations import (
+    annotation_files,
+    check_source,
+    make_polygon,
+)
+from thinsection.slide.cohort import SlideEntry
+from thinsection.types import Document, Json, MaskArray, MaskFrame, Size
+
+if TYPE_CHECKING:
+    from shapely import Geometry
+
+Action = Literal["keep", "remove"]
+# value of the setting that drops stored corrections
+NO_EDITS = "none"
+ROLE = "qc_edits"
+# column with the number of corrected areas of a slide
+EDITED_AREAS = "edited_areas"
+SUFFIXES = (".geojson", ".json")
+# colour of areas to keep, and of areas to remove
+EDIT_COLORS: Mapping[str, tuple[int, int, int]] = {
+    "keep": (0, 150, 70),
+    "remove": (200, 0, 110),
+}
+# kinds of QuPath's objects that no person draws
+_NOT_DRAWN = ("detection", "cell", "tile", "tile_detection", "tmaCore", "tma_core")
+# measurements of an exported outline, by which an unchanged one is recognised
+_AREA = "outline area px^2"
+_CENTROID_X = "outline centroid x px"
+_CENTROID_Y = "outline centroid y px"
+# QuPath keeps coordinates as float32: largest shift of a border, level-0 px
+_SHIFT_PX = 0.02
+# decimals of level-0 px by which two corrections are the same
+_DECIMALS = 2
+_DAMAGE = (OSError, ValueError, TypeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QcEdit:
+    """One area that a person corrected, with who drew it, and when."""
+
+    action: Action
+    # check that it is about; '' for all checks
+    check: str
+    # in level-0 pixels
+    area: "Geometry"
+    # name in the annotation's metadata, or the owner of the file
+    author: str = ""
+    # time at which the file was written: ISO 8601, UTC
+    time: str = ""
+    # name and SHA-256 of the file that it was read from
+    file: str = ""
+    sha256: str = ""
+
+    @property
+    def class_name(self) -> str:
+        """Class of the annotation: 'keep', 'remove ink'."""
+        return f"{self.action} {self.check}".strip()
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Who and when, and the file, as QuPath's metadata of an annotation."""
+        return {
+            "author": self.author,
+            "time": self.time,
+            "file": self.file,
+            "sha256": self.sha256,
+        }
+
+
+def edits_key(edits: Iterable[QcEdit]) -> str:
+    """Hash of classes and areas; '' without corrections. Order, author and file do not count."""
+    import shapely
+
+    parts = []
+    for edit in edits:
+        rounded = shapely.set_precision(edit.area, 10**-_DECIMALS, mode="pointwise")
+        parts.append([edit.class_name, shapely.normalize(rounded).wkt])
+    if not parts:
+        return ""
+    return hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()[:24]
+
+
+def check_edits_source(
+    source: str, entries: Sequence[SlideEntry], on_message: Callable[[str], None]
+) -> None:
+    """Refuses a source of corrections that fits no slide; names the files that fit none.
+
+    Raises:
+        ConfigError: it does not exist, or has a file for none of the slides.
+    """
+    if source == NO_EDITS:
+        return
+    check_source(source, ROLE, entries)
+    used: set[Path] = set()
+    for entry in entries:
+        try:
+            used.update(annotation_files(source, ROLE, entry, required=False))
+        except InvalidInputError:
+            # this slide will fail with this reason
+            used.add(Path())
+    if not used:
+        names = ", ".join(entry.slide_id for entry in entries[:3])
+        raise ConfigError(
+            f"{ROLE} must have a file for one of the slides, got none for {names} in {source!r}; "
+            "name it SLIDE_ID.geojson"
+        )
+    folder = Path(source)
+    if folder.is_dir():
+        files = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES]
+        unused = sorted(path.name for path in files if path not in used)
+        if unused:
+            more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+            on_message(
+                f"{ROLE}: {', '.join(unused[:3])}{more} in {source!r} fit no slide of this run"
+            )
+
+
+def edits_file(source: str, entry: SlideEntry) -> Path | None:
+    """File with the corrections of a slide; None if the folder or column has none for it.
+
+    Raises:
+        InvalidInputError: several files fit the slide, or the file is no GeoJSON.
+    """
+    paths = annotation_files(source, ROLE, entry, required=False)
+    if not paths:
+        return None
+    path, *others = paths
+    if others:
+        names = ", ".join(repr(each.name) for each in paths)
+        raise InvalidInputError(
+            f"{ROLE} must have one file for each slide, got {names} for {entry.slide_id!r} in "
+            f"{str(path.parent)!r}; join them or remove one"
+        )
+    if path.suffix.lower() not in SUFFIXES:
+        raise InvalidInputError(
+            f"{ROLE} must be GeoJSON ({' or '.join(SUFFIXES)}), got {str(path)!r}"
+        )
+    return path
+
+
+def read_edits(
+    path: str | Path, checks: Sequence[str], size_l0: Size | None = None
+) -> tuple[QcEdit, ...]:
+    """Reads the corrections in a GeoJSON file, for example of QuPath.
+
+    Args:
+        path: the file. Detections and unchanged outlines of an export are no corrections.
+        checks: names of the checks that may be corrected.
+        size_l0: (width, height) of the slide; areas outside it are refused. None does not check.
+
+    Raises:
+        InvalidInputError: an annotation is no correction, or not valid. The message names the file,
+            the feature and the classes that are allowed.
+    """
+    path = Path(path)
+    edits = []
+    with rewording(f"{ROLE} must be readable", path, *_DAMAGE, error=InvalidInputError):
+        content = path.read_bytes()
+        shapes = list(read_geojson(path))
+        written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    file_values = {
+        "author": _owner(path),
+        "time": written.isoformat(timespec="seconds"),
+        "file": path.name,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    for shape in shapes:
+        edit = _edit_of(shape, path, checks, file_values)
+        if edit is None:
+            continue
+        if size_l0 is not None:
+            _refuse_outside(edit, shape, path, size_l0)
+        edits.append(edit)
+    return tuple(edits)
+
+
+def _owner(path: Path) -> str:
+    """Name of the user whose file it is; '' if the system does not know it."""
+    try:
+        return path.owner()
+    except (KeyError, NotImplementedError, OSError):
+        return ""
+
+
+def _edit_of(
+    shape: Shape, path: Path, checks: Sequence[str], file_values: Mapping[str, str]
+) -> QcEdit | None:
+    """Correction of a shape; None for a detection or an unchanged outline of an export."""
+    import shapely
+
+    place = f"{shape.place} {shape.class_name!r} of {str(path)!r}"
+    if shape.ignored in _NOT_DRAWN:
+        return None
+    if shape.ignored:
+        raise InvalidInputError(
+            f"{ROLE} must be areas, got a {shape.ignored} as {place}; draw an area"
+        )
+    polygons = [
+        polygon
+        if isinstance(polygon, shapely.Polygon)
+        else make_polygon(polygon, place)
+        for polygon in shape.polygons
+    ]
+    area = shapely.union_all(polygons)
+    is_exported = _is_exported(shape.properties)
+    is_unchanged = is_exported and _has_shape(area, shape.properties)
+    class_words = shape.class_name.replace(":", " ").split(maxsplit=1)
+    action = class_words[0].casefold() if class_words else ""
+    if action not in get_args(Action):
+        if is_unchanged:
+            return None
+        if is_exported:
+            raise InvalidInputError(
+                f"an outline of the export must stay as it was, got a changed one as {place}; "
+                f"draw an area of class {_allowed(checks)} in its place"
+            )
+        raise InvalidInputError(
+            f"{ROLE} must have the class {_allowed(checks)}, got {shape.class_name!r} as {place}; "
+            "set its class, or leave the annotation out of the file"
+        )
+    check = ""
+    if len(class_words) > 1:
+        check = _named_check(class_words[1], checks, place)
+    values = dict(file_values)
+    metadata = shape.properties.get("metadata")
+    if isinstance(metadata, dict):
+        # a correction that comes back unchanged keeps who drew it, and when
+        names = tuple(values) if is_unchanged else ()
+        if not is_exported:
+            names = ("author",)
+        for name in names:
+            if isinstance(metadata.get(name), str):
+                values[name] = str(metadata[name])
+    return QcEdit(
+        action=cast(Action, action),
+        check=check,
+        area=area,
+        author=values["author"],
+        time=values["time"],
+        file=values["file"],
+        sha256=values["sha256"],
+    )
+
+
+def _allowed(checks: Sequence[str]) -> str:
+    words = "'keep', 'remove', 'keep CHECK' or 'remove CHECK'"
+    return f"{words}, where CHECK is one of {', '.join(checks) or 'no check'}"
+
+
+def _named_check(name: str, checks: Sequence[str], place: str) -> str:
+    """Check of the pipeline that a class names. Raises InvalidInputError: there is none."""
+    if name in checks:
+        return name
+    meant = [check for check in checks if _fold(check) == _fold(name)]
+    if len(meant) == 1:
+        return meant[0]
+    raise InvalidInputError(
+        f"{ROLE} must name a check that marks areas, got {name!r} as {place}"
+        f"{nearest(name, checks)}; the class is {_allowed(checks)}"
+    )
+
+
+def _fold(name: str) -> str:
+    return " ".join(name.casefold().replace("_", " ").split())
+
+
+def check_names(edits: Iterable[QcEdit], checks: Sequence[str]) -> None:
+    """Raises InvalidInputError: a correction is about a check that marks no areas."""
+    for edit in edits:
+        if edit.check and edit.check not in checks:
+            _named_check(edit.check, checks, f"{edit.class_name!r} of {edit.file!r}")
+
+
+def _refuse_outside(edit: QcEdit, shape: Shape, path: Path, size_l0: Size) -> None:
+    import shapely
+
+    width, height = size_l0
+    if not shapely.intersects(edit.area, shapely.box(0, 0, width, height)):
+        raise InvalidInputError(
+            f"{ROLE} must lie on the slide of {width} x {height} px, got "
+            f"{tuple(edit.area.bounds)} as {shape.place} {shape.class_name!r} of {str(path)!r}; "
+            "coordinates are level-0 pixels"
+        )
+
+
+# exported outlines
+
+
+def outline_measurements(area: "Geometry") -> dict[str, float]:
+    """Measurements by which an exported outline is recognised if nobody changed it."""
+    return {
+        _AREA: float(area.area),
+        _CENTROID_X: float(area.centroid.x),
+        _CENTROID_Y: float(area.centroid.y),
+    }
+
+
+def _is_exported(properties: Mapping[str, Json]) -> bool:
+    return _AREA in _measurements(properties)
+
+
+def _measurements(properties: Mapping[str, Json]) -> dict[str, Json]:
+    """Measurements by name; QuPath before 0.4 writes a list of names and values."""
+    measurements = properties.get("measurements")
+    if isinstance(measurements, list):
+        pairs = [item for item in measurements if isinstance(item, dict)]
+        return {str(item.get("name")): item.get("value") for item in pairs}
+    return measurements if isinstance(measurements, dict) else {}
+
+
+def _has_shape(area: "Geometry", properties: Mapping[str, Json]) -> bool:
+    """True if area and centroid are those of the measurements."""
+    measured = _measurements(properties)
+    left, top, right, bottom = area.bounds
+    area_limit = 1 + _SHIFT_PX * area.length
+    # a centroid moves by the moved area times its distance
+    centroid_limit = max(0.5, area_limit * max(right - left, bottom - top) / area.area)
+    for name, value in outline_measurements(area).items():
+        before = measured.get(name)
+        limit = area_limit if name == _AREA else centroid_limit
+        if not isinstance(before, int | float) or abs(before - value) > limit:
+            return False
+    return True
+
+
+# stored corrections
+
+
+def edit_feature(edit: QcEdit) -> Document:
+    """A correction as a QuPath annotation, which `read_edits` reads back."""
+    import shapely
+
+    return {
+        "type": "Feature",
+        "geometry": shapely.geometry.mapping(edit.area),
+        "properties": {
+            "objectType": "annotation",
+            "name": edit.class_name,
+            "classification": {
+                "name": edit.class_name,
+                "color": list(EDIT_COLORS[edit.action]),
+            },
+            "measurements": outline_measurements(edit.area),
+            "metadata": edit.metadata,
+        },
+    }
+
+
+def edit_of_feature(feature: Document) -> QcEdit:
+    """A stored correction. Raises KeyError, TypeError, ValueError: it is damaged."""
+    import shapely
+
+    properties = feature["properties"]
+    action, _, check = class_name_of(properties).partition(" ")
+    if action not in get_args(Action):
+        raise ValueError(f"{action!r} is no correction")
+    metadata = properties["metadata"]
+    return QcEdit(
+        action=cast(Action, action),
+        check=check,
+        area=shapely.geometry.shape(feature["geometry"]),
+        author=metadata["author"],
+        time=metadata["time"],
+        file=metadata["file"],
+        sha256=metadata["sha256"],
+    )
+
+
+# masks
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditMasks:
+    """Corrections as masks, bool (H, W): by check, '' for all checks."""
+
+    keep: Mapping[str, MaskArray]
+    remove: Mapping[str, MaskArray]
+    frame: MaskFrame
+
+    def kept(self, *names: str) -> MaskArray:
+        """Union of the areas to keep that are about these names."""
+        return self._union(self.keep, names)
+
+    def removed(self, *names: str) -> MaskArray:
+        """Union of the areas to remove that are about these names."""
+        return self._union(self.remove, names)
+
+    def _union(self, areas: Mapping[str, MaskArray], names: Sequence[str]) -> MaskArray:
+        width, height = self.frame.size_th
+        union = np.zeros((height, width), dtype=np.bool_)
+        for name in names:
+            if name in areas:
+                union |= areas[name]
+        return union
+
+
+def edit_masks(edits: Iterable[QcEdit], frame: MaskFrame) -> EditMasks:
+    """Pixels whose centres lie in the areas. Memory: a mask for each class of corrections."""
+    from thinsection.arrays.polygons import rasterised
+
+    masks: dict[Action, dict[str, MaskArray]] = {"keep": {}, "remove": {}}
+    for edit in edits:
+        mask = rasterised(edit.area, frame)
+        by_check = masks[edit.action]
+        by_check[edit.check] = (
+            by_check[edit.check] | mask if edit.check in by_check else mask
+        )
+    return EditMasks(keep=masks["keep"], remove=masks["remove"], frame=frame)

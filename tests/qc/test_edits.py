@@ -1,0 +1,344 @@
+"""What a correction means for masks, and how it is read; masks are made by hand."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import shapely
+from tests.qc.slides import ArraySlide
+
+from thinsection.errors import InvalidInputError
+from thinsection.qc import QcResult, run_qc, tile_qc_columns
+from thinsection.qc.edits import QcEdit, edits_key, outline_measurements, read_edits
+from thinsection.qc.pipeline import pipeline_from_mapping
+from thinsection.report.layers import overlay_layers
+from thinsection.report.qc_files import load_qc, write_qc
+from thinsection.report.stored import read_qc, read_tissue
+
+# a mask px is 4 x 3 level-0 px
+SHAPE = (40, 60)
+SIZE = (240, 120)
+
+
+def box(top: int, left: int, bottom: int, right: int) -> Any:
+    """Rows and columns of the mask as an area in level-0 px."""
+    return shapely.box(left * 4, top * 3, right * 4, bottom * 3)
+
+
+def pixels(top: int, left: int, bottom: int, right: int) -> np.ndarray:
+    mask = np.zeros(SHAPE, bool)
+    mask[top:bottom, left:right] = True
+    return mask
+
+
+def edit(action: Any, check: str, *corners: int, **more: Any) -> QcEdit:
+    return QcEdit(action=action, check=check, area=box(*corners), **more)
+
+
+@pytest.fixture(scope="module")
+def plain() -> QcResult:
+    checks = [
+        {"kind": "tissue"},
+        {"kind": "intensity", "name": "ink", "upper_gray": 0.1, "invert": True},
+        {"kind": "intensity", "name": "blur", "upper_gray": 0.1, "invert": True},
+        {"kind": "fill_holes"},
+    ]
+    mapping = {"name": "x", "work_mpp": 2.0, "work_from": "mpp", "check": checks}
+    rgb = np.full((SIZE[1], SIZE[0], 3), 180, np.uint8)
+    slide = ArraySlide([rgb], slide_mpp=(0.5, 2 / 3))
+    return run_qc(slide, pipeline_from_mapping(mapping))
+
+
+@pytest.fixture
+def result(plain: QcResult) -> QcResult:
+    """Glass on the left; ink and blur overlap in rows 10 to 20; ink reaches over the glass."""
+    glass = pixels(0, 0, 40, 10)
+    ink = pixels(0, 5, 20, 40)
+    blur = pixels(10, 10, 30, 60)
+    return replace(
+        plain,
+        mask_use=~(glass | ink | blur),
+        masks={
+            "glass": glass,
+            "ink": ink,
+            "blur": blur,
+            "small_filled": pixels(0, 0, 1, 1),
+        },
+        scores={
+            "glass": 0.25,
+            "ink": 0.4,
+            "blur_removed_percent": 0.5,
+            "pixels_to_use": 1.0,
+        },
+        frame=replace(plain.frame, size_th=SHAPE[::-1], size_l0=SIZE),
+        unjudged={"blur": pixels(30, 10, 40, 20)},
+    )
+
+
+def test_keep_of_a_check_gives_back_what_no_other_check_removes(
+    result: QcResult,
+) -> None:
+    edited = result.with_edits([edit("keep", "ink", 0, 0, 20, 30)])
+    back = edited.mask_use & ~result.mask_use
+    np.testing.assert_array_equal(back, pixels(0, 10, 10, 30))
+    np.testing.assert_array_equal(edited.masks["ink"], pixels(0, 30, 20, 40))
+    np.testing.assert_array_equal(edited.masks["blur"], result.masks["blur"])
+    # two checks at one place come back by two corrections
+    both = result.with_edits(
+        [edit("keep", "ink", 0, 0, 20, 30), edit("keep", "blur", 5, 0, 15, 30)]
+    )
+    back = both.mask_use & ~result.mask_use
+    np.testing.assert_array_equal(back, pixels(0, 10, 15, 30))
+
+
+def test_remove_of_a_check_marks_and_removes(result: QcResult) -> None:
+    edited = result.with_edits([edit("remove", "ink", 30, 40, 40, 60)])
+    np.testing.assert_array_equal(
+        edited.masks["ink"], result.masks["ink"] | pixels(30, 40, 40, 60)
+    )
+    np.testing.assert_array_equal(
+        edited.mask_use, result.mask_use & ~pixels(30, 40, 40, 60)
+    )
+
+
+def test_keep_and_remove_alone_are_about_all_checks(result: QcResult) -> None:
+    kept = result.with_edits([edit("keep", "", 0, 0, 40, 60)])
+    assert kept.mask_use.all()
+    assert not any(kept.masks[name].any() for name in ("glass", "ink", "blur"))
+    gone = result.with_edits([edit("remove", "", 0, 0, 40, 60)])
+    assert not gone.mask_use.any()
+    for name, mask in result.masks.items():
+        np.testing.assert_array_equal(gone.masks[name], mask)
+
+
+@pytest.mark.parametrize("keep", ["", "ink"])
+@pytest.mark.parametrize("remove", ["", "ink", "blur"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_where_areas_overlap_remove_wins(
+    result: QcResult, keep: str, remove: str, order: int
+) -> None:
+    edits = [edit("keep", keep, 0, 12, 10, 30), edit("remove", remove, 5, 20, 10, 35)]
+    edited = result.with_edits(edits[::order])
+    assert edited.mask_use[0:5, 12:30].all() and edited.mask_use[5:10, 12:20].all()
+    assert not edited.mask_use[5:10, 20:35].any()
+
+
+def test_a_check_that_the_guard_overruled_or_that_is_only_shown_holds_nothing_back(
+    result: QcResult,
+) -> None:
+    edits = [edit("keep", "ink", 10, 12, 20, 30)]
+    assert not (result.with_edits(edits).mask_use & ~result.mask_use).any()
+    overruled = replace(result, overruled=("blur",))
+    back = overruled.with_edits(edits).mask_use & ~result.mask_use
+    np.testing.assert_array_equal(back, pixels(10, 12, 20, 30))
+
+
+def test_the_mask_for_tiles_is_corrected_too(result: QcResult) -> None:
+    kept = replace(result, mask_kept=result.mask_use | result.masks["blur"])
+    edits = [edit("keep", "ink", 0, 12, 5, 30), edit("remove", "", 25, 20, 40, 60)]
+    edited = kept.with_edits(edits)
+    wanted = (kept.tissue.mask | pixels(0, 12, 5, 30)) & ~pixels(25, 20, 40, 60)
+    np.testing.assert_array_equal(edited.tissue.mask, wanted)
+
+
+def test_a_corrected_area_is_judged(result: QcResult) -> None:
+    for name in ("", "blur"):
+        edited = result.with_edits([edit("keep", name, 35, 0, 40, 60)])
+        np.testing.assert_array_equal(edited.unjudged["blur"], pixels(30, 10, 35, 20))
+        share = edited.scores["blur_unjudged_percent"]
+        assert share == pytest.approx(50 / edited.tissue.mask.sum())
+    other = result.with_edits([edit("keep", "ink", 35, 0, 40, 60)])
+    np.testing.assert_array_equal(other.unjudged["blur"], result.unjudged["blur"])
+
+
+def test_a_check_without_a_mask_that_could_not_judge_is_corrected(
+    result: QcResult,
+) -> None:
+    masks = {name: mask for name, mask in result.masks.items() if name != "blur"}
+    coarse = replace(result, masks=masks)
+    edited = coarse.with_edits([edit("remove", "blur", 30, 10, 40, 20)])
+    np.testing.assert_array_equal(edited.masks["blur"], pixels(30, 10, 40, 20))
+    assert not edited.unjudged["blur"].any()
+
+
+def test_columns_follow_the_correction(result: QcResult) -> None:
+    edited = result.with_edits([edit("keep", "ink", 0, 10, 20, 25)])
+    # half of the 30 columns of ink on tissue
+    assert edited.row["ink"] == pytest.approx(0.2)
+    assert edited.row["blur_removed_percent"] == 0.5
+    assert edited.row["glass"] == 0.25
+    assert edited.row["pixels_to_use"] == edited.mask_use.sum()
+    assert edited.row["edited_areas"] == 1
+    assert "edited_areas" not in result.row
+    corners = np.array([[0, 0], [40, 0], [40, 30]], dtype=np.int64)
+    shares = tile_qc_columns(edited, corners, 24)["ink"]
+    for corner, share in zip(corners, shares):
+        tile = shapely.box(*corner, *(corner + 24))
+        ink = box(0, 5, 20, 40).difference(box(0, 10, 20, 25))
+        assert share == pytest.approx(tile.intersection(ink).area / tile.area, abs=1e-6)
+
+
+def test_a_correction_without_effect_is_named(result: QcResult) -> None:
+    edits = [
+        edit("keep", "ink", 0, 12, 5, 30),
+        edit("keep", "ink", 35, 0, 40, 60, file="a.geojson"),
+        edit("keep", "blur", 0, 0, 5, 60),
+    ]
+    edited = result.with_edits(edits)
+    assert len(edited.warnings) == len(result.warnings) + 2
+    assert "'keep ink' changes nothing in a.geojson" in edited.warnings[-2]
+    assert "'keep blur' changes nothing" in edited.warnings[-1]
+
+
+def test_other_corrections_replace_the_earlier_ones(result: QcResult) -> None:
+    first = result.with_edits([edit("remove", "", 0, 0, 40, 60)])
+    second = first.with_edits([edit("keep", "ink", 0, 12, 5, 30)])
+    alone = result.with_edits([edit("keep", "ink", 0, 12, 5, 30)])
+    np.testing.assert_array_equal(second.mask_use, alone.mask_use)
+    assert first.with_edits([]) is result
+    with pytest.raises(InvalidInputError, match="got 'small_filled'"):
+        result.with_edits([edit("keep", "small_filled", 0, 0, 5, 5)])
+
+
+def test_it_is_stored_beside_the_answers_of_the_checks(
+    result: QcResult, tmp_path: Path
+) -> None:
+    kept = replace(result, mask_kept=result.mask_use | result.masks["blur"])
+    edits = [
+        edit("keep", "ink", 0, 12, 5, 30, author="Ä", time="t", file="f", sha256="5"),
+        edit("remove", "", 30, 20, 40, 60),
+    ]
+    edited = kept.with_edits(edits)
+    write_qc(edited, tmp_path)
+    back = load_qc(tmp_path)
+    assert back.edits == edited.edits
+    assert back.row == edited.row and back.warnings == edited.warnings
+    np.testing.assert_array_equal(back.mask_use, edited.mask_use)
+    np.testing.assert_array_equal(back.tissue.mask, edited.tissue.mask)
+    np.testing.assert_array_equal(read_tissue(tmp_path / "qc.zip"), edited.tissue.mask)
+    assert back.checked is not None
+    np.testing.assert_array_equal(back.checked.mask_use, result.mask_use)
+    stored = read_qc(tmp_path)
+    np.testing.assert_array_equal(stored.mask("ink"), result.masks["ink"])
+    np.testing.assert_array_equal(stored.mask(stored.tissue_name), edited.mask_use)
+    labels = [layer.label for layer in overlay_layers(back)]
+    assert labels[-2:] == ["kept by hand, 1 area", "removed by hand, 1 area"]
+    first = (tmp_path / "qc.zip").read_bytes()
+    write_qc(edited, tmp_path)
+    assert (tmp_path / "qc.zip").read_bytes() == first
+
+
+# reading
+
+
+def write(path: Path, *features: tuple[Any, Any], **more: Any) -> Path:
+    path.write_text(
+        json.dumps(
+            [
+                {
+                    "type": "Feature",
+                    "geometry": json.loads(shapely.to_geojson(area)),
+                    "properties": {"classification": kind, **more},
+                }
+                for kind, area in features
+            ]
+        )
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"name": "keep pen_blue"},
+        {"name": "KEEP  Pen Blue"},
+        {"name": "Keep: pen_blue"},
+        {"names": ["keep", "pen blue"]},
+        "keep pen_blue",
+    ],
+)
+def test_a_class_is_read_in_each_form_that_people_write(
+    tmp_path: Path, kind: Any
+) -> None:
+    path = write(tmp_path / "a.geojson", (kind, box(0, 0, 5, 5)))
+    (read,) = read_edits(path, ["pen_blue", "folds"])
+    assert (read.action, read.check) == ("keep", "pen_blue")
+
+
+def test_two_checks_that_differ_in_capitals_need_the_exact_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.geojson", ({"name": "remove Ink"}, box(0, 0, 5, 5)))
+    (read,) = read_edits(path, ["ink", "Ink"])
+    assert read.check == "Ink"
+    with pytest.raises(InvalidInputError, match="'Ink' as feature 0"):
+        read_edits(path, ["INK", "ink"])
+
+
+def test_areas_with_holes_and_of_several_pieces_are_one_correction(
+    tmp_path: Path,
+) -> None:
+    ring = box(0, 0, 20, 20).difference(box(5, 5, 10, 10))
+    pieces = shapely.MultiPolygon([ring, box(30, 30, 35, 35)])
+    path = write(tmp_path / "a.geojson", ({"name": "keep"}, pieces))
+    (read,) = read_edits(path, [])
+    assert read.area.symmetric_difference(pieces).area == 0
+
+
+def test_detections_are_no_corrections_and_lines_are_refused(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.geojson",
+        ({"name": "Tumor"}, box(0, 0, 5, 5)),
+        objectType="detection",
+    )
+    assert read_edits(path, ["ink"]) == ()
+    line = shapely.LineString([(0, 0), (9, 9)])
+    with pytest.raises(InvalidInputError, match="got a line as feature 0 'keep'"):
+        read_edits(write(path, ({"name": "keep"}, line)), ["ink"])
+
+
+def test_the_key_is_of_classes_and_areas_alone(tmp_path: Path) -> None:
+    one = edit("keep", "ink", 0, 0, 5, 5, author="A")
+    two = edit("remove", "", 0, 0, 5, 5)
+    assert edits_key([]) == ""
+    assert edits_key([one, two]) == edits_key([two, replace(one, author="B")])
+    assert len({edits_key([one]), edits_key([two]), edits_key([one, two])}) == 3
+    assert edits_key([one]) != edits_key([replace(one, area=box(0, 0, 5, 6))])
+
+
+def test_who_and_when_are_those_of_the_file_or_of_the_annotation(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path / "a.geojson", ({"name": "keep"}, box(0, 0, 5, 5)))
+    os.utime(path, (86400, 86400))
+    (read,) = read_edits(path, [])
+    assert (read.author, read.time) == (path.owner(), "1970-01-02T00:00:00+00:00")
+    write(path, ({"name": "keep"}, box(0, 0, 5, 5)), metadata={"author": "Dr. A"})
+    (read,) = read_edits(path, [])
+    assert read.author == "Dr. A"
+    # a stored correction that was changed since is another person's
+    measured = outline_measurements(box(0, 0, 5, 5))
+    more = {"metadata": {"author": "Dr. A", "time": "t"}, "measurements": measured}
+    write(
+        path,
+        ({"name": "keep"}, box(0, 0, 5, 5)),
+        ({"name": "keep"}, box(0, 0, 9, 9)),
+        **more,
+    )
+    same, changed = read_edits(path, [])
+    assert (same.author, same.time) == ("Dr. A", "t")
+    assert changed.author == path.owner() and changed.time != "t"
+
+
+def test_measurements_of_older_qupath_mark_an_outline_too(tmp_path: Path) -> None:
+    measured = outline_measurements(box(0, 0, 5, 5))
+    old = [{"name": name, "value": value} for name, value in measured.items()]
+    path = write(
+        tmp_path / "a.geojson", ({"name": "ink"}, box(0, 0, 5, 5)), measurements=old
+    )
+    assert read_edits(path, ["ink"]) == ()
+    write(path, ({"name": "ink"}, box(0, 0, 5, 6)), measurements=old)
+    with pytest.raises(InvalidInputError, match="must stay as it was"):
+        read_edits(path, ["ink"])
