@@ -190,8 +190,27 @@ def test_a_correction_without_effect_is_named(result: QcResult) -> None:
     ]
     edited = result.with_edits(edits)
     assert len(edited.warnings) == len(result.warnings) + 2
-    assert "'keep ink' changes nothing in a.geojson" in edited.warnings[-2]
-    assert "'keep blur' changes nothing" in edited.warnings[-1]
+    assert edited.warnings[-2:] == (
+        "an area of class 'keep ink' in a.geojson changes nothing",
+        "an area of class 'keep blur' in the corrections changes nothing",
+    )
+
+
+def test_a_check_that_holds_the_tissue_back_is_named(result: QcResult) -> None:
+    both_removed = edit("keep", "ink", 12, 12, 18, 30, file="a.geojson")
+    edited = result.with_edits([both_removed])
+    assert edited.warnings[-1] == (
+        "an area of class 'keep ink' in a.geojson gives no tissue back, because blur removes it "
+        "too; the class 'keep' overrules all checks"
+    )
+    num_before = len(result.warnings)
+    # with a part that comes back, or the other check corrected too, there is nothing to say
+    assert (
+        len(result.with_edits([edit("keep", "ink", 8, 12, 18, 30)]).warnings)
+        == num_before
+    )
+    others = [both_removed, edit("keep", "blur", 10, 10, 20, 40)]
+    assert len(result.with_edits(others).warnings) == num_before
 
 
 def test_other_corrections_replace_the_earlier_ones(result: QcResult) -> None:

@@ -114,17 +114,11 @@ class QcResult:
             return checked
         check_names(edits, checked.editable_checks)
         edited = _with_edited_masks(checked, edits)
-        warnings = []
-        for edit in edits:
-            if _is_same(checked, _with_edited_masks(checked, [edit])):
-                warnings.append(
-                    f"an area of class {edit.class_name!r} changes nothing in "
-                    f"{edit.file or 'the corrections'}"
-                )
+        warnings = [_edit_warning(checked, edited, edit) for edit in edits]
         return replace(
             edited,
             scores=_edited_scores(checked, edited),
-            warnings=(*checked.warnings, *warnings),
+            warnings=(*checked.warnings, *filter(None, warnings)),
         )
 
     @property
@@ -184,6 +178,28 @@ def _with_edited_masks(checked: QcResult, edits: Sequence[QcEdit]) -> QcResult:
     return replace(edited, unjudged=unjudged)
 
 
+def _edit_warning(checked: QcResult, edited: QcResult, edit: QcEdit) -> str:
+    """A sentence about a correction that has no effect, or not the wanted one; '' for others."""
+    place = f"an area of class {edit.class_name!r} in {edit.file or 'the corrections'}"
+    if _is_same(checked, _with_edited_masks(checked, [edit])):
+        return f"{place} changes nothing"
+    if edit.action != "keep" or edit.check not in _removed_masks(checked):
+        return ""
+    areas = edit_masks(edited.edits, checked.frame)
+    wanted = edit_masks([edit], checked.frame).kept(edit.check)
+    wanted &= checked.masks[edit.check] & ~checked.tissue.mask
+    holding = []
+    for name, mask in _removed_masks(checked).items():
+        if name != edit.check and (wanted & mask & ~areas.kept("", name)).any():
+            holding.append(name)
+    if not holding or (wanted & edited.tissue.mask).any():
+        return ""
+    return (
+        f"{place} gives no tissue back, because {' and '.join(holding)} remove"
+        f"{'s' if len(holding) == 1 else ''} it too; the class 'keep' overrules all checks"
+    )
+
+
 def _is_same(checked: QcResult, edited: QcResult) -> bool:
     """True if the corrections change no pixel of any mask."""
     if not np.array_equal(checked.tissue.mask, edited.tissue.mask):
@@ -195,6 +211,22 @@ def _is_same(checked: QcResult, edited: QcResult) -> bool:
         np.array_equal(mask, checked.unjudged[name])
         for name, mask in edited.unjudged.items()
     )
+
+
+def _removed_masks(checked: QcResult) -> dict[str, MaskArray]:
+    """Areas of the checks that remove what they mark: neither overruled, nor only shown."""
+    shown_only = {
+        check.name
+        for check in checked.pipeline.checks
+        if not getattr(check, "remove", True)
+    }
+    return {
+        name: mask
+        for name, mask in checked.masks.items()
+        if name in checked.editable_checks
+        and name not in checked.overruled
+        and name not in shown_only
+    }
 
 
 def _edited_masks(checked: QcResult, areas: EditMasks) -> dict[str, MaskArray]:
@@ -210,17 +242,8 @@ def _edited_masks(checked: QcResult, areas: EditMasks) -> dict[str, MaskArray]:
 
 def _given_back(checked: QcResult, areas: EditMasks) -> MaskArray:
     """Pixels that only one check removes, in the areas where a person keeps what it removes."""
-    shown_only = {
-        check.name
-        for check in checked.pipeline.checks
-        if not getattr(check, "remove", True)
-    }
     removed = {
-        name: mask & ~areas.kept(name)
-        for name, mask in checked.masks.items()
-        if name in checked.editable_checks
-        and name not in checked.overruled
-        and name not in shown_only
+        name: mask & ~areas.kept(name) for name, mask in _removed_masks(checked).items()
     }
     back = np.zeros_like(checked.mask_use)
     for name in areas.keep:
