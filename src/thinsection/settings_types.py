@@ -34,6 +34,7 @@ class RunSettings(TypedDict, total=False):
     mend_regions: bool
     qc: Text
     qc_fail: Texts
+    qc_remove: Texts
     qc_rules: Text | None
     qc_strict: bool
     qc_edits: Text | None

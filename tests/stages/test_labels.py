@@ -263,6 +263,20 @@ def test_presets_of_checks_have_their_own_names(name: str) -> None:
     assert tiles(TilesConfig(), stage).grid == f"256px_0.5mpp_qc-{name}"
 
 
+def test_a_preset_with_checks_that_remove_has_a_name_of_its_own() -> None:
+    names = set()
+    for removes in ((), ("folds",), ("dust", "folds")):
+        pipeline = load_pipeline("auto", remove=removes)
+        stage = QcStage(pipeline=pipeline, source="auto", removes=removes)
+        names.add((stage.name, stage.label))
+        assert tiles(TilesConfig(), stage).grid == f"256px_0.5mpp_{stage.label}"
+    assert names == {
+        ("auto", "qc-auto"),
+        ("auto_remove_folds", "qc-auto_remove_folds"),
+        ("auto_remove_dust_folds", "qc-auto_remove_dust_folds"),
+    }
+
+
 def test_a_file_of_checks_is_named_by_what_it_says_wherever_it_lies() -> None:
     pipeline = load_pipeline("histoqc-light")
     other: Pipeline = replace(pipeline, work_mpp=pipeline.work_mpp * 2)

@@ -55,7 +55,7 @@ MODEL_SETTINGS: Mapping[str, Collection[str]] = {
         "icc",
     ),
     "tissue": ("mask_mpp", "min_speck_um2", "min_hole_um2", "black_level"),
-    "qc": ("qc", "qc_fail", "qc_strict", "qc_device", "qc_pictures"),
+    "qc": ("qc", "qc_fail", "qc_remove", "qc_strict", "qc_device", "qc_pictures"),
     "segment": ("segment_mpp", "segment_memory"),
     "tiles": (
         "tile_px",

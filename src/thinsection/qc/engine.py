@@ -308,6 +308,8 @@ class _CheckRunner:
             outcome = check(view)
             _check_outcome(check, outcome, view)
             outcome = replace(outcome, scores=_plain_scores(check, outcome.scores))
+        if not check.removes:
+            outcome = replace(outcome, mask_use=None, enforce=False)
         warnings = [
             f"{check.name} writes the column {column} of an earlier check"
             for column in outcome.scores

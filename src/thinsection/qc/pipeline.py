@@ -1,6 +1,6 @@
 """A pipeline: a list of checks with their parameters, from a preset or a TOML file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -97,7 +97,7 @@ _RESERVED_NAMES = (
 # Checks by which `[segmenter.classes]` says that the guard follows a class.
 _SURE_CLASSES = ("ink", "focus")
 # Of the checks: raise it when one answers differently.
-_VERSION = 17
+_VERSION = 18
 
 # Settings of a pipeline that are plain values.
 _SETTINGS = (
@@ -161,6 +161,27 @@ class Pipeline:
         """The check with its settings for a stain."""
         return replace(check, **self.variants.get(stain, {}).get(check.name, {}))
 
+    def removing(self, names: Sequence[str]) -> "Pipeline":
+        """The pipeline in which checks that only show what they find remove it.
+
+        Raises ConfigError: there is no such check, or it removes what it finds anyway.
+        """
+        shown = [check.name for check in self.checks if not check.removes]
+        if not names:
+            return self
+        for name in names:
+            if name not in shown:
+                rule = f"a check that only shows what it finds ({', '.join(shown)})"
+                if not shown:
+                    rule = f"left out, because all checks of {self.name!r} remove"
+                raise ConfigError(
+                    f"qc_remove must be {rule}, got {name!r}{nearest(name, shown)}"
+                )
+        checks = [
+            check.removing() if check.name in names else check for check in self.checks
+        ]
+        return replace(self, checks=tuple(checks))
+
     def as_mapping(self) -> Document:
         """Plain values, as the TOML file would hold them."""
         plain: Document = {name: getattr(self, name) for name in _SETTINGS}
@@ -178,8 +199,12 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _PRESETS.glob("*.toml")))
 
 
-def load_pipeline(source: str | Path) -> Pipeline:
+def load_pipeline(source: str | Path, *, remove: Sequence[str] = ()) -> Pipeline:
     """Loads a preset by name, or the pipeline of a TOML file.
+
+    Args:
+        source: name of the preset, or path of the file.
+        remove: checks that remove what they find, although their setting is to show it only.
 
     Raises:
         ConfigError: no such preset or file, an unknown key, or a value that is not
@@ -198,7 +223,8 @@ def load_pipeline(source: str | Path) -> Pipeline:
             f"qc pipeline must be a preset or a .toml file, got {str(source)!r}{hint}"
         )
     with naming_file(path):
-        return pipeline_from_mapping(read_toml(path), folder=path.parent)
+        pipeline = pipeline_from_mapping(read_toml(path), folder=path.parent)
+    return pipeline.removing(remove)
 
 
 def dump_pipeline(pipeline: Pipeline) -> str:

@@ -19,10 +19,12 @@ from thinsection.qc.edits import (
 )
 from thinsection.qc.pipeline import Pipeline
 from thinsection.qc.tissue import (
+    UNJUDGED_COLOR,
     Color,
     Shares,
     TissueMask,
     box_fractions,
+    diagonal_stripes,
     hues,
     overlay,
 )
@@ -87,6 +89,12 @@ class QcResult:
         )
 
     @property
+    def shown(self) -> frozenset[str]:
+        """Names of the checks that only show what they found, and remove nothing."""
+        checks = self.pipeline.checks
+        return frozenset(check.name for check in checks if not check.removes)
+
+    @property
     def unjudged_tissue(self) -> MaskArray:
         """Tissue that at least one check could not judge, bool (H, W)."""
         return _any_of(self.unjudged, self.tissue.mask)
@@ -131,10 +139,17 @@ class QcResult:
         return colors
 
     def overlay(self) -> RgbArray:
-        """The work image, tinted by the checks' masks, with the remaining tissue outlined."""
+        """The work image, tinted by the checks' masks, with the remaining tissue outlined.
+
+        Stripes mark tissue that at least one check did not judge.
+        """
         colors = self.colors
         tints = [(mask, colors[name]) for name, mask in self.masks.items()]
-        return overlay(self.rgb, self.mask_use, tints)
+        shown = [(self.masks[n], colors[n]) for n in self.masks if n in self.shown]
+        stripes = self.unjudged_tissue & diagonal_stripes(self.mask_use.shape)
+        return overlay(
+            self.rgb, self.mask_use, tints, shown=[*shown, (stripes, UNJUDGED_COLOR)]
+        )
 
     def __repr__(self) -> str:
         height, width = self.mask_use.shape
@@ -149,7 +164,10 @@ class QcResult:
         lines = [f"to use: {self.mask_use.mean():.1%} of the image"]
         for name, mask in self.masks.items():
             if mask.any():
-                lines.append(f"{name}: {mask.mean():.1%}")
+                only = " (only shown)" * (name in self.shown)
+                lines.append(f"{name}{only}: {mask.mean():.1%}")
+        if self.unjudged_tissue.any():
+            lines.append(f"not judged by a check: {self.unjudged_tissue.mean():.1%}")
         lines += self.warnings
         title = f"Quality control: {self.pipeline.name}"
         return notebook_html(self.overlay(), title, lines)
@@ -215,17 +233,12 @@ def _is_same(checked: QcResult, edited: QcResult) -> bool:
 
 def _removed_masks(checked: QcResult) -> dict[str, MaskArray]:
     """Areas of the checks that remove what they mark: neither overruled, nor only shown."""
-    shown_only = {
-        check.name
-        for check in checked.pipeline.checks
-        if not getattr(check, "remove", True)
-    }
     return {
         name: mask
         for name, mask in checked.masks.items()
         if name in checked.editable_checks
         and name not in checked.overruled
-        and name not in shown_only
+        and name not in checked.shown
     }
 
 

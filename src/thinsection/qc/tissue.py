@@ -32,6 +32,8 @@ Color = tuple[int, int, int]  # RGB, 0 to 255
 Tints = Iterable[tuple[MaskArray, Color]]
 Shares = npt.NDArray[np.float32]  # (N,), in [0, 1]
 TISSUE_COLOR: Color = (0, 160, 80)
+# of stripes over tissue that a check did not judge
+UNJUDGED_COLOR: Color = (72, 72, 92)
 
 # Share of its own colour that a px out of use keeps.
 _DIMMED = 0.35
@@ -203,10 +205,19 @@ def hues(num: int) -> list[Color]:
     return colors
 
 
-def overlay(rgb: RgbArray, mask_use: MaskArray, tints: Tints = ()) -> RgbArray:
+def diagonal_stripes(shape: tuple[int, ...], step_px: int = 8) -> MaskArray:
+    """Stripes of a third of the step from lower left to upper right, bool (H, W)."""
+    rows, columns = np.ogrid[: shape[0], : shape[1]]
+    return np.asarray((rows + columns) % step_px < max(1, step_px // 3))
+
+
+def overlay(
+    rgb: RgbArray, mask_use: MaskArray, tints: Tints = (), shown: Tints = ()
+) -> RgbArray:
     """Draws a mask on its picture: px in use are outlined, others dimmed and tinted.
 
-    `tints` are the masks that took px out of use, with their colours.
+    `tints` are the masks that took px out of use, with their colours; `shown` are masks of px
+    that stay in use.
     """
     from scipy import ndimage
 
@@ -216,6 +227,9 @@ def overlay(rgb: RgbArray, mask_use: MaskArray, tints: Tints = ()) -> RgbArray:
     for mask, color in tints:
         tint[mask & unused] = color
     picture[unused] = picture[unused] * _DIMMED + tint[unused] * (1 - _DIMMED) * 0.9
+    for mask, color in shown:
+        here = mask & mask_use
+        picture[here] = (picture[here] + np.asarray(color, np.float32)) / 2
     picture[mask_use & ~ndimage.binary_erosion(mask_use)] = TISSUE_COLOR
     return np.clip(picture, 0, 255).astype(np.uint8)
 

@@ -18,6 +18,7 @@ from thinsection.report.layers import (
     Classes,
     Layer,
     Outline,
+    Stripes,
     Swatch,
     Tiles,
     Tint,
@@ -182,6 +183,13 @@ def _draw_sign(
         for x, color in enumerate(legend_colors(layer, right - left), left):
             pen.line((x, top, x, bottom), fill=tuple(color))
         pen.rectangle(box, outline=_FRAME)
+    elif isinstance(layer, Stripes):
+        edge_px = bottom - top
+        for x in range(left - edge_px, right, 5):
+            start = (max(x, left), bottom - max(left - x, 0))
+            end_x = min(x + edge_px, right)
+            pen.line((*start, end_x, bottom - (end_x - x)), fill=layer.color, width=2)
+        pen.rectangle(box, outline=layer.color)
     elif not isinstance(layer, Classes):
         opacity = layer.opacity if isinstance(layer, Tint | Swatch) else 0.1
         line_px = 0

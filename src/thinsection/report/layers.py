@@ -11,7 +11,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFilter
 
 from thinsection.qc.edits import EDIT_COLORS, edit_masks
-from thinsection.qc.tissue import Color
+from thinsection.qc.tissue import UNJUDGED_COLOR, Color, diagonal_stripes
 from thinsection.report.picture import Picture
 from thinsection.report.values import (
     COLORMAP_OF_KIND,
@@ -86,6 +86,23 @@ class Tint:
     def paint(self, image: Image.Image, size_l0: Size) -> None:
         """Draws the colour."""
         cover = _smooth_resize(self.mask, image.size).astype(np.float32)
+        _blend(image, self.color, cover * (self.opacity / 255))
+
+
+@dataclass(frozen=True)
+class Stripes:
+    """Diagonal stripes over a mask (H, W), which covers the whole slide at any resolution."""
+
+    mask: MaskArray
+    label: str = ""
+    color: Color = UNJUDGED_COLOR
+    opacity: float = 0.75
+
+    def paint(self, image: Image.Image, size_l0: Size) -> None:
+        """Draws the stripes; the tissue stays visible between them."""
+        cover = _smooth_resize(self.mask, image.size).astype(np.float32)
+        step_px = max(6, max(image.size) // 120)
+        cover *= diagonal_stripes(cover.shape, step_px)
         _blend(image, self.color, cover * (self.opacity / 255))
 
 
@@ -294,7 +311,7 @@ class Swatch:
 # layers of one value per tile
 TileLayer = Values | Classes
 # layers over a picture, the lowest one first
-Layer = Outline | Tint | Tiles | Values | Classes
+Layer = Outline | Tint | Stripes | Tiles | Values | Classes
 
 
 def paint(picture: Picture, layers: Sequence[Layer]) -> RgbArray:
@@ -358,7 +375,11 @@ def _box_sums(
 
 
 def overlay_layers(result: QcResult) -> list[Layer]:
-    """Layers of the overlay: passed tissue is unchanged, other areas lighter, the largest first."""
+    """Layers of the overlay: passed tissue is unchanged, other areas lighter, the largest first.
+
+    What a check only shows has its colour over the tissue. Stripes mark tissue that a check did
+    not judge.
+    """
     use = result.mask_use
     num_px = max(1, use.size)
     glass_checks = {
@@ -369,7 +390,7 @@ def overlay_layers(result: QcResult) -> list[Layer]:
     removed = {
         name: mask & ~use
         for name, mask in result.masks.items()
-        if name not in glass_checks
+        if name not in glass_checks and name not in result.shown
     }
     counts = {name: int(mask.sum()) for name, mask in removed.items()}
     layers: list[Layer] = [Tint(~use, color=(255, 255, 255), opacity=0.5)]
@@ -378,6 +399,17 @@ def overlay_layers(result: QcResult) -> list[Layer]:
             words = name.replace("_", " ")
             label = f"{words}, {counts[name] / num_px:.2%} of the slide"
             layers.append(Tint(removed[name], label, result.colors[name]))
+    for name in sorted(result.shown & result.masks.keys()):
+        area = result.masks[name] & use
+        if area.any():
+            words = name.replace("_", " ")
+            label = f"{words} (only shown), {area.mean():.2%} of the slide"
+            layers.append(Tint(area, label, result.colors[name], opacity=0.35))
+    unjudged = result.unjudged_tissue & use
+    if unjudged.any():
+        names = [n for n, area in result.unjudged.items() if (area & use).any()]
+        label = f"not judged ({', '.join(names)}), {unjudged.mean():.2%} of the slide"
+        layers.append(Stripes(unjudged, label.replace("_", " ")))
     noun = "tissue without artefacts" if removed else "tissue"
     layers.append(Outline(use, f"{noun}, {use.mean():.1%} of the slide"))
     for action, words in (("keep", "kept by hand"), ("remove", "removed by hand")):

@@ -164,6 +164,8 @@ def write_values(result: QcResult, folder: Path, *, key: str) -> None:
         "pipeline": result.pipeline.as_mapping(),
         "tables": densities,
         "overruled": result.overruled,
+        # checks that only show what they found
+        "shown": sorted(result.shown & result.masks.keys()),
     }
     if edits:
         document["edits"] = edits

@@ -20,7 +20,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from thinsection.errors import StoreError, rewording
 from thinsection.files.atomic import parse_json, read_json
 from thinsection.qc.checks.check import UNJUDGED
 from thinsection.qc.edits import EDIT_COLORS, QcEdit, edit_feature, edit_of_feature
-from thinsection.qc.tissue import TISSUE_COLOR, Color
+from thinsection.qc.tissue import TISSUE_COLOR, UNJUDGED_COLOR, Color
 from thinsection.report.picture import OVERLAYS, PICTURE, Picture, slide_picture
 from thinsection.slide.open import open_slide
 from thinsection.store.geojson import Feature, mask_features
@@ -41,6 +41,8 @@ from thinsection.store.ledger import SlideLedger
 from thinsection.store.slide_ids import check_slide_exists, slide_place
 from thinsection.types import Document, MaskArray, MaskFrame
 
+# ends the class of the tissue that a check did not judge, after the check's name
+NOT_JUDGED = " not judged"
 # class of the tissue that quality control leaves
 _USABLE = "Usable tissue"
 QC_FORMAT = "thinsection-qc/3"
@@ -246,6 +248,11 @@ class StoredQc:
         with damage_named(self.folder):
             return int(self.document["masks"][name]) == 0
 
+    def is_all_judged(self, check: str) -> bool:
+        """True if a check judged all tissue that is left."""
+        with damage_named(self.folder):
+            return int(self.document["unjudged"][check]) == 0
+
     def unjudged(self, check: str) -> MaskArray:
         """Reads the tissue that a check could not judge, bool (H, W).
 
@@ -347,6 +354,7 @@ class MaskOutline:
     name: str  # name of the annotation and of its class
     color: Color
     features: Callable[[], list[Feature]]  # makes the annotations, in level-0 pixels
+    is_shown_only: bool = False  # the check only shows it, and the tissue stays
 
 
 def _outline_of_mask(
@@ -422,7 +430,7 @@ def _tissue_outlines(path: Path, facts: Document) -> list[MaskOutline]:
 
 
 def _qc_outlines(folder: Path) -> list[MaskOutline]:
-    """Outlines of the usable tissue, of what each check marked, and of corrections by class.
+    """Outlines of the usable tissue, what each check marked, what it did not judge; corrections.
 
     What a check marked is its own answer, without corrections.
     """
@@ -443,6 +451,18 @@ def _qc_outlines(folder: Path) -> list[MaskOutline]:
             stored.frame,
             partial(stored.mask, name),
             # a brush must change only what a person draws
+            is_locked=True,
+        )
+        is_shown_only = name in stored.document.get("shown", ())
+        outlines.append(replace(outline, is_shown_only=is_shown_only))
+    for name in stored.unjudged_names:
+        if stored.is_all_judged(name):
+            continue
+        outline = _outline_of_mask(
+            f"{name}{NOT_JUDGED}",
+            UNJUDGED_COLOR,
+            stored.frame,
+            partial(stored.unjudged, name),
             is_locked=True,
         )
         outlines.append(outline)

@@ -199,7 +199,7 @@ def _cpus(formulas: Planner, slides: Sequence[SlideSize]) -> tuple[int, str]:
 
 def _qc_numbers(sample: Sequence[SlideEntry], count: int, spec: RunConfig) -> Numbers:
     """One CPU, and upper bounds of memory and time, for quality control of `count` slides."""
-    pipeline = load_pipeline(spec.qc.qc)
+    pipeline = load_pipeline(spec.qc.qc, remove=spec.qc.qc_remove)
 
     def measure(entry: SlideEntry) -> QcSize:
         # only its header is read

@@ -414,7 +414,9 @@ def slide_size(entry: SlideEntry, spec: RunConfig) -> SlideSize:
                 thumbnail_size = level.size
         qc = None
         if spec.qc.qc != "off":
-            qc = qc_size(slide, load_pipeline(spec.qc.qc), entry)
+            qc = qc_size(
+                slide, load_pipeline(spec.qc.qc, remove=spec.qc.qc_remove), entry
+            )
         return SlideSize(
             slide_id=entry.slide_id,
             grids=tuple(grids),

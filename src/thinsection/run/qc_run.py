@@ -61,6 +61,7 @@ class ChecksConfig:
         daily=True,
     )
     qc_fail: tuple[str, ...] = _copied_option(QcConfig, "qc_fail")
+    qc_remove: tuple[str, ...] = _copied_option(QcConfig, "qc_remove")
     qc_rules: Path | None = _copied_option(QcConfig, "qc_rules")
     qc_strict: bool = _copied_option(QcConfig, "qc_strict")
     qc_edits: str | None = _copied_option(QcConfig, "qc_edits")
@@ -125,8 +126,9 @@ def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
     """
     ini = config.checks.from_histoqc
     if ini is None:
-        return load_pipeline(config.checks.qc), []
-    return pipeline_from_ini(ini)
+        return load_pipeline(config.checks.qc, remove=config.checks.qc_remove), []
+    pipeline, notes = pipeline_from_ini(ini)
+    return pipeline.removing(config.checks.qc_remove), notes
 
 
 def check_slides(
@@ -197,6 +199,7 @@ def _run_settings(config: QcRunConfig, pipeline: Pipeline, out: Path) -> RunConf
         # HistoQC's files are made from the pictures
         qc_pictures=config.work.qc_pictures or "histoqc" in config.work.write,
         qc_fail=checks.qc_fail,
+        qc_remove=checks.qc_remove,
         qc_rules=checks.qc_rules,
         qc_strict=checks.qc_strict,
         qc_edits=checks.qc_edits,

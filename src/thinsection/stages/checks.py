@@ -73,6 +73,8 @@ class QcStage(Stage[CheckedTissue]):
     source: str  # name of the preset, or its TOML file
     # True applies every check, even one that removes most of the tissue
     strict: bool = False
+    # checks of `pipeline` that remove what they find because the run asks for it
+    removes: tuple[str, ...] = ()
     # a slide is left out if one of these rules applies; the rules do not change the result
     rules: tuple[str, ...] = ()
     # TOML file with the rules for the verdicts; None takes the built-in ones
@@ -93,6 +95,8 @@ class QcStage(Stage[CheckedTissue]):
             if self.segments is not None:
                 content = [content, self.segments.address]
             name = f"{slug(Path(self.source).stem)}-{short_hash(content)}"
+        elif self.removes:
+            name = join_label(name, "remove", *self.removes)
         return join_label(name, "strict" if self.strict else "")
 
     @property

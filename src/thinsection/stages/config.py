@@ -149,6 +149,11 @@ class QcConfig:
         "Rule that makes a slide fail quality control, such as 'pixels_to_use<1000'. A "
         "run leaves such slides out; repeat the option for several.",
     )
+    qc_remove: tuple[str, ...] = option(
+        (),
+        "Check that removes what it finds from the tissue, although it is only shown by "
+        "default: folds or dust. Both are experimental. Repeat the option for several.",
+    )
     qc_rules: Path | None = option(
         None,
         "TOML file with the rules for the verdicts on the QC page, in place of the "

@@ -191,6 +191,10 @@ def check_run(spec: RunConfig) -> tuple[AnyStage, ...]:
         raise ConfigError(
             'qc_fail must be combined with qc, got qc off; pass qc="auto"'
         )
+    if spec.qc.qc == "off" and spec.qc.qc_remove:
+        raise ConfigError(
+            'qc_remove must be combined with qc, got qc off; pass qc="auto"'
+        )
     if spec.output.measures_reference is not None and not spec.output.measures:
         raise ConfigError(
             "measures_reference must be combined with measures, got it alone; pass measures=True"
@@ -325,7 +329,7 @@ def qc_stage(spec: RunConfig) -> QcStage:
     from thinsection.qc import load_pipeline
     from thinsection.stages.checks import QcStage
 
-    pipeline = load_pipeline(spec.qc.qc)
+    pipeline = load_pipeline(spec.qc.qc, remove=spec.qc.qc_remove)
     segments = None
     source = pipeline.segmenter
     if source is not None:
@@ -342,6 +346,7 @@ def qc_stage(spec: RunConfig) -> QcStage:
         source=spec.qc.qc,
         reader=spec.slides.reader,
         strict=spec.qc.qc_strict,
+        removes=tuple(sorted(set(spec.qc.qc_remove))),
         rules=spec.qc.qc_fail,
         verdict_rules=spec.qc.qc_rules,
         device=spec.qc.qc_device,

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from thinsection.errors import StoreError, rewording
 from thinsection.files.atomic import read_json
 from thinsection.report.stored import (
+    NOT_JUDGED,
     MaskOutline,
     outline_files,
     outlines_of_masks,
@@ -100,12 +101,14 @@ class Layer:
     colors: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  # of 'categories', a name for each colour
     is_empty: bool = False  # it shows nothing on this slide
+    is_shown_only: bool = False  # outlines of a check that leaves the tissue
     read: Callable[[], bytes]
 
     @property
     def words(self) -> str:
         """Name in plain words."""
-        return layer_words(self.group, self.name, self.kind)
+        words = layer_words(self.group, self.name, self.kind)
+        return f"{words}, only shown" if self.is_shown_only else words
 
     @property
     def key(self) -> str:
@@ -273,6 +276,7 @@ def _mask_layer(group: str, outline: MaskOutline) -> Layer:
         name=outline.name,
         kind="outlines",
         color=_css_color(*outline.color),
+        is_shown_only=outline.is_shown_only,
         read=read,
     )
 
@@ -380,6 +384,9 @@ def layer_words(group: str, name: str, kind: str) -> str:
         return "Graph, " + name.removeprefix("graph_").replace("-", " ")
     if kind in ("colours", "classes", "grid"):
         return _capitalised(name)
+    check = name.removesuffix(NOT_JUDGED)
+    if check != name:
+        return f"{_check_words(f'qc_{check}')}{NOT_JUDGED}"
     # a check's outline has the name of its column without the prefix
     return _check_words(f"qc_{name}" if name.isidentifier() else name)
 

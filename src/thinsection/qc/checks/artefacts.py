@@ -6,7 +6,7 @@ no class has a probability above a half.
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Self
 
 from thinsection.arrays import Array, ArrayNamespace, filters, morphology
 from thinsection.arrays.rings import disks_of_rings
@@ -15,6 +15,7 @@ from thinsection.qc.checks.artefact_network import (
     INKS,
     without_stain,
 )
+from thinsection.qc.checks.border import tissue_at_border
 from thinsection.qc.checks.check import (
     COARSEST_MPP,
     Outcome,
@@ -33,9 +34,11 @@ _OWN_COLOUR_VOTE = 0.1
 
 
 class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP):
-    """Removes folds (experimental): narrow bands, and wide areas that are surely folds."""
+    """Shows folds (experimental): narrow bands, and wide areas that are surely folds."""
 
     name: str = "folds"
+    # true removes them from the tissue; false only shows and measures them
+    remove: bool = False
     # sigma of the Gaussian over which the probability of a fold is averaged
     smooth: str = length("8 um")
     # a narrow fold exceeds this probability somewhere, a sure fold everywhere
@@ -74,7 +77,17 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
             min_area_px,
             view.length_px(self.max_width),
         )
-        return view.left_regions(view.mask_use & ~folds, f"{self.name}_removed")
+        border = tissue_at_border(ns, view.mask_use, view.mpp_th)
+        left = view.mask_use & (border | ~folds)
+        outcome = view.left_regions(left, f"{self.name}_removed")
+        return replace(outcome, unjudged_area=border)
+
+    @property
+    def removes(self) -> bool:
+        return self.remove
+
+    def removing(self) -> Self:
+        return replace(self, remove=True)
 
 
 class Ink(QcCheck, kind="ink", asks_network=True):
@@ -170,14 +183,18 @@ class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_
             min_radius_px=math.sqrt(min_area_px / math.pi),
             max_radius_px=math.sqrt(max_area_px / math.pi),
         )
-        return view.without(ns.upload(bubbles, reason="rings"), self.name)
+        border = tissue_at_border(ns, view.mask_use, view.mpp_th)
+        found = ns.upload(bubbles, reason="rings") & ~border
+        return replace(view.without(found, self.name), unjudged_area=border)
 
 
 class Dirt(QcCheck, kind="dirt", asks_network=True, coarsest_mpp=COARSEST_MPP):
-    """Removes what `shows` names: dust, the edge of a coverslip, or the area outside the slide."""
+    """Removes the edge of a coverslip, or the area outside the slide; only shows dust."""
 
     name: str = "dust"
     shows: Literal["dust", "coverslip", "edge"] = "dust"
+    # true removes dust from the tissue, too; false only shows and measures it (experimental)
+    remove: bool = False
     # threshold for the probability
     threshold: float = 0.4
     # smaller regions are dropped
@@ -190,7 +207,18 @@ class Dirt(QcCheck, kind="dirt", asks_network=True, coarsest_mpp=COARSEST_MPP):
         elongation = self.min_elongation if self.shows == "coverslip" else 0.0
         least_px = view.area_px(self.min_area)
         dirt = morphology.keep_elongated(view.ns, dirt, elongation, least_px)
-        return view.without(dirt, self.name)
+        if self.shows != "dust":
+            # a coverslip's edge and a slide's edge go on to the border of the picture
+            return view.without(dirt, self.name)
+        border = tissue_at_border(view.ns, view.mask_use, view.mpp_th)
+        return replace(view.without(dirt & ~border, self.name), unjudged_area=border)
+
+    @property
+    def removes(self) -> bool:
+        return self.remove or self.shows != "dust"
+
+    def removing(self) -> Self:
+        return replace(self, remove=True)
 
 
 class Unsure(QcCheck, kind="unsure", asks_network=True, coarsest_mpp=COARSEST_MPP):

@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, dataclass_transform
+from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
 import numpy as np
 import numpy.typing as npt
@@ -236,6 +236,15 @@ class QcCheck(ABC):
     @abstractmethod
     def __call__(self, view: QcView) -> Outcome:
         """Runs the check on the view of a slide."""
+
+    @property
+    def removes(self) -> bool:
+        """False if the check only shows and measures what it finds, and the tissue stays."""
+        return True
+
+    def removing(self) -> Self:
+        """The same check, which removes what it finds from the tissue."""
+        return self
 
     @property
     def removes_glass(self) -> bool:

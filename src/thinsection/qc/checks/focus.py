@@ -83,10 +83,11 @@ class Focus(QcCheck, kind="focus"):
         mpp = view.mpp_th * view.gray.shape[1] / size[0]
         if mpp > _COARSEST_MPP:
             return Outcome(
+                unjudged_area=view.mask_use,
                 warnings=(
                     f"{self.name}: not judged at {mpp:.3g} µm/px, because blur is visible only "
                     "at 1 µm/px or finer",
-                )
+                ),
             )
         glass = _glass_in_tissue(view)
         # blocks that are partly glass are left out: the border of the glass counts as detail
@@ -98,7 +99,8 @@ class Focus(QcCheck, kind="focus"):
         judged = tissue & filters.resized_nearest(ns, blocks.judged, tissue.shape)
         if not bool(judged.any()):
             return Outcome(
-                warnings=(f"{self.name}: no tissue whose focus can be measured",)
+                unjudged_area=tissue,
+                warnings=(f"{self.name}: no tissue whose focus can be measured",),
             )
         # the median removes specks and keeps borders
         smooth = ns.ndimage.median_filter(ratio_by_block, size=3, mode="nearest")
@@ -126,7 +128,15 @@ class Focus(QcCheck, kind="focus"):
                 f"{self.name}: not judged on {share:.0%} of the tissue, which has no "
                 "structures to judge it by"
             )
-        return replace(outcome, scores=scores, sure_area=sure, warnings=tuple(warnings))
+        without_structures = blocks.measured & ~blocks.judged
+        unjudged = filters.resized_nearest(ns, without_structures, tissue.shape)
+        return replace(
+            outcome,
+            scores=scores,
+            sure_area=sure,
+            unjudged_area=unjudged & tissue & ~blurred,
+            warnings=tuple(warnings),
+        )
 
 
 class _Sharpness:
