@@ -28,6 +28,7 @@ from thinsection.run.run import run
 from thinsection.stages.config import RunConfig
 from thinsection.store.tiles_h5 import read_tiles
 from thinsection.testing.synthetic import write_he_slide
+from thinsection.view.layers import layers_of
 
 SIZE = (2400, 1700)
 # two checks that remove, beside the glass; 8 µm/px is 16 level-0 px
@@ -603,6 +604,72 @@ def test_corrections_are_never_overruled_and_the_readers_folder_stays_as_it_is(
     written = datetime.fromisoformat(metadata["time"])
     assert abs(written.timestamp() - path.stat().st_mtime) < 1
     assert metadata["author"] == path.owner()
+
+
+def test_pictures_and_the_viewer_show_the_corrections(
+    slides: Path, pipeline: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    path = draw(
+        tmp_path / "s0.geojson",
+        ("keep dark", KEEP),
+        ("remove", REMOVE),
+        ("remove", KEEP),
+    )
+    work(slides / "s0.svs", out, pipeline, qc_edits=str(path), qc_pictures=True)
+    folder = folder_of(out, "s0")
+    result = load_qc(folder)
+    for name, mask in (("mask_use", result.mask_use), ("dark", result.masks["dark"])):
+        with Image.open(folder / f"{name}.png") as picture:
+            np.testing.assert_array_equal(np.array(picture), mask)
+    layers = {
+        layer.name: layer
+        for layer in layers_of(
+            open_results(out), "s0", clusters=2, budget_bytes=1 << 20
+        )
+        if layer.kind == "outlines"
+    }
+    names = ["Usable tissue", "glass", "dark", "bright", "keep dark", "remove"]
+    assert list(layers) == names
+    shapes = [shapely.geometry.shape(s) for s in json.loads(layers["remove"].read())]
+    assert shapely.union_all(shapes).symmetric_difference(REMOVE | KEEP).area == 0
+    usable = json.loads(layers["Usable tissue"].read())
+    inside = centres_in(shapely.geometry.shape(usable[0]), result.mask_use.shape)
+    assert (inside & result.mask_use).sum() / (inside | result.mask_use).sum() > 0.995
+
+
+def test_a_lost_file_of_corrections_is_not_taken_for_none(
+    slides: Path, pipeline: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    path = draw(tmp_path / "s0.geojson", ("keep dark", KEEP))
+    work(slides / "s0.svs", out, pipeline, qc_edits=str(path))
+    stored = folder_of(out, "s0") / QC_FILE
+    whole = stored.read_bytes()
+    stored.write_bytes(whole[:-100])
+    error = work(slides / "s0.svs", out, pipeline).results[0].error
+    assert "stored corrections of 's0' must be in qc.zip, got others or none" in error
+    work(slides / "s0.svs", out, pipeline, qc_edits=str(path))
+    assert stored.read_bytes() == whole
+    # and where they are dropped, the slide is checked without them
+    stored.write_bytes(whole[:-100])
+    assert work(slides / "s0.svs", out, pipeline, qc_edits="none").exit_code == 0
+    assert not load_qc(folder_of(out, "s0")).edits
+
+
+def test_corrections_of_another_file_of_the_slide_are_not_taken(
+    slides: Path, pipeline: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    slide = tmp_path / "a.svs"
+    slide.write_bytes((slides / "s0.svs").read_bytes())
+    path = draw(tmp_path / "a.geojson", ("keep dark", KEEP))
+    work(slide, out, pipeline, qc_edits=str(path))
+    slide.write_bytes((slides / "s1.svs").read_bytes())
+    error = work(slide, out, pipeline, overwrite=True).results[0].error
+    assert "must belong to the slide's file" in error
+    assert work(slide, out, pipeline, overwrite=True, qc_edits=str(path)).exit_code == 0
+    assert len(load_qc(folder_of(out, "a")).edits) == 1
 
 
 def test_embeddings_of_tiles_that_stay_are_not_made_again(

@@ -142,7 +142,10 @@ class QcStage(Stage[CheckedTissue]):
     def _stored_edits(self, out: Path, slide_id: str) -> tuple[QcEdit, ...]:
         """Corrections in the slide's `qc.zip`, also in one that no ledger lists."""
         folder = out / self.folder(slide_id)
-        return read_qc(folder).edits if (folder / QC_FILE).is_file() else ()
+        # a missing or damaged file has none
+        with suppress(StoreError):
+            return read_qc(folder).edits
+        return ()
 
     def _wanted_edits(self, work: SlideWork) -> tuple[QcEdit, ...]:
         """Corrections of the slide.
@@ -173,17 +176,13 @@ class QcStage(Stage[CheckedTissue]):
             )
         return edits
 
-    def _checks_key(self, work: SlideWork) -> str:
-        """Key of the checks' answers, which no correction changes."""
-        return self.key(replace(work.source, annotation_hashes={}))
+    def _key_with(self, work: SlideWork, edits: str) -> str:
+        """Key of the result with corrections of this hash; '' is that of the checks alone."""
+        return self.key(replace(work.source, annotation_hashes={ROLE: edits}))
 
     def is_only_edited(self, work: SlideWork) -> bool:
-        """True if the checks would give the stored masks again."""
-        work.fetch(self)
-        folder = work.path(self.folder(work.entry.slide_id))
-        with suppress(StoreError):
-            return bool(read_qc(folder).document.get("key") == self._checks_key(work))
-        return False
+        record = work.ledger.stages[self.address]
+        return record.key == self._key_with(work, record.facts.get(_KEY_FACT, ""))
 
     def take_over(self, work: SlideWork) -> QcResult | tuple[QcEdit, ...] | None:
         """The stored answers of the checks, if they would be the same again, or the corrections.
@@ -191,7 +190,7 @@ class QcStage(Stage[CheckedTissue]):
         Raises InvalidInputError: the corrections do not fit the checks, or the stored ones were
         drawn on another slide file.
         """
-        is_same = self.is_only_edited(work)
+        work.fetch(self)
         edits = self._wanted_edits(work)
         facts = work.ledger.stages[self.address].facts
         is_stored = self.edits is None or edits_file(self.edits, work.entry) is None
@@ -201,12 +200,12 @@ class QcStage(Stage[CheckedTissue]):
                 f"or resolution for {work.entry.slide_id!r}; pass qc_edits=... with new files, or "
                 'qc_edits="none"'
             )
-        if is_same and work.resumes:
-            # a damaged result is made again
+        if work.resumes and self.is_only_edited(work):
+            # a damaged result is made again, and so is one of older versions
+            folder = work.path(self.folder(work.entry.slide_id))
             with suppress(StoreError, ConfigError):
-                return load_qc(work.path(self.folder(work.entry.slide_id))).with_edits(
-                    edits
-                )
+                if (folder / PICTURE_NAME).is_file():
+                    return load_qc(folder).with_edits(edits)
         return edits or None
 
     def make(self, work: SlideWork) -> Output[CheckedTissue]:
@@ -215,7 +214,7 @@ class QcStage(Stage[CheckedTissue]):
         Memory: as `run_qc`.
         """
         folder = self.folder(work.entry.slide_id)
-        key = self._checks_key(work)
+        key = self._key_with(work, "")
         taken = work.taken_over.get(self.address)
         if isinstance(taken, QcResult):
             result = taken

@@ -103,10 +103,10 @@ class Stage(ABC, Generic[T_co]):
         return ""
 
     def is_only_edited(self, work: "SlideWork") -> bool:
-        """True if the stored result differs from the wanted one by its annotation alone."""
-        record = work.ledger.stages.get(self.address)
+        """True if a stored, outdated result differs from the wanted one by its annotation alone."""
+        record = work.ledger.stages[self.address]
         # the record of a stage with an annotation has the slide's key as the fact "pixels"
-        return record is not None and record.facts.get("pixels") == work.source.key
+        return bool(record.facts.get("pixels") == work.source.key)
 
     def take_over(self, work: "SlideWork") -> object | None:
         """What `make` uses of an outdated result, read before that is removed; None for nothing.
@@ -345,8 +345,9 @@ class SlideWork:
         self.ledger = replace(ledger, slide=facts)
         # stages that are not done
         self.missing: list[AnyStage] = []
-        # what stages use again of their outdated results, by address
+        # what stages use again of their outdated results, by address; and the files of these
         self.taken_over: dict[str, object] = {}
+        self._kept_files: dict[str, list[str]] = {}
         # False if everything is computed again, whatever is stored
         self.resumes = True
         # title of the stage at work, for the record of a failure
@@ -507,6 +508,9 @@ class SlideWork:
         taken = stage.take_over(self)
         if taken is not None:
             self.taken_over[stage.address] = taken
+            self._kept_files[stage.address] = list(
+                self.ledger.stages[stage.address].files
+            )
         for address in addresses:
             record = self.ledger.stages[address]
             # the ledger names this hash "rows"; only results with embeddings have it
@@ -527,10 +531,12 @@ class SlideWork:
     def record(self, stage: Stage[T], output: Output[T]) -> None:
         """Records a result whose files are in place; removes other files of an earlier result."""
         earlier = self.ledger.stages.get(stage.address)
+        earlier_files = self._kept_files.pop(stage.address, [])
         if earlier is not None:
-            for name in earlier.files:
-                if name not in output.files:
-                    self.path(name).unlink(missing_ok=True)
+            earlier_files += earlier.files
+        for name in earlier_files:
+            if name not in output.files:
+                self.path(name).unlink(missing_ok=True)
         stage_record = StageRecord(
             key=self.result_key(stage),
             files={name: self.path(name).stat().st_size for name in output.files},
