@@ -30,7 +30,6 @@ def view_of(
     return QcView(
         ns=ns,
         rgb=rgb,
-        gray=gray_from_rgb(ns, rgb),
         mask_use=np.ones(rgb.shape[:2], dtype=bool) if mask is None else mask,
         mpp_th=mpp_th,
         gray_at=lambda nominal_mpp: gray_from_rgb(ns, rgb),

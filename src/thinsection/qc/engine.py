@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
+from thinsection.arrays.packed import PackedArrays, packed_arrays
 from thinsection.config import user_cache_dir
 from thinsection.errors import ConfigError, InvalidInputError, naming_part
 from thinsection.qc.checks.artefact_network import artefact_maps, ink_of
@@ -129,7 +130,6 @@ def run_qc(
     mask_for_tiles = None
     if device_mask_for_tiles is not None:
         mask_for_tiles = ns.download(device_mask_for_tiles)
-    masks = {}
     scores: dict[str, Score] = {}
     warnings = [*scale.warnings, *image_warnings(work_image)]
     if runner.not_judged:
@@ -138,18 +138,20 @@ def run_qc(
             "picture is too coarse"
         )
     tables: dict[str, ReportTable] = {}
-    for name, outcome in runner.outcomes.items():
-        if outcome.affected_area is not None:
-            masks[name] = ns.download(outcome.affected_area)
+    for outcome in runner.outcomes.values():
         scores.update(outcome.scores)
         warnings += outcome.warnings
         tables.update(outcome.tables)
+    masks = PackedArrays()
+    for name, area in runner.areas.items():
+        masks[name] = ns.download(area)
     tissue = mask_use if mask_for_tiles is None else mask_for_tiles
-    unjudged = {}
+    unjudged = PackedArrays()
     for name, area in runner.unjudged_areas.items():
-        unjudged[name] = ns.download(area) & tissue
+        open_area = ns.download(area) & tissue
         if name in masks:
-            unjudged[name] &= ~masks[name]
+            open_area &= ~masks[name]
+        unjudged[name] = open_area
     scores |= unjudged_shares(unjudged, tissue)
     if pipeline.pixels_to_use == "absolute":
         scores["pixels_to_use"] = float(mask_use.sum())
@@ -235,7 +237,6 @@ def _make_view(
     return QcView(
         ns=ns,
         rgb=rgb,
-        gray=filters.gray_from_rgb(ns, rgb),
         mask_use=ns.xp.ones(rgb.shape[:2], dtype=bool),
         mpp_th=mpp_th,
         gray_at=gray_at,
@@ -264,12 +265,15 @@ class _CheckRunner:
     """
 
     def __init__(self, view: QcView, pipeline: Pipeline, *, strict: bool) -> None:
+        # without their areas
         self.outcomes: dict[str, Outcome] = {}
+        # by check, pixels that it found or filled; checks that only measure have none
+        self.areas = packed_arrays(view.ns)
         self.seconds: dict[str, float] = {}
         # checks for which the work image is too coarse
         self.not_judged: list[str] = []
         # by check, pixels that it could not judge; checks that judge all pixels have none
-        self.unjudged_areas: dict[str, Array] = {}
+        self.unjudged_areas = packed_arrays(view.ns)
         self._view = view
         self._pipeline = pipeline
         self._strict = strict
@@ -280,6 +284,7 @@ class _CheckRunner:
         self._mask_for_tiles: Array | None = None
         # checks of which only the sure area is removed
         self.overruled: set[str] = set()
+        self._sure_areas = packed_arrays(view.ns)
 
     def run(self, check: QcCheck) -> None:
         """Runs a check and narrows the mask; an overruled check removes only its sure area."""
@@ -291,17 +296,14 @@ class _CheckRunner:
         # An earlier check may have found which stain the slide has. The pipeline may have other
         # settings for that stain.
         check = self._pipeline.variant(check, self._stain)
-        affected_areas = {}
         earlier_columns: set[str] = set()
-        for name, earlier in self.outcomes.items():
+        for earlier in self.outcomes.values():
             earlier_columns |= earlier.scores.keys()
-            if earlier.affected_area is not None:
-                affected_areas[name] = earlier.affected_area
         view = replace(
             self._view,
             # form in which shares are written
             statistics=check.statistics or self._pipeline.statistics,
-            affected_areas=affected_areas,
+            affected_areas=self.areas,
             check=type(check).__name__,
         )
         with naming_part("qc check", check.kind, check):
@@ -345,12 +347,19 @@ class _CheckRunner:
         self._narrow_masks(mask_after, mask_sure, is_overruled=is_overruled)
         if check.removes_glass:
             self._tissue_px = num_left
-        if outcome.unjudged_area is not None:
-            self.unjudged_areas[check.name] = outcome.unjudged_area
-        # the view holds the mask; dropping it from the outcome frees memory
+        for areas, area in (
+            (self.areas, outcome.affected_area),
+            (self._sure_areas, outcome.sure_area),
+            (self.unjudged_areas, outcome.unjudged_area),
+        ):
+            if area is not None:
+                areas[check.name] = area
+        # the view holds the mask; dropping the arrays from the outcome frees memory
         self.outcomes[check.name] = replace(
             outcome,
             mask_use=None,
+            affected_area=None,
+            sure_area=None,
             unjudged_area=None,
             warnings=(*warnings, *outcome.warnings),
         )
@@ -394,10 +403,10 @@ class _CheckRunner:
         for name, outcome in self.outcomes.items():
             if not outcome.enforce:
                 continue
-            area_for_tiles = outcome.affected_area
+            area_for_checks = self.areas.get(name)
+            area_for_tiles = area_for_checks
             if name in self.overruled:
-                area_for_tiles = outcome.sure_area
-            area_for_checks = outcome.affected_area
+                area_for_tiles = self._sure_areas.get(name)
             if self._pipeline.guard:
                 area_for_checks = area_for_tiles
             if area_for_checks is not None:

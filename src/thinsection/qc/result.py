@@ -332,13 +332,15 @@ def tile_qc_columns(
         raise InvalidInputError(f"tile_px_l0 must be > 0, got {tile_px_l0}")
     size_l0 = (tile_px_l0, tile_px_l0)
     filling = {check.name for check in result.pipeline.checks if check.fills}
-    areas = {name: mask for name, mask in result.masks.items() if name not in filling}
-    if result.unjudged:
-        areas[UNJUDGED] = result.unjudged_tissue
-    return {
-        name: box_fractions(area, result.frame, coords_l0, size_l0)
-        for name, area in areas.items()
+    shares = {
+        name: box_fractions(mask, result.frame, coords_l0, size_l0)
+        for name, mask in result.masks.items()
+        if name not in filling
     }
+    if result.unjudged:
+        area = result.unjudged_tissue
+        shares[UNJUDGED] = box_fractions(area, result.frame, coords_l0, size_l0)
+    return shares
 
 
 def unjudged_shares(
@@ -350,12 +352,12 @@ def unjudged_shares(
     """
     if not unjudged:
         return {}
-    areas = {f"{name}_": area for name, area in unjudged.items()}
-    areas[""] = _any_of(unjudged, tissue)
+    counts = {f"{name}_": int(area.sum()) for name, area in unjudged.items()}
+    counts[""] = int(_any_of(unjudged, tissue).sum())
     num_px = int(tissue.sum())
     return {
-        f"{name}{UNJUDGED}_percent": int(area.sum()) / num_px if num_px else EMPTY_SCORE
-        for name, area in areas.items()
+        f"{name}{UNJUDGED}_percent": count / num_px if num_px else EMPTY_SCORE
+        for name, count in counts.items()
     }
 
 

@@ -6,7 +6,8 @@
 import io
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from thinsection.arrays.packed import PackedArrays
 from thinsection.errors import StoreError
 from thinsection.files.atomic import atomic_path
 from thinsection.qc.edits import edit_feature, edits_key
@@ -45,8 +47,9 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 def pack_qc(
     folder: Path,
     document: Document,
-    masks: Mapping[str, MaskArray],
-    unjudged: Mapping[str, MaskArray] | None = None,
+    areas: Mapping[str, MaskArray],
+    tissue: Mapping[str, MaskArray],
+    unjudged: Mapping[str, MaskArray],
     features: Sequence[Document] = (),
 ) -> None:
     """Writes `qc.zip` atomically; equal arguments give equal bytes.
@@ -54,24 +57,30 @@ def pack_qc(
     Args:
         folder: folder of the slide's quality control.
         document: values for `qc.json`; `masks` and `unjudged` are added to them.
-        masks: bool (H, W) by name.
+        areas: what each check found, bool (H, W) by check.
+        tissue: masks of usable tissue, bool (H, W) by name.
         unjudged: bool (H, W) by check, tissue that the check could not judge.
         features: corrections as annotations; without any there is no `edits.geojson`.
+
+    Memory: one mask, if the mappings unpack a mask when it is read.
     """
-    unjudged = unjudged or {}
-    num_pixels = {name: int(np.count_nonzero(mask)) for name, mask in masks.items()}
-    counts: Document = {"masks": num_pixels}
-    counts["unjudged"] = {
-        name: int(np.count_nonzero(mask)) for name, mask in unjudged.items()
+
+    def masks() -> Iterator[tuple[str, MaskArray]]:
+        # each mask is unpacked when it is its turn
+        return chain(areas.items(), tissue.items())
+
+    counts: Document = {
+        "masks": {name: int(np.count_nonzero(mask)) for name, mask in masks()},
+        "unjudged": {
+            name: int(np.count_nonzero(mask)) for name, mask in unjudged.items()
+        },
     }
     text = json.dumps(document | counts, indent=2, allow_nan=False)
-    files = {name: mask for name, mask in masks.items() if num_pixels[name]}
-    for name, mask in unjudged.items():
-        if counts["unjudged"][name]:
-            files[unjudged_name(name)] = mask
     with atomic_path(folder / QC_FILE) as tmp, zipfile.ZipFile(tmp, "w") as file:
         _add_member(file, QC_JSON, text.encode())
-        for name, mask in files.items():
+        for name, mask in chain(masks(), _named_unjudged(unjudged)):
+            if not mask.any():
+                continue
             buffer = io.BytesIO()
             image = Image.fromarray(mask)
             image.save(buffer, format="TIFF", compression="group4")
@@ -79,6 +88,22 @@ def pack_qc(
         if features:
             collection = {"type": "FeatureCollection", "features": features}
             _add_member(file, EDITS, json.dumps(collection, allow_nan=False).encode())
+
+
+def masks_of(result: QcResult) -> Iterator[tuple[str, MaskArray]]:
+    """Names and masks of a result, bool (H, W): of its checks, and the tissue in use."""
+    yield from result.masks.items()
+    yield MASK_USE, result.mask_use
+    if result.mask_kept is not None:
+        yield MASK_KEPT, result.mask_kept
+
+
+def _named_unjudged(
+    unjudged: Mapping[str, MaskArray],
+) -> Iterator[tuple[str, MaskArray]]:
+    """Names of files and masks of tissue that a check did not judge."""
+    for name, mask in unjudged.items():
+        yield unjudged_name(name), mask
 
 
 def _add_member(file: zipfile.ZipFile, name: str, content: bytes) -> None:
@@ -126,14 +151,14 @@ def write_values(result: QcResult, folder: Path, *, key: str) -> None:
     """
     edited = result
     result = edited.checked or edited
-    masks = {**result.masks, MASK_USE: result.mask_use}
+    tissue = {MASK_USE: result.mask_use}
     if result.mask_kept is not None:
-        masks[MASK_KEPT] = result.mask_kept
+        tissue[MASK_KEPT] = result.mask_kept
     edits: Document = {}
     if edited.edits:
-        masks[EDITED_USE] = edited.mask_use
+        tissue[EDITED_USE] = edited.mask_use
         if edited.mask_kept is not None:
-            masks[EDITED_KEPT] = edited.mask_kept
+            tissue[EDITED_KEPT] = edited.mask_kept
         scores = {
             name: value
             for name, value in edited.scores.items()
@@ -170,7 +195,7 @@ def write_values(result: QcResult, folder: Path, *, key: str) -> None:
     if edits:
         document["edits"] = edits
     features = [edit_feature(edit) for edit in edited.edits]
-    pack_qc(folder, document, masks, result.unjudged, features)
+    pack_qc(folder, document, result.masks, tissue, result.unjudged, features)
 
 
 def load_qc(folder: str | Path) -> QcResult:
@@ -180,7 +205,7 @@ def load_qc(folder: str | Path) -> QcResult:
     seconds and no tables that are pictures. Results of older versions have all of them.
 
     Memory:
-        O(H * W) for each mask, and the work image.
+        The work image, one mask, and the others compressed: about 3 % of a byte per pixel for each.
 
     Raises:
         StoreError, ConfigError: files are missing, damaged, of another format or check.
@@ -188,11 +213,13 @@ def load_qc(folder: str | Path) -> QcResult:
     folder = Path(folder)
     stored = read_qc(folder)
     document = stored.document
-    masks: dict[str, MaskArray] = {
-        name: stored.mask(name)
-        for name in stored.names
-        if name not in (EDITED_USE, EDITED_KEPT)
-    }
+    masks = PackedArrays()
+    for name in stored.names:
+        if name not in (EDITED_USE, EDITED_KEPT):
+            masks[name] = stored.mask(name)
+    unjudged = PackedArrays()
+    for name in stored.unjudged_names:
+        unjudged[name] = stored.unjudged(name)
     with damage_named(folder):
         tables = {}
         for name, rows in document["tables"].items():
@@ -213,7 +240,7 @@ def load_qc(folder: str | Path) -> QcResult:
             mask_use=masks.pop(MASK_USE),
             mask_kept=masks.pop(MASK_KEPT, None),
             masks=masks,
-            unjudged={name: stored.unjudged(name) for name in stored.unjudged_names},
+            unjudged=unjudged,
             tables=tables,
             frame=stored.frame,
             rgb=_work_image(stored),

@@ -6,7 +6,7 @@ pictures per slide, as HistoQC does.
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from thinsection.files.atomic import atomic_path, safe_cell, write_text
 from thinsection.qc.checks.measures import SavedMask
 from thinsection.qc.result import QcResult
 from thinsection.qc.tissue import TISSUE_COLOR
-from thinsection.report.qc_files import write_png
+from thinsection.report.qc_files import masks_of, write_png
 from thinsection.report.qc_sheet import Row, picture_folder, plain_number
-from thinsection.report.stored import MASK_KEPT, MASK_USE, read_png
+from thinsection.report.stored import read_png
 from thinsection.store.geojson import write_masks_geojson
 from thinsection.types import RgbArray
 
@@ -78,17 +78,8 @@ def write_qc_pictures(result: QcResult, folder: str | Path) -> tuple[str, ...]:
         folder: folder of the files.
     """
     folder = Path(folder)
-    pictures: dict[str, npt.NDArray[np.generic]] = {
-        **result.masks,
-        MASK_USE: result.mask_use,
-        "thumbnail": result.rgb,
-    }
-    if result.mask_kept is not None:
-        pictures[MASK_KEPT] = result.mask_kept
-    for name, table in result.tables.items():
-        pictures[name] = table if table.dtype == np.uint8 else _histogram(table)
     names = []
-    for name, pixels in pictures.items():
+    for name, pixels in _pictures(result):
         write_png(folder / f"{name}.png", pixels)
         names.append(f"{name}.png")
     for check in result.pipeline.checks:
@@ -99,6 +90,14 @@ def write_qc_pictures(result: QcResult, folder: str | Path) -> tuple[str, ...]:
             write_masks_geojson(folder / f"{check.name}.geojson", saved, result.frame)
             names.append(f"{check.name}.geojson")
     return tuple(names)
+
+
+def _pictures(result: QcResult) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """Names and pixels of the pictures; masks are unpacked one after the other."""
+    yield from masks_of(result)
+    yield "thumbnail", result.rgb
+    for name, table in result.tables.items():
+        yield name, table if table.dtype == np.uint8 else _histogram(table)
 
 
 def _histogram(density: npt.NDArray[Any]) -> RgbArray:

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace
+from thinsection.arrays.bands import row_bands
+from thinsection.arrays.filters import gray_from_rgb
 from thinsection.arrays.morphology import region_areas
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.types import RgbArray, Size
@@ -88,7 +90,6 @@ class QcView:
 
     ns: ArrayNamespace
     rgb: Array  # uint8 (H, W, 3)
-    gray: Array  # float64 (H, W), luma in [0, 1]
     mask_use: Array  # bool (H, W), pixels that earlier checks have not removed
     mpp_th: float  # µm per px of the work image
     statistics: Statistics = "relative2mask"  # form in which a share is written
@@ -112,9 +113,21 @@ class QcView:
     associated: Callable[[str], RgbArray | None] = lambda name: None
 
     @property
+    def gray(self) -> Array:
+        """Luma in [0, 1], float64 (H, W); it is computed anew each time."""
+        gray = self.ns.xp.empty(self.mask_use.shape)
+        for band in row_bands(len(gray)):
+            gray[band.inside] = gray_from_rgb(self.ns, self.rgb[band.inside])
+        return gray
+
+    @property
     def gray8(self) -> Array:
-        """The gray image as uint8."""
-        return (self.gray * 255).astype(self.ns.xp.uint8)
+        """The gray image as uint8; it is computed anew each time."""
+        gray8 = self.ns.xp.empty(self.mask_use.shape, dtype=self.ns.xp.uint8)
+        for band in row_bands(len(gray8)):
+            gray = gray_from_rgb(self.ns, self.rgb[band.inside])
+            gray8[band.inside] = (gray * 255).astype(gray8.dtype)
+        return gray8
 
     def artefact_probability(self, name: str) -> Array:
         """Probability of a class of artefacts at each pixel, float32 (H, W)."""

@@ -1,0 +1,76 @@
+"""Arrays that lie compressed in memory: masks of a slide, and pictures that are mostly flat."""
+
+import zlib
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from thinsection.arrays.bands import row_bands
+from thinsection.arrays.namespace import Array, ArrayNamespace
+
+# zlib's fastest level: pictures with large flat parts are as small as at the others.
+_LEVEL = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedArray:
+    """An array on the host, (H, W, ...), bool or uint8, as compressed bands of rows."""
+
+    shape: tuple[int, ...]
+    is_mask: bool  # True packs eight values into a byte
+    bands: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, array: npt.NDArray[np.bool_] | npt.NDArray[np.uint8]) -> "PackedArray":
+        """Packs an array."""
+        is_mask = array.dtype == bool
+        bands = []
+        for band in row_bands(len(array)):
+            rows = array[band.inside]
+            values = np.packbits(rows) if is_mask else np.ascontiguousarray(rows)
+            bands.append(zlib.compress(values.data, _LEVEL))
+        return cls(shape=array.shape, is_mask=is_mask, bands=tuple(bands))
+
+    def unpacked(self) -> npt.NDArray[np.bool_] | npt.NDArray[np.uint8]:
+        """A new array with the same values."""
+        array = np.empty(self.shape, dtype=bool if self.is_mask else np.uint8)
+        for band, data in zip(row_bands(len(array)), self.bands, strict=True):
+            rows = array[band.inside]
+            values = np.frombuffer(zlib.decompress(data), dtype=np.uint8)
+            if self.is_mask:
+                values = np.unpackbits(values, count=rows.size).view(bool)
+            rows[...] = values.reshape(rows.shape)
+        return array
+
+
+class PackedArrays(MutableMapping[str, Array]):
+    """Arrays by name, compressed: reading one makes a new array, which is the reader's own."""
+
+    def __init__(self) -> None:
+        self._packed: dict[str, PackedArray] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        return self._packed[name].unpacked()
+
+    def __setitem__(self, name: str, array: Array) -> None:
+        self._packed[name] = PackedArray.of(array)
+
+    def __delitem__(self, name: str) -> None:
+        del self._packed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def __contains__(self, name: object) -> bool:
+        # the default unpacks the array
+        return name in self._packed
+
+
+def packed_arrays(ns: ArrayNamespace) -> MutableMapping[str, Array]:
+    """An empty mapping for arrays of a device: compressed on a CPU, as they are on a GPU."""
+    return PackedArrays() if ns.xp is np else {}
