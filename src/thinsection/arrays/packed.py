@@ -1,13 +1,13 @@
 """Arrays that lie compressed in memory: masks of a slide, and pictures that are mostly flat."""
 
 import zlib
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.arrays.bands import row_bands
+from thinsection.arrays.bands import BAND_ROWS, row_bands
 from thinsection.arrays.namespace import Array, ArrayNamespace
 
 # zlib's fastest level: pictures with large flat parts are as small as at the others.
@@ -29,8 +29,8 @@ class PackedArray:
         bands = []
         for band in row_bands(len(array)):
             rows = array[band.inside]
-            values = np.packbits(rows) if is_mask else np.ascontiguousarray(rows)
-            bands.append(zlib.compress(values.data, _LEVEL))
+            values = np.packbits(rows) if is_mask else rows.view(np.uint8)
+            bands.append(_compressed(values))
         return cls(shape=array.shape, is_mask=is_mask, bands=tuple(bands))
 
     def unpacked(self) -> npt.NDArray[np.bool_] | npt.NDArray[np.uint8]:
@@ -45,6 +45,10 @@ class PackedArray:
         return array
 
 
+def _compressed(values: npt.NDArray[np.uint8]) -> bytes:
+    return zlib.compress(np.ascontiguousarray(values).data, _LEVEL)
+
+
 class PackedArrays(MutableMapping[str, Array]):
     """Arrays by name, compressed: reading one makes a new array, which is the reader's own."""
 
@@ -55,7 +59,11 @@ class PackedArrays(MutableMapping[str, Array]):
         return self._packed[name].unpacked()
 
     def __setitem__(self, name: str, array: Array) -> None:
-        self._packed[name] = PackedArray.of(array)
+        self.add(name, PackedArray.of(array))
+
+    def add(self, name: str, array: PackedArray) -> None:
+        """Adds an array that is packed already."""
+        self._packed[name] = array
 
     def __delitem__(self, name: str) -> None:
         del self._packed[name]
@@ -74,3 +82,44 @@ class PackedArrays(MutableMapping[str, Array]):
 def packed_arrays(ns: ArrayNamespace) -> MutableMapping[str, Array]:
     """An empty mapping for arrays of a device: compressed on a CPU, as they are on a GPU."""
     return PackedArrays() if ns.xp is np else {}
+
+
+def packed_rows(
+    ns: ArrayNamespace,
+    names: Sequence[str],
+    shape: tuple[int, int],
+    blocks: Iterable[Array],
+) -> Mapping[str, Array]:
+    """Pictures by name, uint8 (H, W), from blocks of their rows: compressed on a CPU.
+
+    Args:
+        ns: device.
+        names: of the pictures.
+        shape: (H, W) of a picture.
+        blocks: rows of all pictures, (names, rows, W), from top to bottom.
+
+    Memory: 256 rows of all pictures, and the compressed ones.
+    """
+    height, width = shape
+    is_packed = ns.xp is np
+    num_rows = BAND_ROWS if is_packed else height
+    held = ns.xp.empty((len(names), num_rows, width), dtype=ns.xp.uint8)
+    bands: list[list[bytes]] = [[] for _ in names]
+    done = 0
+    for block in blocks:
+        first = 0
+        while first < block.shape[1]:
+            top = done % num_rows
+            count = min(block.shape[1] - first, num_rows - top)
+            held[:, top : top + count] = block[:, first : first + count]
+            first += count
+            done += count
+            if is_packed and done in (height, done // num_rows * num_rows):
+                for rows, of_name in zip(held, bands, strict=True):
+                    of_name.append(_compressed(rows[: top + count]))
+    if not is_packed:
+        return dict(zip(names, held))
+    arrays = PackedArrays()
+    for name, of_name in zip(names, bands, strict=True):
+        arrays.add(name, PackedArray(shape=shape, is_mask=False, bands=tuple(of_name)))
+    return arrays

@@ -1,14 +1,14 @@
 """The artefact network: the probabilities of tissue, glass, fold, ink, bubble and dirt per pixel.
 
 It is the mean of several U-shaped convolutional networks. Their input is the optical density
-relative to the slide's own glass, and they combine grids of 16 to 256 µm. They run in windows,
+relative to the slide's own glass, and they combine grids of 16 to 256 µm. They run row by row,
 with the arrays of the device: importing torch would take two CPU-seconds and 200 MB, more than
 all other quality control. `training/` has the script that makes the file of weights, and the
 file states the data that it was made from.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.arrays import Array, ArrayNamespace, filters
+from thinsection.arrays.bands import Band, row_bands
+from thinsection.arrays.packed import packed_rows
+from thinsection.qc.checks.unet import HALO, STEP, class_rows, rows_at_once, split
 
 INKS = ("blue", "green", "red", "black", "brown")
 CLASSES = (
@@ -101,25 +104,93 @@ def artefact_maps(
         mpp_th: µm per pixel of `rgb`.
         weights: weights by network number and layer name; None: those of the package.
 
-    Memory: 12 bytes per pixel, 300 bytes per square of 16 µm of one window (about 500,000 squares),
-        and 12 MB.
+    Memory: the compressed maps, 1 to 3 bytes per pixel, and 60 KB per square of 16 µm in a row.
     """
-    height, width = rgb.shape[:2]
-    out = ns.xp.zeros((len(CLASSES), height, width), dtype=ns.xp.uint8)
-    out[CLASSES.index("glass")] = 255
-    factor = _factor(mpp_th)
-    tables = density_tables(ns, rgb)
     networks = _networks(ns, weights or _own_weights())
-    for rows, columns in _windows((height, width), factor, _WINDOW_SQUARES):
-        part = rgb[rows.around, columns.around]
-        p = _mean_probabilities(ns, networks, part, tables, factor)
-        if p is None:
-            continue
-        # one class at a time, as all together would need a second copy of the maps
-        for small, plane in zip(p, out):
-            _paste(plane, small, rows, columns, factor)
-        del p, small  # frees memory before the next window
-    return dict(zip(CLASSES, out))
+    blocks = _map_rows(ns, rgb, _factor(mpp_th), networks)
+    return packed_rows(ns, CLASSES, rgb.shape[:2], blocks)
+
+
+def _map_rows(
+    ns: ArrayNamespace, rgb: Array, factor: int, networks: Sequence[Weights]
+) -> Iterator[Array]:
+    """Rows of the maps from top to bottom, uint8 (classes, rows, W)."""
+    height, width = rgb.shape[:2]
+    tables = density_tables(ns, rgb)
+    end = 0
+    for run in _dense_runs(ns, rgb, tables, factor):
+        yield from _glass_rows(ns, run.inside.start - end, width)
+        squares = split(_squares(ns, rgb[run.around], tables, factor), len(networks))
+        each = [class_rows(ns, *pair) for pair in zip(networks, squares, strict=True)]
+        # position of the block's first row in `run.around`
+        top = 0
+        for parts in zip(*each, strict=True):
+            rows = _mean(ns, parts).repeat(factor, axis=1).repeat(factor, axis=2)
+            first = max(run.own.start - top, 0)
+            last = max(run.own.stop - top, 0)
+            top += rows.shape[1]
+            yield rows[:, first:last, :width]
+        end = run.inside.stop
+    yield from _glass_rows(ns, height - end, width)
+
+
+def _dense_runs(
+    ns: ArrayNamespace, rgb: Array, tables: list[Array], factor: int
+) -> Iterator[Band]:
+    """Rows of a picture that lie near others which are not only glass, as few bands."""
+    height = len(rgb)
+    step_px = STEP * 2 * factor
+    reach = HALO // STEP
+    dense = np.zeros(-(-height // step_px), dtype=bool)
+    for step in range(len(dense)):
+        rows = rgb[step * step_px : (step + 1) * step_px]
+        density = sum(table[rows[..., channel]] for channel, table in enumerate(tables))
+        if float(density.max()) >= 3 * _GLASS_DENSITY:
+            dense[max(0, step - reach) : step + reach + 1] = True
+    borders = np.flatnonzero(np.diff(dense, prepend=False, append=False)) * step_px
+    for start, end in borders.reshape(-1, 2).tolist():
+        first = max(0, start - HALO * 2 * factor)
+        stop = min(height, end)
+        yield Band(
+            inside=slice(start, stop),
+            around=slice(first, min(height, stop + HALO * 2 * factor)),
+            own=slice(start - first, stop - first),
+        )
+
+
+def _glass_rows(ns: ArrayNamespace, num_rows: int, width: int) -> Iterator[Array]:
+    """Rows of the maps where a picture shows only glass."""
+    for band in row_bands(num_rows):
+        count = band.inside.stop - band.inside.start
+        rows = ns.xp.zeros((len(CLASSES), count, width), dtype=ns.xp.uint8)
+        rows[CLASSES.index("glass")] = 255
+        yield rows
+
+
+def _squares(
+    ns: ArrayNamespace, rgb: Array, tables: list[Array], factor: int
+) -> Iterator[Array]:
+    """Blocks of rows of the networks' input, float32 (rows, W, 16): squares of 2 x 2 px."""
+    num_rows = rows_at_once(-(-rgb.shape[1] // (2 * factor)))
+    step_px = STEP * 2 * factor * max(1, num_rows // STEP)
+    for top in range(0, len(rgb), step_px):
+        planes = input_planes(ns, rgb[top : top + step_px], tables, factor)
+        # (H, W, C) to (H / 2, W / 2, 4 C): the four pixels of a square, plane by plane
+        height = planes.shape[0] // 2
+        width = planes.shape[1] // 2
+        squares = planes.reshape(height, 2, width, 2, NUM_PLANES)
+        squares = squares.transpose(0, 2, 4, 1, 3).reshape(height, width, -1)
+        for first in range(0, height, num_rows):
+            yield squares[first : first + num_rows]
+
+
+def _mean(ns: ArrayNamespace, parts: Sequence[Array]) -> Array:
+    """Rounded mean of arrays of uint8."""
+    total = ns.xp.full(parts[0].shape, len(parts) // 2, dtype=ns.xp.uint16)
+    for part in parts:
+        total += part
+    total //= len(parts)
+    return total.astype(ns.xp.uint8)
 
 
 def ink_of(maps: Mapping[str, Array]) -> Array:
