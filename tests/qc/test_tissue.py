@@ -176,6 +176,72 @@ def test_pale_tissue_is_not_taken_for_uneven_glass(share: float) -> None:
     assert iou(mask, truth) > 0.9
 
 
+def with_tissue(grey_tissue: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Glass with a piece of tissue, pink or grey, and its place."""
+    image = canvas(WHITE)
+    truth = np.zeros((150, 200), dtype=bool)
+    truth[20:110, 20:90] = True
+    image[truth] = canvas((150, 150, 150) if grey_tissue else PINK, seed=1)[truth]
+    return image, truth
+
+
+@pytest.mark.parametrize("px_um", [8.0, 32.0])
+@pytest.mark.parametrize(
+    ("color", "place"),
+    [
+        ((215, 214, 216), np.s_[40:70, 110:190]),  # a streak on glass
+        ((217, 216, 218), np.s_[100:130, 60:180]),  # one that touches the tissue
+        ((12, 12, 12), np.s_[0:150, 180:190]),  # the edge of a coverslip
+    ],
+)
+def test_grey_matter_on_the_glass_of_coloured_tissue_is_no_tissue(
+    color: tuple[int, int, int], place: tuple[slice, slice], px_um: float
+) -> None:
+    """Streaks and shadows of a slide with pink tissue; as grey, they could be tissue."""
+    for grey_tissue in (False, True):
+        image, truth = with_tissue(grey_tissue)
+        streak = np.zeros_like(truth)
+        streak[place] = True
+        streak &= ~truth
+        # the coverslip's edge is not flat, so that it is no shade of the slide's edge
+        image[streak] = canvas(color, seed=2)[streak]
+        if max(color) < 100:
+            image[::2, 182:188] = 90
+        mask, _ = segment_tissue(image, TissueConfig(), px_um=px_um)
+        inner = ndimage.binary_erosion(streak, iterations=2)
+        if grey_tissue:
+            assert (mask & truth).sum() > 0.95 * truth.sum()
+        else:
+            assert iou(mask, truth) > 0.93
+            assert (mask & inner).sum() < 0.05 * inner.sum()
+    if max(color) > 100:
+        # of the streak beside tissue, a part is taken for its blurred rim
+        assert (mask & inner).sum() > 0.5 * inner.sum()
+
+
+def test_grey_pixels_as_dense_as_the_tissue_are_kept() -> None:
+    """Carbon in tissue, and an island of it beside the tissue."""
+    image, truth = with_tissue(grey_tissue=False)
+    carbon = np.zeros_like(truth)
+    carbon[40:80, 40:75] = True
+    carbon[60:100, 88:110] = True
+    image[carbon] = canvas((70, 70, 70), seed=2)[carbon]
+    mask, _ = segment_tissue(image, TissueConfig(), px_um=8.0)
+    assert iou(mask, truth | carbon) > 0.95
+
+
+def test_a_few_dense_pixels_do_not_make_faint_tissue_grey_matter() -> None:
+    """Pale grey tissue on a slide with one small blue stroke."""
+    image = canvas((243, 242, 243))
+    truth = np.zeros((150, 200), dtype=bool)
+    truth[20:130, 20:150] = True
+    mottled = np.random.default_rng(1).normal(218, 9, (150, 200, 1)).clip(0, 255)
+    image[truth] = mottled.repeat(3, axis=2).astype(np.uint8)[truth]
+    image[5:15, 160:190] = (60, 60, 190)
+    mask, _ = segment_tissue(image, TissueConfig(), px_um=8.0)
+    assert (mask & truth).sum() > 0.95 * truth.sum()
+
+
 def test_the_edge_of_a_coverslip_is_no_tissue() -> None:
     image = canvas(WHITE)
     image[:, 60:63] //= 2

@@ -62,6 +62,26 @@ _LEAST_GREEN = 0.42
 # If the channels' fractions of the density differ by less, there is no colour.
 _GREY_BALANCE = 0.06
 
+# Grey matter on the glass of a slide with coloured tissue: streaks, dust, shadows of a coverslip.
+# Its tint (colour as a fraction of the density, each averaged over `_TINT_PX` px) is less than
+# `_GREY_TINT` times that of the least tinted tenth of the tissue, and less than `_MOST_GREY`. The
+# tissue's tint is measured where its density is above `_TISSUE_NEAR`: on at least so many px, and
+# so large a part of what may be tissue; on a faint slide, dense px are artefacts.
+_TINT_PX = 7
+_GREY_TINT = 0.45
+_MOST_GREY = 0.3
+_TISSUE_NEAR = 0.06
+_LEAST_TINTED_PX = 50
+_LEAST_TINTED_SHARE = 0.2
+# Grey px with this fraction of the tissue's density are kept, such as carbon and dense folds,
+# unless they are a band at the picture's border, which is the edge of a coverslip.
+_DENSE_SHARE = 0.8
+_BAND_ELONGATION = 4.0
+# A piece is grey if at most a tenth of it has more colour than this, and nine tenths of the
+# slide's tissue have more than twice as much.
+_GREY_COLOUR = 0.008
+_COLOURED_SHARE = 0.1
+
 # The slide's edge: dark, flat, at the border, and with little colour for its density. Least
 # density; largest colour of pale pixels, and largest colour as a fraction of the density of dark
 # pixels (the larger limit applies); width of the margin that is removed with the edge.
@@ -185,6 +205,7 @@ def detect_tissue(
     # a piece that fills a field is kept, even if the field is smaller than the least piece
     least_piece = min(min_piece_px / area_factor, mask.size / 2)
     mask = morphology.drop_small(ns, mask, least_piece)
+    mask = morphology.mostly(ns, mask, evidence.coloured, _COLOURED_SHARE)
     enlarged = mask.repeat(factor, axis=0).repeat(factor, axis=1)
     return Detected(
         mask=enlarged[: rgb.shape[0], : rgb.shape[1]],
@@ -339,6 +360,7 @@ class _Evidence:
     solid: Array  # solid tissue
     lines: Array  # thin dark lines
     strong_lines: Array  # thin lines that are dark enough to be a net of their own
+    coloured: Array  # enough colour for a piece; all of a slide whose tissue has none
 
 
 def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
@@ -369,13 +391,47 @@ def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
     body |= light.near > dense
     outside = _find_outside(ns, light, textured, px)
     body &= ~outside
+    grey, coloured = _find_grey(ns, light, body)
+    outside |= grey
+    body &= ~grey
+    del grey
     closed = _close(ns, body, px(_GAP_UM))
     return _Evidence(
         body=morphology.opened_by_disk(ns, closed, px(_THIN_UM)),
         solid=morphology.opened_by_disk(ns, body, px(64.0)),
         lines=(light.line > thin) & ~outside,
         strong_lines=light.line > 1.6 * _LINE,
+        coloured=coloured,
     )
+
+
+def _find_grey(ns: ArrayNamespace, light: _Light, body: Array) -> tuple[Array, Array]:
+    """Masks of grey matter, and of pixels with enough colour for a piece of tissue.
+
+    On a slide without coloured tissue nothing is grey, and all pixels have enough colour.
+    """
+    xp = ns.xp
+    box = ns.ndimage.uniform_filter
+    nowhere = xp.zeros_like(body)
+    strong = body & (light.near > _TISSUE_NEAR)
+    least_px = max(_LEAST_TINTED_PX, _LEAST_TINTED_SHARE * int(body.sum()))
+    if int(strong.sum()) < least_px:
+        return nowhere, ~nowhere
+    # the largest of three channels is above the smallest on clean glass too, by its noise
+    noise = float(xp.median(light.colour[light.glass])) if light.glass.any() else 0.0
+    near = box(light.near, _TINT_PX)
+    tint = box(light.colour, _TINT_PX)
+    tint -= noise
+    tint /= xp.maximum(near, _FAINT / 2)
+    least_tint = min(_GREY_TINT * float(xp.quantile(tint[strong], 0.1)), _MOST_GREY)
+    grey = tint < least_tint
+    del tint
+    band = morphology.at_border(ns, grey & (light.near > _SHADE))
+    band = morphology.keep_elongated(ns, band, _BAND_ELONGATION, _LEAST_TINTED_PX)
+    grey &= near < _DENSE_SHARE * float(xp.median(light.near[strong]))
+    is_coloured = float(xp.quantile(light.colour[strong], 0.1)) > 2 * _GREY_COLOUR
+    coloured = light.colour > _GREY_COLOUR if is_coloured else ~nowhere
+    return grey | band, coloured
 
 
 def _find_outside(ns: ArrayNamespace, light: _Light, textured: float, px: Px) -> Array:
