@@ -216,7 +216,7 @@ def test_grey_matter_on_the_glass_of_coloured_tissue_is_no_tissue(
             assert (mask & inner).sum() < 0.05 * inner.sum()
     if max(color) > 100:
         # of the streak beside tissue, a part is taken for its blurred rim
-        assert (mask & inner).sum() > 0.5 * inner.sum()
+        assert (mask & inner).sum() > 0.3 * inner.sum()
 
 
 def test_grey_pixels_as_dense_as_the_tissue_are_kept() -> None:
