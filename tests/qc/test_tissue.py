@@ -213,7 +213,7 @@ def test_grey_matter_on_the_glass_of_coloured_tissue_is_no_tissue(
             assert (mask & truth).sum() > 0.95 * truth.sum()
         else:
             assert iou(mask, truth) > 0.93
-            assert (mask & inner).sum() < 0.05 * inner.sum()
+            assert (mask & inner).sum() < 0.08 * inner.sum()
     if max(color) > 100:
         # of the streak beside tissue, a part is taken for its blurred rim
         assert (mask & inner).sum() > 0.3 * inner.sum()
