@@ -11,13 +11,21 @@ import pytest
 import shapely
 from tests.qc.slides import ArraySlide
 
-from thinsection.errors import InvalidInputError
+from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc import QcResult, run_qc, tile_qc_columns
-from thinsection.qc.edits import QcEdit, edits_key, outline_measurements, read_edits
+from thinsection.qc.edits import (
+    QcEdit,
+    check_edits_source,
+    edits_file,
+    edits_key,
+    outline_measurements,
+    read_edits,
+)
 from thinsection.qc.pipeline import pipeline_from_mapping
 from thinsection.report.layers import overlay_layers
 from thinsection.report.qc_files import load_qc, write_qc
 from thinsection.report.stored import read_qc, read_tissue
+from thinsection.slide.cohort import SlideEntry
 
 # a mask px is 4 x 3 level-0 px
 SHAPE = (40, 60)
@@ -361,3 +369,110 @@ def test_measurements_of_older_qupath_mark_an_outline_too(tmp_path: Path) -> Non
     write(path, ({"name": "ink"}, box(0, 0, 5, 6)), measurements=old)
     with pytest.raises(InvalidInputError, match="must stay as it was"):
         read_edits(path, ["ink"])
+
+
+SQUARE = shapely.box(2000, 3000, 3000, 4000)
+
+
+@pytest.mark.parametrize(
+    ("area", "is_same"),
+    [
+        (SQUARE, True),
+        (shapely.affinity.translate(SQUARE, 0.4, -0.4), True),
+        (shapely.affinity.translate(SQUARE, 0.6, 0), False),
+        (shapely.affinity.translate(SQUARE, 0, -0.6), False),
+        # a border of 4,000 px may move by 0.02 px: 80 px²
+        (SQUARE.difference(shapely.box(2990, 3990, 3000, 3998)), True),
+        (SQUARE.difference(shapely.box(2990, 3990, 3000, 3999)), False),
+        (SQUARE.union(shapely.box(3000, 3990, 3010, 3999)), False),
+    ],
+)
+def test_an_outline_is_unchanged_up_to_what_rounding_moves(
+    tmp_path: Path, area: Any, is_same: bool
+) -> None:
+    measurements = outline_measurements(SQUARE)
+    path = write(
+        tmp_path / "a.geojson", ({"name": "ink"}, area), measurements=measurements
+    )
+    if is_same:
+        assert read_edits(path, ["ink"]) == ()
+    else:
+        with pytest.raises(InvalidInputError, match="must stay as it was"):
+            read_edits(path, ["ink"])
+    # a part of the measurements is not enough
+    del measurements["outline top px"]
+    write(path, ({"name": "ink"}, SQUARE), measurements=measurements)
+    with pytest.raises(InvalidInputError, match="must stay as it was"):
+        read_edits(path, ["ink"])
+
+
+# files of slides
+
+
+def entry(name: str, **more: str) -> SlideEntry:
+    return SlideEntry(slide_id=name, slide_path=f"/slides/{name}.svs", more=more)
+
+
+def test_a_slide_has_its_file_by_its_name_or_none(tmp_path: Path) -> None:
+    for name in ("a.geojson", "b.svs.geojson", "c.json", "d.GeoJSON"):
+        (tmp_path / name).write_text("[]")
+    folder = str(tmp_path)
+    files = {name: edits_file(folder, entry(name)) for name in "abcde"}
+    names = {name: path and path.name for name, path in files.items()}
+    assert names == {
+        "a": "a.geojson", "b": "b.svs.geojson", "c": "c.json", "d": "d.GeoJSON", "e": None,
+    }  # fmt: skip
+    (tmp_path / "a.svs.json").write_text("[]")
+    with pytest.raises(
+        InvalidInputError, match=r"got 'a.geojson', 'a.svs.json' for 'a'"
+    ):
+        edits_file(folder, entry("a"))
+    (tmp_path / "f.png").write_text("")
+    with pytest.raises(
+        InvalidInputError, match=r"must be GeoJSON \(.geojson or .json\)"
+    ):
+        edits_file(folder, entry("f"))
+    (tmp_path / "Slide_7.geojson").write_text("[]")
+    with pytest.raises(InvalidInputError, match=r"did you mean 'Slide_7'"):
+        edits_file(folder, entry("slide-7"))
+
+
+def test_a_column_gives_the_path_of_each_slide(tmp_path: Path) -> None:
+    path = tmp_path / "x.geojson"
+    path.write_text("[]")
+    assert edits_file("mine", entry("a", mine=str(path))) == path
+    assert edits_file("mine", entry("a")) is None
+    with pytest.raises(InvalidInputError, match=r"got no file '.*y.geojson' for 'a'"):
+        edits_file("mine", entry("a", mine=str(tmp_path / "y.geojson")))
+
+
+def test_files_that_fit_no_slide_are_named_before_the_run(tmp_path: Path) -> None:
+    messages: list[str] = []
+
+    def check(*names: str) -> list[str]:
+        messages.clear()
+        check_edits_source(
+            str(tmp_path), [entry(name) for name in names], messages.append
+        )
+        return messages
+
+    for number in range(4):
+        (tmp_path / f"x{number}.geojson").write_text("[]")
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(
+        ConfigError, match=r"got none for a, b, c in .*SLIDE_ID.geojson"
+    ):
+        check("a", "b", "c", "d")
+    assert check("x0", "x1", "x2", "x3") == []
+    (text,) = check("x0")
+    assert "qc_edits: x1.geojson, x2.geojson, x3.geojson in " in text
+    (tmp_path / "y.json").write_text("[]")
+    (text,) = check("x0")
+    assert "x3.geojson and 1 more in" in text
+    check_edits_source("none", [entry("a")], messages.append)
+    # the slide with two files will fail, and is not counted as one without
+    (tmp_path / "x0.svs.geojson").write_text("[]")
+    check("x0")
+    with pytest.raises(ConfigError, match="must be a file, a folder, or a column"):
+        check_edits_source("column", [entry("a")], messages.append)
+    check_edits_source("column", [entry("a", column="y.json")], messages.append)

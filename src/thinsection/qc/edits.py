@@ -51,10 +51,12 @@ EDIT_COLORS: Mapping[str, tuple[int, int, int]] = {
 _NOT_DRAWN = ("detection", "cell", "tile", "tile_detection", "tmaCore", "tma_core")
 # measurements of an exported outline, by which an unchanged one is recognised
 _AREA = "outline area px^2"
-_CENTROID_X = "outline centroid x px"
-_CENTROID_Y = "outline centroid y px"
+_LEFT = "outline left px"
+_TOP = "outline top px"
 # QuPath keeps coordinates as float32: largest shift of a border, level-0 px
 _SHIFT_PX = 0.02
+# largest shift of an outline that nobody moved, level-0 px
+_MOVED_PX = 0.5
 # decimals of level-0 px by which two corrections are the same
 _DECIMALS = 2
 _DAMAGE = (OSError, ValueError, TypeError, RecursionError)
@@ -314,11 +316,8 @@ def _refuse_outside(edit: QcEdit, shape: Shape, path: Path, size_l0: Size) -> No
 
 def outline_measurements(area: "Geometry") -> dict[str, float]:
     """Measurements by which an exported outline is recognised if nobody changed it."""
-    return {
-        _AREA: float(area.area),
-        _CENTROID_X: float(area.centroid.x),
-        _CENTROID_Y: float(area.centroid.y),
-    }
+    left, top, _, _ = area.bounds
+    return {_AREA: float(area.area), _LEFT: float(left), _TOP: float(top)}
 
 
 def _is_exported(properties: Mapping[str, Json]) -> bool:
@@ -335,15 +334,11 @@ def _measurements(properties: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _has_shape(area: "Geometry", properties: Mapping[str, Json]) -> bool:
-    """True if area and centroid are those of the measurements."""
+    """True if area and place are those of the measurements."""
     measured = _measurements(properties)
-    left, top, right, bottom = area.bounds
-    area_limit = 1 + _SHIFT_PX * area.length
-    # a centroid moves by the moved area times its distance
-    centroid_limit = max(0.5, area_limit * max(right - left, bottom - top) / area.area)
     for name, value in outline_measurements(area).items():
         before = measured.get(name)
-        limit = area_limit if name == _AREA else centroid_limit
+        limit = _SHIFT_PX * area.length if name == _AREA else _MOVED_PX
         if not isinstance(before, int | float) or abs(before - value) > limit:
             return False
     return True
