@@ -41,7 +41,6 @@ TARGETS = {
     "thinsection.results.column_files": "tests/results/test_columns.py",
     "thinsection.exchange.peer_import": "tests/exchange/test_peer_import.py",
     "thinsection.qc.edits": "tests/qc/test_edits.py",
-    "thinsection.qc.result": "tests/qc/test_edits.py tests/qc/test_unjudged.py tests/report/test_qc_files.py",
 }
 LEAST_NOTICED = 0.85
 MUTANTS = 40  # of a module

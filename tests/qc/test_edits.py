@@ -321,6 +321,10 @@ def test_detections_are_no_corrections_and_lines_are_refused(tmp_path: Path) -> 
         objectType="detection",
     )
     assert read_edits(path, ["ink"]) == ()
+    write(path, ({"name": "keep"}, shapely.box(99, 99, 150, 150)))
+    assert len(read_edits(path, ["ink"], (100, 200))) == 1
+    with pytest.raises(InvalidInputError, match="must lie on the slide of 98 x 200 px"):
+        read_edits(path, ["ink"], (98, 200))
     line = shapely.LineString([(0, 0), (9, 9)])
     with pytest.raises(InvalidInputError, match="got a line as feature 0 'keep'"):
         read_edits(write(path, ({"name": "keep"}, line)), ["ink"])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from thinsection.arrays.packed import PackedArrays
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
 from thinsection.qc.checks.check import EMPTY_SCORE, UNJUDGED, ReportTable, Score
@@ -201,14 +202,16 @@ def _edit_warning(checked: QcResult, edited: QcResult, edit: QcEdit) -> str:
     place = f"an area of class {edit.class_name!r} in {edit.file or 'the corrections'}"
     if _is_same(checked, _with_edited_masks(checked, [edit])):
         return f"{place} changes nothing"
-    if edit.action != "keep" or edit.check not in _removed_masks(checked):
+    removing = _removing_checks(checked)
+    if edit.action != "keep" or edit.check not in removing:
         return ""
     areas = edit_masks(edited.edits, checked.frame)
     wanted = edit_masks([edit], checked.frame).kept(edit.check)
     wanted &= checked.masks[edit.check] & ~checked.tissue.mask
     holding = []
-    for name, mask in _removed_masks(checked).items():
-        if name != edit.check and (wanted & mask & ~areas.kept("", name)).any():
+    for name in removing:
+        removed = checked.masks[name] & ~areas.kept("", name)
+        if name != edit.check and (wanted & removed).any():
             holding.append(name)
     if not holding or (wanted & edited.tissue.mask).any():
         return ""
@@ -231,20 +234,17 @@ def _is_same(checked: QcResult, edited: QcResult) -> bool:
     )
 
 
-def _removed_masks(checked: QcResult) -> dict[str, MaskArray]:
-    """Areas of the checks that remove what they mark: neither overruled, nor only shown."""
-    return {
-        name: mask
-        for name, mask in checked.masks.items()
-        if name in checked.editable_checks
-        and name not in checked.overruled
-        and name not in checked.shown
-    }
+def _removing_checks(checked: QcResult) -> list[str]:
+    """Checks that remove what they mark: neither overruled, nor only shown."""
+    names = [name for name in checked.editable_checks if name in checked.masks]
+    apart = checked.shown.union(checked.overruled)
+    return [name for name in names if name not in apart]
 
 
-def _edited_masks(checked: QcResult, areas: EditMasks) -> dict[str, MaskArray]:
+def _edited_masks(checked: QcResult, areas: EditMasks) -> PackedArrays:
     """Areas of the checks with the corrections about them, and with those about all checks."""
-    masks = dict(checked.masks)
+    masks = PackedArrays()
+    masks.update(checked.masks)
     for name in checked.editable_checks:
         if name in masks:
             masks[name] = masks[name] & ~areas.kept("", name) | areas.removed(name)
@@ -255,17 +255,15 @@ def _edited_masks(checked: QcResult, areas: EditMasks) -> dict[str, MaskArray]:
 
 def _given_back(checked: QcResult, areas: EditMasks) -> MaskArray:
     """Pixels that only one check removes, in the areas where a person keeps what it removes."""
-    removed = {
-        name: mask & ~areas.kept(name) for name, mask in _removed_masks(checked).items()
-    }
+    removing = _removing_checks(checked)
     back = np.zeros_like(checked.mask_use)
     for name in areas.keep:
         if name not in checked.masks:
             continue
         marked = areas.kept(name) & checked.masks[name]
-        for other, mask in removed.items():
+        for other in removing:
             if other != name:
-                marked &= ~mask
+                marked &= ~checked.masks[other] | areas.kept(other)
         back |= marked
     return back
 

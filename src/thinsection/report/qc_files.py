@@ -49,6 +49,7 @@ def pack_qc(
     document: Document,
     areas: Mapping[str, MaskArray],
     tissue: Mapping[str, MaskArray],
+    *,
     unjudged: Mapping[str, MaskArray],
     features: Sequence[Document] = (),
 ) -> None:
@@ -195,7 +196,14 @@ def write_values(result: QcResult, folder: Path, *, key: str) -> None:
     if edits:
         document["edits"] = edits
     features = [edit_feature(edit) for edit in edited.edits]
-    pack_qc(folder, document, result.masks, tissue, result.unjudged, features)
+    pack_qc(
+        folder,
+        document,
+        result.masks,
+        tissue,
+        unjudged=result.unjudged,
+        features=features,
+    )
 
 
 def load_qc(folder: str | Path) -> QcResult:
