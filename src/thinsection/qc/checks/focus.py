@@ -6,6 +6,11 @@ the next coarser band falls, however strong the stain is.
 Focus is not judged if blurred and sharp tissue look the same: on images that are too coarse, and
 in tissue without structures, such as mucin or some necrosis. Structures of the size of a nucleus
 remain visible as long as tissue can be recognised, so tissue that shows none has never had any.
+
+Smooth tissue, such as keratin, muscle, nerve or cartilage, has weak structures and no finer detail,
+as tissue under a strong blur has. The two differ in their neighbourhood: blurred tissue has the
+colour of tissue that is sharp elsewhere on the slide, and smooth tissue has a colour of its own.
+So weak structures of a colour that is nowhere sharp are not judged.
 """
 
 import math
@@ -46,6 +51,19 @@ _STRUCTURE_SIGMA = 1.5
 # has more than 0.024, and tissue under a Gaussian blur of 4 µm more than 0.004; smooth areas with
 # the noise of a camera have less than 0.0015.
 _LEAST_STRUCTURE = 0.003
+# Tissue may be smooth where structures have less than this fraction of the median amplitude of the
+# slide's sharp tissue. A Gaussian blur of 2 µm leaves 0.6 of it, one of 4 µm 0.3.
+_WEAK_STRUCTURE = 0.75
+# Such tissue is not judged if less than this share of the blocks of its colour is sharp.
+_LEAST_SHARP_SHARE = 0.15
+# A slide with a smaller share of sharp blocks is blurred as a whole: its colours tell nothing.
+_SOME_SHARP = 0.1
+# Levels of red, green and blue, of 255, that count as one colour, and sigma in blocks over which
+# colours are averaged, as single nuclei have no part in the colour of a tissue.
+_COLOUR_STEP = 12
+_COLOUR_SIGMA = 1.5
+# Sigma in blocks over which doubtful blocks decide together.
+_DOUBT_SIGMA = 2.0
 # Least weight of judged blocks around a block, from which the block gets its ratio.
 _LEAST_WEIGHT = 1e-3
 # Fraction of tissue that is not judged, above which a warning says so.
@@ -108,14 +126,17 @@ class Focus(QcCheck, kind="focus"):
         measured = ratio[tissue]
         measured = measured[ns.xp.isfinite(measured)]
         usual = self.relative * float(ns.xp.percentile(measured, 75))
-        blurred = (ratio < max(self.min_ratio, usual)) & tissue
+        limit = max(self.min_ratio, usual)
+        smooth_blocks = blocks.smooth_tissue(smooth < limit)
+        maybe_smooth = filters.resized_nearest(ns, smooth_blocks, tissue.shape)
+        blurred = (ratio < limit) & tissue & ~maybe_smooth
         least_px = view.area_px(self.min_area)
         blurred = morphology.fill_small(ns, blurred, least_px)
         blurred = morphology.drop_small(ns, blurred, least_px)
         sure = blurred & judged
         # a block that is partly blurred looks sharp, so blurred areas are enlarged
         blurred = morphology.dilated_by_disk(ns, blurred, view.length_px("8 um"))
-        blurred &= tissue
+        blurred &= tissue & ~maybe_smooth
         outcome = view.left_regions(view.mask_use & ~blurred, f"{self.name}_removed")
         scores = {
             **outcome.scores,
@@ -128,8 +149,8 @@ class Focus(QcCheck, kind="focus"):
                 f"{self.name}: not judged on {share:.0%} of the tissue, which has no "
                 "structures to judge it by"
             )
-        without_structures = blocks.measured & ~blocks.judged
-        unjudged = filters.resized_nearest(ns, without_structures, tissue.shape)
+        unjudged_blocks = smooth_blocks | (blocks.measured & ~blocks.judged)
+        unjudged = filters.resized_nearest(ns, unjudged_blocks, tissue.shape)
         return replace(
             outcome,
             scores=scores,
@@ -177,6 +198,8 @@ class _Sharpness:
         shape = (math.ceil(height / check.block_px), math.ceil(width / check.block_px))
         self._bands = ns.xp.zeros((2, *shape), dtype=ns.xp.float32)
         self._structures = ns.xp.zeros(shape, dtype=ns.xp.float32)
+        # mean red, green and blue of each block, 0 to 255
+        self._colours = ns.xp.zeros((3, *shape), dtype=ns.xp.float32)
         # blocks that were read
         self._read_blocks = ns.xp.zeros(shape, dtype=bool)
         self._candidates = filters.resized_nearest(ns, candidates, shape)
@@ -215,6 +238,46 @@ class _Sharpness:
         mean = xp.where(weights < _LEAST_WEIGHT, xp.float32(xp.inf), mean)
         return xp.where(tissue, ratio, mean)
 
+    def smooth_tissue(self, low: Array) -> Array:
+        """Blocks with a low ratio that may be smooth tissue in place of blurred tissue, bool.
+
+        Their structures are weak for this slide, and tissue of their colour is nowhere sharp.
+        """
+        xp = self._ns.xp
+        measured = self.measured
+        low = low & measured
+        sharp = self.judged & ~low
+        num_sharp = int(sharp.sum())
+        if num_sharp < _SOME_SHARP * int(measured.sum()) or not bool(low.any()):
+            return low & False
+        usual = float(xp.median(self._structures[sharp]))
+        weak = low & (self._structures < _WEAK_STRUCTURE * usual)
+        doubtful = weak & (self._sharp_share(sharp, measured) < _LEAST_SHARP_SHARE)
+        # neighbours decide together
+        doubt = filters.gaussian(self._ns, doubtful * xp.float32(1), _DOUBT_SIGMA)
+        around = filters.gaussian(self._ns, low * xp.float32(1), _DOUBT_SIGMA)
+        return low & (2 * doubt > around)
+
+    def _sharp_share(self, sharp: Array, measured: Array) -> Array:
+        """Share of the measured blocks of about the same colour that are sharp, per block."""
+        xp = self._ns.xp
+        weights = filters.gaussian(self._ns, measured * xp.float32(1), _COLOUR_SIGMA)
+        cells = []
+        for plane in self._colours:
+            sums = filters.gaussian(self._ns, measured * plane, _COLOUR_SIGMA)
+            mean = sums / xp.maximum(weights, _LEAST_WEIGHT)
+            cells.append((mean / _COLOUR_STEP).clip(0, 255 // _COLOUR_STEP))
+        red, green, blue = (cell.astype(xp.int32) for cell in cells)
+        edge = 255 // _COLOUR_STEP + 1
+        colour = (red * edge + green) * edge + blue
+        tables = []
+        for blocks in (sharp, measured):
+            table = xp.bincount(colour[blocks], minlength=edge**3)
+            table = table.reshape(edge, edge, edge).astype(xp.float32)
+            tables.append(self._ns.ndimage.gaussian_filter(table, 1.0).ravel())
+        share = tables[0] / xp.maximum(tables[1], _LEAST_WEIGHT)
+        return share[colour]
+
     def _read_squares(self, squares: Iterable[Square]) -> None:
         """Measures the bands of those squares that have tissue to judge."""
         width, height = self._size
@@ -239,6 +302,10 @@ class _Sharpness:
             self._structures[blocks] = structure_amplitude(
                 self._ns, gray, self._check.block_px
             )
+            for channel in range(3):
+                plane = square[..., channel].astype(self._ns.xp.float32)
+                means = filters.block_means(self._ns, plane, self._check.block_px)
+                self._colours[channel, blocks[0], blocks[1]] = means
             self._read_blocks[blocks] = True
 
     def _ratio(self, tissue: Array) -> tuple[Array, float]:

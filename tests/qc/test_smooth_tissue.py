@@ -1,0 +1,98 @@
+"""Smooth tissue has no fine detail, as blurred tissue: it is not judged in place of removed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import ndimage
+from tests.qc.slides import needs_real_slide, real_slide
+from tests.support.smooth_tissue import KINDS, with_smooth_tissue
+
+from thinsection.qc import Pipeline, QcResult, load_pipeline, run_qc
+from thinsection.types import MaskArray, RgbArray
+
+
+@pytest.fixture(scope="module")
+def base() -> RgbArray:
+    slide = real_slide()
+    return slide.read_region((0, 0), 0, slide.size)
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Pipeline:
+    auto = load_pipeline("auto")
+    checks = tuple(c for c in auto.checks if c.kind in ("tissue", "focus"))
+    return replace(auto, checks=checks)
+
+
+def ellipse(shape: tuple[int, ...]) -> MaskArray:
+    rows, columns = np.mgrid[: shape[0], : shape[1]]
+    y = (rows / shape[0] - 0.45) / 0.22
+    x = (columns / shape[1] - 0.5) / 0.27
+    return np.asarray(y**2 + x**2 < 1)
+
+
+def shares(result: QcResult, where: MaskArray) -> tuple[float, float]:
+    """Shares of the tissue in an area that focus removed, and that it did not judge."""
+    size = result.frame.size_th
+    picture = Image.fromarray(where.astype(np.uint8) * 255)
+    inside = np.asarray(picture.resize(size, Image.Resampling.BOX)) > 250
+    removed = result.masks["focus"]
+    inside &= result.mask_use | removed
+    assert inside.sum() > 500
+    return float(removed[inside].mean()), float(result.unjudged["focus"][inside].mean())
+
+
+@needs_real_slide
+@pytest.mark.parametrize("kind", KINDS)
+def test_drawn_smooth_tissue_in_sharp_tissue_is_not_removed(
+    kind: str, base: RgbArray, pipeline: Pipeline
+) -> None:
+    where = ellipse(base.shape[:2])
+    seed = 20 + KINDS.index(kind)
+    rgb = with_smooth_tissue(base, where, kind, seed)
+    result = run_qc(real_slide(edit=rgb), pipeline)
+    removed, unjudged = shares(result, where)
+    assert removed <= 0.02
+    assert unjudged >= 0.85
+    column = float(result.scores["focus_unjudged_percent"])
+    assert column == pytest.approx(
+        result.unjudged["focus"].sum() / result.mask_use.sum()
+    )
+    # the real tissue around it is judged
+    away = ~ndimage.binary_dilation(where, iterations=120)
+    removed, unjudged = shares(result, away)
+    assert removed <= 0.02
+    assert unjudged <= 0.02
+
+
+@needs_real_slide
+@pytest.mark.parametrize("sigma_um", [1.0, 2.0, 4.0])
+def test_real_blur_at_the_same_place_is_removed(
+    sigma_um: float, base: RgbArray, pipeline: Pipeline
+) -> None:
+    where = ellipse(base.shape[:2])
+    sigma_px = sigma_um / 0.5
+    soft = ndimage.gaussian_filter(base.astype(np.float32), (sigma_px, sigma_px, 0))
+    rgb = np.where(where[..., None], soft, base).round().astype(np.uint8)
+    result = run_qc(real_slide(edit=rgb), pipeline)
+    removed, unjudged = shares(result, where)
+    assert removed >= 0.85
+    assert unjudged <= 0.05
+
+
+@needs_real_slide
+def test_a_slide_that_is_blurred_nearly_as_a_whole_is_not_excused(
+    base: RgbArray, pipeline: Pipeline
+) -> None:
+    """Its few sharp blocks tell nothing about the colours of the rest."""
+    edge = int(0.95 * len(base))
+    rgb = base.copy()
+    rgb[:edge] = ndimage.gaussian_filter(base.astype(np.float32), (4, 4, 0))[:edge]
+    result = run_qc(real_slide(edit=rgb), pipeline)
+    blurred = np.zeros(base.shape[:2], bool)
+    blurred[:edge] = True
+    removed, unjudged = shares(result, blurred)
+    assert removed >= 0.85
+    assert unjudged <= 0.05
