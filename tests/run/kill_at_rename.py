@@ -1,9 +1,10 @@
 # ruff: noqa: T201
 """Runs the main job in forks of one warm process and kills each at its n-th rename.
 
-    python kill_at_rename.py SLIDE OUT [SETTINGS]
+    python kill_at_rename.py SLIDE OUT [SETTINGS [EARLIER]]
 
-SETTINGS is a JSON object that replaces those of the main job.
+SETTINGS is a JSON object that replaces those of the main job. EARLIER are the settings of a job
+that is done before, undisturbed.
 Prints, for each n, the digest of what a resumed run leaves; `reference` is the undisturbed one.
 """
 
@@ -84,12 +85,22 @@ def content_of(path: Path) -> bytes:
     return b"" if path.suffix == ".csv" else path.read_bytes()
 
 
-def main(slide: str, out: Path, settings: dict[str, object]) -> None:
+def main(
+    slide: str,
+    out: Path,
+    settings: dict[str, object],
+    earlier: dict[str, object] | None,
+) -> None:
+    if earlier is not None:
+        assert execute(slide, out / "reference", None, earlier) == 0
+        shutil.copytree(out / "reference", out / "earlier")
     assert execute(slide, out / "reference", None, settings) == 0
     import_noted(imports_of(out / "reference"))
     print("reference", digest(out / "reference"), flush=True)
     for kill_at in range(1, MAX_RENAMES):
         target = out / f"kill{kill_at}"
+        if earlier is not None:
+            shutil.copytree(out / "earlier", target)
         if execute(slide, target, kill_at, settings) == 0:
             return  # fewer renames than that: every one was tried
         assert execute(slide, target, None, settings) == 0
@@ -100,4 +111,5 @@ def main(slide: str, out: Path, settings: dict[str, object]) -> None:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[3]) if len(sys.argv) > 3 else SETTINGS
-    main(sys.argv[1], Path(sys.argv[2]), given)
+    done_before = json.loads(sys.argv[4]) if len(sys.argv) > 4 else None
+    main(sys.argv[1], Path(sys.argv[2]), given, done_before)

@@ -3,7 +3,10 @@
 import csv
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 import zipfile
 from datetime import datetime
 from pathlib import Path
@@ -553,6 +556,34 @@ def test_a_death_between_removal_and_writing_loses_no_stored_correction(
     assert (folder_of(out, "s0") / QC_FILE).read_bytes() == edited
     work(slides / "s0.svs", out, pipeline)
     assert (folder_of(out, "s0") / QC_FILE).read_bytes() == edited
+
+
+@pytest.mark.check  # some twenty killed runs
+def test_killed_at_every_rename_the_same_command_leaves_the_same_corrections(
+    slides: Path, pipeline: str, tmp_path: Path
+) -> None:
+    first = draw(tmp_path / "1" / "s0.geojson", ("keep dark", KEEP))
+    second = draw(tmp_path / "2" / "s0.geojson", ("remove", REMOVE))
+    settings = {"qc": pipeline, "until": "tiles", "tile_px": 64}
+    child = subprocess.run(
+        [
+            sys.executable,
+            str(Path(__file__).with_name("kill_at_rename.py")),
+            str(slides / "s0.svs"),
+            str(tmp_path / "out"),
+            json.dumps(settings | {"qc_edits": str(second)}),
+            json.dumps(settings | {"qc_edits": str(first)}),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    lines = dict(line.split() for line in child.stdout.splitlines())
+    reference = lines.pop("reference")
+    assert len(lines) >= 6
+    assert set(lines.values()) == {reference}
 
 
 def test_corrections_outlive_other_checks_under_the_same_name(
