@@ -48,18 +48,20 @@ def whole_level(slide_path: str, max_edge: int) -> list[int]:
 
 
 def train_once(cache_dir: str) -> None:
-    """Trains a model of one's own on 16 pictures of 320 x 320 px, which are made before."""
+    """Trains a forest on 160,000 px of 16 pictures, which are made before."""
     folder = Path(cache_dir) / "examples"
     pictures = [str(path) for path in sorted(folder.glob("rgb*.png"))]
     masks = [str(path) for path in sorted(folder.glob("mask*.png"))]
     own = ExampleCheck(
-        model="own", example_images=tuple(pictures), example_masks=tuple(masks)
+        example_images=tuple(pictures),
+        example_masks=tuple(masks),
+        samples_per_example=10_000,
     )
     prepare_models(Pipeline(name="own", checks=(own,)), cache_dir=Path(cache_dir))
 
 
 def write_examples(folder: Path) -> None:
-    """The generated examples that the package's model of pen is trained on."""
+    """Generated examples of pen."""
     folder.mkdir(parents=True)
     for n, (rgb, mask) in enumerate(pen_examples(0)):
         Image.fromarray(rgb).save(folder / f"rgb{n:02d}.png")

@@ -12,13 +12,13 @@ from tests.qc.slides import REAL, ArraySlide, needs_real_slide, real_slide
 from tests.support.artefacts import (
     PENS,
     plant_blur,
-    plant_coverslip,
     plant_fold,
     plant_pen,
     recall_precision,
 )
 
 from thinsection.qc import Pipeline, QcResult, load_pipeline, run_qc
+from thinsection.qc.checks.by_example import ExampleCheck
 from thinsection.qc.checks.check import QcCheck
 from thinsection.qc.pipeline import check_from_mapping
 from thinsection.slide import open_slide
@@ -64,40 +64,24 @@ def at_work_resolution(rgb: npt.NDArray[np.uint8]) -> ArraySlide:
 
 
 @pytest.mark.parametrize("color", PENS)
-def test_pen_of_each_colour_is_found(
-    color: str, work: npt.NDArray[np.uint8], cache: Path
+def test_a_forest_of_two_example_strokes_finds_another_stroke_of_that_pen(
+    color: str, work: npt.NDArray[np.uint8], cache: Path, tmp_path: Path
 ) -> None:
+    files = []
+    for seed in (1, 2):
+        for name, picture in zip(("rgb", "mask"), plant_pen(work, color, seed=seed)):
+            files.append(str(tmp_path / f"{name}{seed}.png"))
+            Image.fromarray(picture).save(files[-1])
+    check = ExampleCheck(
+        example_images=tuple(files[::2]),
+        example_masks=tuple(files[1::2]),
+        samples_per_example=5000,
+    )
     rgb, truth = plant_pen(work, color, seed=4)
-    check = preset_check("histoqc-default", "pen_markings")
-    found = run_checks(at_work_resolution(rgb), check, cache=cache).masks[
-        "pen_markings"
-    ]
-    recall, precision = recall_precision(found, truth)
+    result = run_checks(at_work_resolution(rgb), check, cache=cache)
+    recall, precision = recall_precision(result.masks["pen_markings"], truth)
     assert recall >= 0.9
     assert precision >= 0.9
-
-
-def test_neither_pen_nor_coverslip_is_found_where_there_is_none(
-    work: npt.NDArray[np.uint8], cache: Path
-) -> None:
-    checks = [
-        preset_check("histoqc-default", name)
-        for name in ("pen_markings", "coverslip_edge")
-    ]
-    scores = run_checks(at_work_resolution(work), *checks, cache=cache).scores
-    assert scores["pen_markings"] < 0.005
-    assert scores["coverslip_edge"] < 0.03
-
-
-def test_the_edge_of_a_coverslip_is_found(
-    work: npt.NDArray[np.uint8], cache: Path
-) -> None:
-    rgb, truth = plant_coverslip(work, seed=2)
-    check = preset_check("histoqc-default", "coverslip_edge")
-    found = run_checks(at_work_resolution(rgb), check, cache=cache).masks[
-        "coverslip_edge"
-    ]
-    assert recall_precision(found, truth)[0] >= 0.9
 
 
 def planted(base: npt.NDArray[np.uint8], kind: str, number: float, seed: int) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from PIL import Image
 from tests.qc.slides import ArraySlide, reduced
 from tests.support.pixel_examples import STAINS, tissue_picture
 
@@ -90,14 +91,19 @@ def pipeline(*checks: dict[str, Any], **settings: Any) -> Pipeline:
 
 
 def test_a_by_example_check_holds_in_the_end_even_where_a_later_one_fills_it(
-    cache: Path,
+    cache: Path, tmp_path: Path
 ) -> None:
     rgb = tissue()
-    rgb[400:480, 300:420] = (30, 40, 140)
+    ink = np.zeros(rgb.shape[:2], dtype=bool)
+    ink[400:480, 300:420] = True
+    rgb[ink] = (30, 40, 140)
+    Image.fromarray(rgb[::4, ::4]).save(tmp_path / "ink.png")
+    Image.fromarray(ink[::4, ::4]).save(tmp_path / "ink_mask.png")
     pen = {
         "kind": "by_example",
         "name": "pen_markings",
-        "model": "pen",
+        "example_images": [str(tmp_path / "ink.png")],
+        "example_masks": [str(tmp_path / "ink_mask.png")],
         "min_area": "50 px",
     }
     chosen = pipeline(

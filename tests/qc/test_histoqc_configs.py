@@ -73,7 +73,7 @@ def config(stem: str) -> Path:
 def converted(tmp_path: Path, old: str = "", new: str = "") -> Pipeline:
     path = tmp_path / "config.ini"
     path.write_text(EXCERPT.replace(old, new) if old else EXCERPT)
-    return pipeline_from_ini(path)[0]
+    return pipeline_from_ini(path)
 
 
 @pytest.mark.parametrize("stem", PRESETS)
@@ -81,8 +81,8 @@ def test_a_preset_is_the_converted_config(
     stem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # as where HistoQC, whose pictures would be taken, is not installed
-    monkeypatch.setattr("thinsection.qc.histoqc_config.find_spec", lambda name: None)
-    pipeline, _ = pipeline_from_ini(config(stem))
+    monkeypatch.setattr("thinsection.qc.histoqc_pictures.find_spec", lambda name: None)
+    pipeline = pipeline_from_ini(config(stem))
     assert replace(pipeline, name=PRESETS[stem]) == load_pipeline(PRESETS[stem])
 
 
@@ -93,7 +93,7 @@ def test_the_forks_config_is_read_as_it_is(stem: str, tmp_path: Path) -> None:
     path.write_text(
         config(stem).read_text("utf-8").replace(base, f"{base}handles = openslide\n")
     )
-    assert pipeline_from_ini(path)[0] == pipeline_from_ini(config(stem))[0]
+    assert pipeline_from_ini(path) == pipeline_from_ini(config(stem))
 
 
 def test_flat_areas_without_a_section_have_histoqcs_own_least_area() -> None:
@@ -115,7 +115,7 @@ def test_what_main_and_the_fork_added_is_carried_over(tmp_path: Path) -> None:
         None,
     )
     assert (checks["geo_first"].of, checks["geo_first"].geojson) == ("flat_areas", True)
-    assert checks["templates"].absent == ("nowhere1",)
+    assert checks["templates"].absent == ("templates/nowhere1.png",)
 
 
 def test_shares_are_written_as_each_step_says_it(tmp_path: Path) -> None:

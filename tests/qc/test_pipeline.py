@@ -8,7 +8,11 @@ import pytest
 from thinsection.errors import ConfigError
 from thinsection.qc import load_pipeline, preset_names
 from thinsection.qc.histoqc_config import pipeline_from_ini
+from thinsection.qc.histoqc_pictures import notes_on_absent
 from thinsection.qc.pipeline import dump_pipeline
+
+PEN = "pen/1k_version/pen_green.png"
+PEN_MASK = "pen/1k_version/pen_green_mask.png"
 
 # the steps and values of a HistoQC config, in its own syntax
 INI = """
@@ -137,7 +141,7 @@ def test_an_old_name_of_a_preset_is_refused_with_the_new_one(old: str) -> None:
 
 
 def test_histoqcs_config_is_carried_over_value_by_value(tmp_path: Path) -> None:
-    pipeline, notes = pipeline_from_ini(ini(tmp_path))
+    pipeline = pipeline_from_ini(ini(tmp_path))
     assert (pipeline.work_mpp, pipeline.statistics) == (4.0, "absolute")
     kinds = [check.kind for check in pipeline.checks]
     assert kinds == [
@@ -154,27 +158,68 @@ def test_histoqcs_config_is_carried_over_value_by_value(tmp_path: Path) -> None:
     ]
     checks: tuple[Any, ...] = pipeline.checks
     pen, bright, flat, blurry, spurs, _, gray, yuv = checks
-    assert (pen.name, pen.model, pen.min_area) == ("pens", "pen", "120 px")
+    assert (pen.name, pen.min_area, pen.samples_per_example) == ("pens", "120 px", 0)
+    # HistoQC's own examples are not there
+    assert pen.absent == pen.files == (PEN, PEN_MASK)
     assert (bright.upper_gray, bright.lower_std, bright.invert) == (0.88, 9.0, False)
     assert flat.min_area == "100 px"  # HistoQC's default where its section says nothing
     assert (blurry.image_mpp, blurry.sigma, blurry.max_edge) == (2.0, 30.0, 0.1)
     assert spurs.radius == "25 px"
     assert (gray.space, yuv.space) == ("gray", "YUV")
-    assert "the built-in model 'pen'" in notes[0]
-    assert "1 of 1 template pictures are missing" in notes[1]
+    first, second = notes_on_absent(pipeline.checks)
+    assert first.startswith("pens: HistoQC's example pictures are missing, so these")
+    assert second.startswith("templates: 1 of HistoQC's template pictures are missing")
 
 
-def test_own_examples_beside_the_config_are_taken(tmp_path: Path) -> None:
-    for name in ("pen_green.png", "pen_green_mask.png"):
-        path = tmp_path / "pen" / "1k_version" / name
+def write_pictures(folder: Path) -> None:
+    for name in (PEN, PEN_MASK, "templates/nowhere1.png"):
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
-    pipeline, notes = pipeline_from_ini(ini(tmp_path))
-    pen: Any = pipeline.checks[0]
-    assert pen.model == "own"
+
+
+@pytest.mark.parametrize("place", ["config", "data", "given", "current", "installed"])
+def test_histoqcs_pictures_are_taken_from_each_place(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").mkdir()
+    folder = tmp_path / place
+    write_pictures(folder)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(folder if place == "current" else tmp_path / "elsewhere")
+    if place == "installed":
+        name = "thinsection.qc.histoqc_config.installed_folders"
+        monkeypatch.setattr(name, lambda: [folder])
+    pipeline = pipeline_from_ini(
+        ini(tmp_path / "config"), folder if place == "given" else None
+    )
+    checks: dict[str, Any] = {check.name: check for check in pipeline.checks}
+    pen = checks["pens"]
     assert pen.features == ("frangi", "laplace", "rgb")
-    assert pen.example_masks[0].endswith("pen_green_mask.png")
-    assert len(notes) == 1
+    assert (pen.example_images, pen.example_masks, pen.absent) == (
+        (str(folder / PEN),),
+        (str(folder / PEN_MASK),),
+        (),
+    )
+    assert checks["templates"].templates == (str(folder / "templates/nowhere1.png"),)
+    assert checks["templates"].absent == ()
+    assert notes_on_absent(pipeline.checks) == []
+
+
+def test_a_check_that_lacks_one_of_its_pictures_is_left_out(tmp_path: Path) -> None:
+    write_pictures(tmp_path)
+    (tmp_path / PEN_MASK).unlink()
+    checks: tuple[Any, ...] = pipeline_from_ini(ini(tmp_path)).checks
+    assert checks[0].absent == (PEN_MASK,)
+    assert checks[0].files == (PEN, PEN_MASK)
+
+
+def test_the_samples_of_histoqcs_config_are_carried_over(tmp_path: Path) -> None:
+    for text, expected in (("1000", 1000.0), (".5", 0.5), ("-1", 0.0)):
+        key = f"area_threshold: 120\nnsamples_per_example: {text}"
+        path = ini(tmp_path, INI.replace("area_threshold: 120", key))
+        pen: Any = pipeline_from_ini(path).checks[0]
+        assert pen.samples_per_example == expected
 
 
 @pytest.mark.parametrize(
@@ -214,7 +259,7 @@ def test_own_examples_beside_the_config_are_taken(tmp_path: Path) -> None:
         (
             "./pen/1k_version/pen_green.png:",
             "./mine.png:",
-            r"got './mine.png' for 'pens'",
+            r"got 'mine.png' for 'pens'",
         ),
     ],
 )
@@ -223,7 +268,7 @@ def test_what_cannot_be_carried_over_is_refused_by_name(
 ) -> None:
     path = ini(tmp_path, INI.replace(old, new))
     if message is None:
-        assert pipeline_from_ini(path)[0].checks
+        assert pipeline_from_ini(path).checks
         return
     with pytest.raises(ConfigError, match=message):
         pipeline_from_ini(path)

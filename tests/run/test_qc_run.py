@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openslide
 import pytest
 from PIL import Image
 from tests.support.faults import KilledEntryTask
@@ -32,7 +33,12 @@ from thinsection.report.stored import QC_FILE, read_qc
 from thinsection.results.records import read_records
 from thinsection.run import prepare
 from thinsection.run.process import RunEvent
-from thinsection.run.qc_run import QcRunConfig, QcSummary, check_slides
+from thinsection.run.qc_run import (
+    QcRunConfig,
+    QcSummary,
+    check_slides,
+    chosen_pipeline,
+)
 from thinsection.run.run import make_task, run
 from thinsection.run.task import RunTask
 from thinsection.slide import open_slide
@@ -172,6 +178,52 @@ def test_the_files_of_a_slide_are_there_and_agree(folder: Path, tmp_path: Path) 
     assert len(set(recorded)) == len(recorded)
     assert set(recorded) == {str(p.relative_to(tmp_path)) for p in home.iterdir()}
     assert (row["folder"], row["fails"]) == ("slides/s0/qc_histoqc-light", "")
+
+
+def test_the_small_thumbnail_is_openslides_of_500_px_as_in_histoqc(
+    folder: Path, tmp_path: Path
+) -> None:
+    check(folder / "s0.svs", folder / "s1.svs", out=tmp_path)
+    for name in ("s0.svs", "s1.svs"):
+        small = np.asarray(Image.open(tmp_path / name / f"{name}_thumb_small.png"))
+        with openslide.OpenSlide(folder / name) as slide:
+            expected = np.asarray(slide.get_thumbnail((500, 500)))
+        assert max(small.shape) == 500
+        np.testing.assert_array_equal(small, expected)
+
+
+def write_histoqcs_pictures(folder: Path) -> None:
+    """In place of HistoQC's: pictures with an orange square, under its names."""
+    rgb = np.random.default_rng(0).integers(180, 255, (30, 50, 3), dtype=np.uint8)
+    mask = np.zeros((30, 50), dtype=np.uint8)
+    rgb[5:20, 10:40], mask[5:20, 10:40] = (250, 140, 20), 255
+    checks: tuple[Any, ...] = load_pipeline("histoqc-default").checks
+    for one in checks:
+        for name in {*one.files, *getattr(one, "absent", ())}:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(mask if "mask" in name else rgb).save(path)
+
+
+def test_histoqcs_pictures_are_taken_from_the_folder_that_is_given(
+    folder: Path, tmp_path: Path
+) -> None:
+    write_histoqcs_pictures(tmp_path / "data")
+    _, notes = chosen_pipeline(settings(qc="histoqc-default"))
+    assert notes[0].startswith("pen_markings, coverslip_edge: HistoQC's example pict")
+    assert notes[1].startswith("templates: 4 of HistoQC's template pictures are miss")
+    check(folder / "s0.svs", out=tmp_path / "without", qc="histoqc-default")
+    config = settings(qc="histoqc-default", histoqc_data=tmp_path / "data")
+    assert chosen_pipeline(config)[1] == []
+    check_slides([str(folder / "s0.svs")], out=tmp_path / "with", config=config)
+    columns = ("pen_markings", "coverslip_edge", "template1_MSE_hist")
+    for out, is_number in (("without", False), ("with", True)):
+        (path,) = (tmp_path / out).glob("qc_histoqc-default*.csv")
+        (row,) = read_qc_csv(path)
+        assert [isinstance(row.get(name), float) for name in columns] == [is_number] * 3
+        assert isinstance(row["areaThresh"], float)
+    with pytest.raises(ConfigError, match=r"histoqc_data must be an existing folder"):
+        chosen_pipeline(settings(histoqc_data=tmp_path / "nowhere"))
 
 
 def test_a_finished_slide_is_kept_and_another_pipeline_lies_beside_it(

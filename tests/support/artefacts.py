@@ -44,17 +44,6 @@ def plant_pen(
     return _as_uint8(out + rng.normal(0, 0.006, out.shape)), truth
 
 
-def plant_coverslip(rgb: RgbArray, *, seed: int = 0) -> tuple[RgbArray, MaskArray]:
-    """The picture with the straight, gray edge of a coverslip, and where it is."""
-    rng = np.random.default_rng(seed)
-    height, width = rgb.shape[:2]
-    y, x = np.mgrid[:height, :width]
-    lean = rng.uniform(-0.12, 0.12)
-    distance = np.abs(x - width * rng.uniform(0.2, 0.8) - lean * (y - height / 2))
-    shade = np.clip(2.4 - distance, 0, 1) * rng.uniform(0.45, 0.7)
-    return _as_uint8(rgb / 255.0 * (1 - shade[..., None])), distance < 1.9
-
-
 def plant_blur(
     rgb: RgbArray,
     sigma_px: float,

@@ -1,19 +1,15 @@
-"""Generated training pictures at about 8 µm/px: tissue on glass, with pen marks or coverslip edges.
+"""Generated pictures at about 8 µm/px: tissue on glass, with pen marks.
 
-No picture of another project is used. Colours, widths and textures are drawn from wide ranges,
-so that a model learns what ink is rather than how one pen looks. The models that come with the
-package are made by `python -m tests.support.pixel_examples`; then raise `_VERSION` in qc/pipeline.
+No picture of another project is used. Colours, widths and textures are drawn from wide ranges.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
-from thinsection.qc.checks import by_example
-from thinsection.qc.checks.pixel_model import Example, PixelModel, save_model, train
+from thinsection.qc.checks.forest import Example
 from thinsection.types import MaskArray, RgbArray
 
 _Floats = npt.NDArray[np.float64]
@@ -47,16 +43,6 @@ STAINS = (
 )
 
 
-def train_built_in(name: str) -> PixelModel:
-    """The model that comes with the package under this name, trained anew."""
-    pictures, last_feature = {
-        "pen": (pen_examples, "texture"),
-        "coverslip": (coverslip_examples, "ridge"),
-    }[name]
-    features = ("rgb", "smooth", "laplace", last_feature)
-    return train(pictures(0), features, seed=0, num_samples=120_000)
-
-
 def pen_examples(seed: int) -> list[Example]:
     """Pictures with strokes of blue, green, red and black ink, and where the ink is."""
     rng = np.random.default_rng([seed, 1])
@@ -75,26 +61,6 @@ def pen_examples(seed: int) -> list[Example]:
                 base, stroke(rng, _EDGE_PX, rng.uniform(5, 34)), ink, rng
             )
             mask |= painted
-        pictures.append((_camera(base, rng), mask))
-    return pictures
-
-
-def coverslip_examples(seed: int) -> list[Example]:
-    """Pictures with long straight edges of a coverslip, and where they are."""
-    rng = np.random.default_rng([seed, 2])
-    pictures = []
-    for number in range(_NUM_PICTURES):
-        base = tissue_picture(rng, _EDGE_PX, STAINS[number % len(STAINS)])
-        mask = np.zeros(base.shape[:2], dtype=bool)
-        for _ in range(number % 3):
-            distance = _line(rng, _EDGE_PX)
-            width = rng.uniform(1.0, 3.0)
-            dark = np.exp(-0.5 * (distance / width) ** 2) * rng.uniform(0.3, 0.8)
-            halo = np.exp(-0.5 * ((distance - 2.5 * width) / width) ** 2) * rng.uniform(
-                0, 0.06
-            )
-            base = np.clip(base * (1 - dark[..., None]) + halo[..., None], 0, 1)
-            mask |= np.abs(distance) <= 1.3 * width
         pictures.append((_camera(base, rng), mask))
     return pictures
 
@@ -169,15 +135,6 @@ def paint(
     return base * (1 - opacity) + shade * under * opacity, coverage > 0.5
 
 
-def _line(rng: np.random.Generator, edge_px: int) -> _Floats:
-    """Signed distance of each px to a straight line through the picture."""
-    angle = rng.choice([0, np.pi / 2]) + rng.normal(0, 0.08)
-    across = np.array([np.cos(angle), np.sin(angle)])
-    through = rng.uniform(0.1, 0.9, 2) * edge_px
-    y, x = np.mgrid[:edge_px, :edge_px]
-    return np.asarray((x - through[0]) * across[0] + (y - through[1]) * across[1])
-
-
 def _noise(
     rng: np.random.Generator, shape: tuple[int, int], sigma_px: float
 ) -> _Floats:
@@ -193,9 +150,3 @@ def _camera(light: _Floats, rng: np.random.Generator) -> RgbArray:
         0, rng.uniform(0.002, 0.012), light.shape
     )
     return np.asarray(np.clip(np.rint(noisy * 255), 0, 255).astype(np.uint8))
-
-
-if __name__ == "__main__":
-    models = Path(by_example.__file__).parent / "models"
-    for model in ("pen", "coverslip"):
-        save_model(models / f"{model}.npz", train_built_in(model))

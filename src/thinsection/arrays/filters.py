@@ -267,20 +267,6 @@ def block_means(ns: ArrayNamespace, values: Array, block_px: int) -> Array:
     return sums / ns.xp.asarray(np.outer(heights, widths), dtype=values.dtype)
 
 
-def ridges(ns: ArrayNamespace, image: Array, sigma_px: float) -> tuple[Array, Array]:
-    """Eigenvalues of the Hessian at one scale, times sigma², by size: |low| <= |high|."""
-    bell = gaussian_kernel(sigma_px)
-    slope = gaussian_kernel(sigma_px, order=1)
-    curve = gaussian_kernel(sigma_px, order=2)
-    down = separable(ns, image, curve, bell)
-    along = separable(ns, image, bell, curve)
-    mixed = separable(ns, image, slope, slope) * sigma_px**2
-    mean = (down + along) * (sigma_px**2 / 2)
-    half = (down - along) * (sigma_px**2 / 2)
-    spread = ns.xp.copysign(ns.xp.sqrt(half * half + mixed * mixed), mean)
-    return mean - spread, mean + spread
-
-
 def otsu_threshold(ns: ArrayNamespace, image: Array) -> float:
     """Otsu's level of the image's histogram of 256 bins; of one value, that value."""
     lowest = float(image.min())

@@ -6,13 +6,14 @@
 import configparser
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 from thinsection.config import nearest, read_toml
 from thinsection.errors import ConfigError, rewording
-from thinsection.qc.checks.pixel_model import check_features
+from thinsection.qc.checks.by_example import ExampleCheck
+from thinsection.qc.histoqc_pictures import installed_folders, with_pictures
 from thinsection.qc.pipeline import Pipeline, pipeline_from_mapping
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.types import Document, Json
@@ -32,10 +33,8 @@ _MASKS = {
     "img_mask_small_removed": "small_filled",
     "img_mask_blurry": "blurry",
 }
-# Pictures that come with HistoQC are not ours to ship: generated ones stand in for them.
-_OWN_MODELS = {"pen/": "pen", "models/coverslip": "coverslip"}
-# Limits of our model of the coverslip, in place of HistoQC's.
-_COVERSLIP_LIMITS = {"threshold": 0.8, "min_elongation": 8.0}
+# Folders of the example pictures that come with HistoQC.
+_HISTOQC_EXAMPLES = ("pen/", "models/")
 _EMPTY_STEP: Document = {
     "kind": "",
     "keys": {},
@@ -62,12 +61,13 @@ def _steps() -> dict[str, Document]:
     return {function: {**_EMPTY_STEP, **table} for function, table in tables.items()}
 
 
-def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
-    """Converts HistoQC's config file; returns notes of what differs from it.
+def pipeline_from_ini(path: Path, data: Path | None = None) -> Pipeline:
+    """Converts HistoQC's config file.
 
-    Relative pictures are looked for beside the file, and in an installed HistoQC.
-    Examples that come with HistoQC and are not there are replaced by our generated ones,
-    templates left out; the notes say so.
+    Relative pictures are looked for in `data`, beside the file, in `../data` as in HistoQC's
+    source, in the current folder, and in an installed HistoQC. A check by example is left out if
+    pictures that come with HistoQC are in none of them; its column is NA, and so are those of
+    missing templates.
 
     Raises:
         ConfigError: no such file, or a step, key or value that cannot be carried over, by
@@ -75,10 +75,9 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
     """
     parser = _read_ini(path)
     sections = {name: dict(parser[name]) for name in parser.sections()}
-    notes: list[str] = []
     checks: dict[str, Document] = {}
     for step in parser.get("pipeline", "steps").split():
-        check = _convert_step(step, sections.get(step, {}), path.parent, notes)
+        check = _convert_step(step, sections.get(step, {}))
         if check is None:
             continue
         while check["name"] in checks:
@@ -99,7 +98,14 @@ def pipeline_from_ini(path: Path) -> tuple[Pipeline, list[str]]:
             "check": list(checks.values()),
         }
     )
-    return pipeline, notes
+    folders = [] if data is None else [data]
+    folders += [path.parent, path.absolute().parent.parent / "data"]
+    folders += [Path(), *installed_folders()]
+    resolved = with_pictures(pipeline.checks, folders)
+    for resolved_check in resolved:
+        if isinstance(resolved_check, ExampleCheck):
+            _refuse_missing(resolved_check)
+    return replace(pipeline, checks=resolved)
 
 
 def _read_ini(path: Path) -> configparser.ConfigParser:
@@ -121,9 +127,7 @@ def _read_ini(path: Path) -> configparser.ConfigParser:
     return parser
 
 
-def _convert_step(
-    step: str, section: Section, folder: Path, notes: list[str]
-) -> Document | None:
+def _convert_step(step: str, section: Section) -> Document | None:
     """One step as a [[check]] table; None if there is nothing to check."""
     function, _, label = step.partition(":")
     if function not in _steps():
@@ -139,9 +143,9 @@ def _convert_step(
     label = label.replace(":", "_")
     values.setdefault("name", f"{table['name']}_{label}" if label else table["name"])
     if table["kind"] == "by_example":
-        values |= _convert_examples(values.pop("examples"), values, folder, notes)
-    if values.get("templates"):
-        values |= _find_templates(values["templates"], folder, notes)
+        values |= _convert_examples(values.pop("examples"), values["name"])
+    if "templates" in values:
+        values["templates"] = [name.removeprefix("./") for name in values["templates"]]
     return {"kind": table["kind"], **values}
 
 
@@ -207,6 +211,9 @@ def _read_value(text: str, reading: str) -> Json:
             return float(text)
         case "int":
             return int(text)
+        case "samples":
+            # HistoQC writes -1 for all px
+            return max(0.0, float(text))
         case "words":
             return text.split()
         case "text":
@@ -226,73 +233,22 @@ def _same_value(text: str, wanted: str) -> bool:
     return _TRUTHS.get(letters, letters) == _TRUTHS.get(wanted_letters, wanted_letters)
 
 
-def _find_templates(texts: list[str], folder: Path, notes: list[str]) -> Document:
-    """Settings of template pictures: those that are here, and the stems of the others."""
-    paths = {text: _find_file(text, folder) for text in texts}
-    absent = [Path(text).stem for text, path in paths.items() if path is None]
-    if absent:
-        notes.append(
-            f"templates: {len(absent)} of {len(paths)} template pictures are missing, so their "
-            "columns are NA. Name your own pictures, or install HistoQC"
-        )
-    present = [str(path) for path in paths.values() if path is not None]
-    return {"templates": present, "absent": absent}
-
-
-def _convert_examples(
-    texts: list[str], values: Document, folder: Path, notes: list[str]
-) -> Document:
-    """Settings for HistoQC's examples (image:mask).
-
-    Either our two lists of pictures, or a built-in model in place of HistoQC's.
-    """
-    check_features(values["features"])
+def _convert_examples(texts: list[str], name: str) -> Document:
+    """Our two lists of pictures for HistoQC's examples (image:mask)."""
     # a colon after a drive's letter does not part image and mask
     pairs = [re.split(r"(?<!\W[A-Za-z]):", text) for text in texts]
     if not pairs or any(len(pair) != 2 for pair in pairs):
-        raise ConfigError(
-            f"{values['name']} must have examples as image:mask, got {pairs}"
-        )
-    images = []
-    masks = []
-    missing = []
-    for image_text, mask_text in pairs:
-        image = _find_file(image_text, folder)
-        mask = _find_file(mask_text, folder)
-        images.append(str(image))
-        masks.append(str(mask))
-        if image is None:
-            missing.append(image_text)
-        if mask is None:
-            missing.append(mask_text)
-    if not missing:
-        return {"model": "own", "example_images": images, "example_masks": masks}
-    first_image = pairs[0][0].removeprefix("./")
-    starts = [start for start in _OWN_MODELS if first_image.startswith(start)]
-    if not starts:
-        raise ConfigError(
-            f"example must be an existing file, got {missing[0]!r} "
-            f"for {values['name']!r}"
-        )
-    model = _OWN_MODELS[starts[0]]
-    notes.append(
-        f"{values['name']}: HistoQC's example pictures are missing; the built-in model "
-        f"{model!r}, trained on generated pictures, is used instead"
-    )
-    # the model has features of its own, whatever HistoQC's were
-    settings: Document = {"model": model, "features": []}
-    if model == "coverslip":
-        settings |= _COVERSLIP_LIMITS
-    return settings
+        raise ConfigError(f"{name} must have examples as image:mask, got {pairs}")
+    return {
+        "example_images": [image.removeprefix("./") for image, _ in pairs],
+        "example_masks": [mask.removeprefix("./") for _, mask in pairs],
+    }
 
 
-def _find_file(text: str, folder: Path) -> Path | None:
-    """The file beside the config, or in an installed HistoQC."""
-    roots = [folder]
-    origin = getattr(find_spec("histoqc"), "origin", None)
-    if origin:
-        roots += [Path(origin).parent / "data", Path(origin).parent]
-    for root in roots:
-        if (root / text).is_file():
-            return root / text
-    return None
+def _refuse_missing(check: ExampleCheck) -> None:
+    """Raises ConfigError: a picture is missing that does not come with HistoQC."""
+    for name in check.absent:
+        if not name.startswith(_HISTOQC_EXAMPLES):
+            raise ConfigError(
+                f"example must be an existing file, got {name!r} for {check.name!r}"
+            )

@@ -42,6 +42,7 @@ from thinsection.qc.checks.measures import (
     Texture,
 )
 from thinsection.qc.checks.tissue import Tissue
+from thinsection.qc.histoqc_pictures import installed_folders, with_pictures
 from thinsection.qc.segmenter_classes import ClassCheck, SegmenterClasses, beside
 from thinsection.registry import Entry, Registry
 from thinsection.types import Document, PlainValues
@@ -91,13 +92,14 @@ _RESERVED_NAMES = (
     "edited_mask_kept",
     "overlay",
     "thumbnail",
+    "thumbnail_small",
     "qc",
     UNJUDGED,
 )
 # Checks by which `[segmenter.classes]` says that the guard follows a class.
 _SURE_CLASSES = ("ink", "focus")
 # Of the checks: raise it when one answers differently.
-_VERSION = 19
+_VERSION = 20
 
 # Settings of a pipeline that are plain values.
 _SETTINGS = (
@@ -202,6 +204,8 @@ def preset_names() -> tuple[str, ...]:
 def load_pipeline(source: str | Path, *, remove: Sequence[str] = ()) -> Pipeline:
     """Loads a preset by name, or the pipeline of a TOML file.
 
+    HistoQC's presets take the pictures of an installed HistoQC.
+
     Args:
         source: name of the preset, or path of the file.
         remove: checks that remove what they find, although their setting is to show it only.
@@ -224,6 +228,9 @@ def load_pipeline(source: str | Path, *, remove: Sequence[str] = ()) -> Pipeline
         )
     with naming_file(path):
         pipeline = pipeline_from_mapping(read_toml(path), folder=path.parent)
+    if path.parent == _PRESETS:
+        checks = with_pictures(pipeline.checks, installed_folders())
+        pipeline = replace(pipeline, checks=checks)
     return pipeline.removing(remove)
 
 

@@ -29,7 +29,8 @@ _HISTOGRAM_PX = (420, 200)
 # pixels above and below the curves
 _HISTOGRAM_MARGIN = 12
 _CHANNEL_COLORS = ("#c0392b", "#27ae60", "#2e5fc0")
-_SMALL_EDGE_PX = 500
+# longer edge of HistoQC's small thumbnail
+SMALL_EDGE_PX = 500
 # weights of R, G and B in HistoQC's grey pictures
 _GRAY_WEIGHTS = (0.2125, 0.7154, 0.0721)
 # HistoQC's first columns, about the file itself; the columns of the checks follow
@@ -57,6 +58,7 @@ _HEADERS = ("start_time", "pipeline", "outdir", "config_file", "command_line_arg
 # our picture -> the ending of HistoQC's file name
 _SUFFIXES = {
     "thumbnail": "thumb",
+    "thumbnail_small": "thumb_small",
     "flat_areas": "flat",
     "histogram": "hist",
     "small_filled": "small_fill",
@@ -65,7 +67,9 @@ _SUFFIXES = {
 }
 
 
-def write_qc_pictures(result: QcResult, folder: str | Path) -> tuple[str, ...]:
+def write_qc_pictures(
+    result: QcResult, folder: str | Path, *, small: RgbArray | None = None
+) -> tuple[str, ...]:
     """Writes a PNG of each mask and table, and of the work image; returns the names of all files.
 
     `<check>.png` is the area that a check affected, `mask_use.png` the tissue in use (both white =
@@ -76,10 +80,12 @@ def write_qc_pictures(result: QcResult, folder: str | Path) -> tuple[str, ...]:
     Args:
         result: fresh result of quality control; one that was read back lacks tables.
         folder: folder of the files.
+        small: picture of the slide whose longer edge is `SMALL_EDGE_PX`, for
+            `thumbnail_small.png`.
     """
     folder = Path(folder)
     names = []
-    for name, pixels in _pictures(result):
+    for name, pixels in _pictures(result, small):
         write_png(folder / f"{name}.png", pixels)
         names.append(f"{name}.png")
     for check in result.pipeline.checks:
@@ -92,10 +98,14 @@ def write_qc_pictures(result: QcResult, folder: str | Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _pictures(result: QcResult) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+def _pictures(
+    result: QcResult, small: RgbArray | None
+) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Names and pixels of the pictures; masks are unpacked one after the other."""
     yield from masks_of(result)
     yield "thumbnail", result.rgb
+    if small is not None:
+        yield "thumbnail_small", small
     for name, table in result.tables.items():
         yield name, table if table.dtype == np.uint8 else _histogram(table)
 
@@ -167,9 +177,10 @@ def _copy_pictures(source: Path, target: Path) -> None:
                 shutil.copyfile(path, tmp)
     work_image = source / "thumbnail.png"
     if work_image.is_file():
-        gray = np.rint(read_png(work_image) @ _GRAY_WEIGHTS).astype(np.uint8)
+        gray = read_png(work_image) / 255 @ _GRAY_WEIGHTS
+        gray8 = np.rint(gray * 255).astype(np.uint8)
         mask = read_png(source / "mask_use.png").astype(np.uint8) * 255
-        fused = np.stack([mask, gray, mask], axis=2)
+        fused = np.stack([mask, gray8, mask], axis=2)
         write_png(target / f"{prefix}_fuse.png", fused)
     for path in sorted(source.glob("*.png")):
         ending = _SUFFIXES.get(path.stem, path.stem)
@@ -177,6 +188,3 @@ def _copy_pictures(source: Path, target: Path) -> None:
             is_mask = picture.mode == "1"
             plain = picture.convert("L") if is_mask else picture  # 0 and 255
             write_png(target / f"{prefix}_{ending}.png", np.asarray(plain))
-            if path.stem == "thumbnail":
-                picture.thumbnail((_SMALL_EDGE_PX, _SMALL_EDGE_PX))
-                write_png(target / f"{prefix}_thumb_small.png", np.asarray(picture))

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from thinsection.config import Settings, option, section
+from thinsection.errors import ConfigError
 from thinsection.extras import Need
 from thinsection.files.atomic import write_text
 from thinsection.files.urls import without_secrets
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.histoqc_config import pipeline_from_ini
+from thinsection.qc.histoqc_pictures import notes_on_absent, with_pictures
 from thinsection.qc.pipeline import dump_pipeline
 from thinsection.qc.rules import QcRule
 from thinsection.report.qc_pictures import write_histoqc
@@ -59,6 +61,11 @@ class ChecksConfig:
         None,
         "Use the pipeline of a HistoQC configuration file (config.ini).",
         daily=True,
+    )
+    histoqc_data: Path | None = option(
+        None,
+        "Folder with HistoQC's example pictures and templates (histoqc/data of its source), for"
+        " histoqc-NAME and --from-histoqc. Without them those checks are left out.",
     )
     qc_fail: tuple[str, ...] = _copied_option(QcConfig, "qc_fail")
     qc_remove: tuple[str, ...] = _copied_option(QcConfig, "qc_remove")
@@ -120,15 +127,24 @@ class QcSummary:
 
 
 def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
-    """Pipeline from the settings, with notes on settings of HistoQC that were not converted.
+    """Pipeline from the settings, with notes on checks that lack HistoQC's pictures.
 
-    Raises ConfigError: no such pipeline, or an unknown key.
+    Raises ConfigError: no such pipeline, an unknown key, or a folder that does not exist.
     """
-    ini = config.checks.from_histoqc
-    if ini is None:
-        return load_pipeline(config.checks.qc, remove=config.checks.qc_remove), []
-    pipeline, notes = pipeline_from_ini(ini)
-    return pipeline.removing(config.checks.qc_remove), notes
+    checks = config.checks
+    data = checks.histoqc_data
+    if data is not None and not data.is_dir():
+        raise ConfigError(f"histoqc_data must be an existing folder, got {str(data)!r}")
+    if checks.from_histoqc is not None:
+        pipeline = pipeline_from_ini(checks.from_histoqc, data)
+    else:
+        pipeline = load_pipeline(checks.qc)
+        if data is not None:
+            # pictures of the user's own pipeline stay those that its file names
+            found = with_pictures(pipeline.checks, [data, Path()])
+            pipeline = dataclasses.replace(pipeline, checks=found)
+    notes = notes_on_absent(pipeline.checks)
+    return pipeline.removing(checks.qc_remove), notes
 
 
 def check_slides(
@@ -185,12 +201,12 @@ def check_slides(
 
 
 def _run_settings(config: QcRunConfig, pipeline: Pipeline, out: Path) -> RunConfig:
-    """Settings of the run that does the checks; a HistoQC pipeline becomes a file that every
-    worker process can load."""
+    """Settings of the run that does the checks; a pipeline that is no preset and no file becomes
+    a file that every worker process can load."""
     checks = config.checks
     source = checks.qc
-    if checks.from_histoqc is not None:
-        name = f"{checks.from_histoqc.stem}-{short_hash(pipeline.as_mapping())}.toml"
+    if checks.from_histoqc is not None or checks.histoqc_data is not None:
+        name = f"{pipeline.name}-{short_hash(pipeline.as_mapping())}.toml"
         source = str(out.resolve() / RECORDS / "pipelines" / name)
         write_text(Path(source), dump_pipeline(pipeline))
     qc = QcConfig(

@@ -25,6 +25,7 @@ from thinsection.qc.edits import (
     edits_key,
     read_edits,
 )
+from thinsection.qc.histoqc_image import read_work_images
 from thinsection.qc.result import QcResult
 from thinsection.qc.rules import parse_rule, qc_fail
 from thinsection.qc.segmenter_classes import ClassMap
@@ -32,7 +33,7 @@ from thinsection.report.draw import write_drawing
 from thinsection.report.layers import overlay_layers
 from thinsection.report.picture import PICTURE_NAME, slide_picture
 from thinsection.report.qc_files import load_qc, write_qc, write_values
-from thinsection.report.qc_pictures import write_qc_pictures
+from thinsection.report.qc_pictures import SMALL_EDGE_PX, write_qc_pictures
 from thinsection.report.stored import QC_FILE, open_picture, read_qc
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
@@ -329,7 +330,8 @@ class QcPicturesStage(Stage[None]):
         if result.is_stored:
             result = self.qc.check(work, work.opened).with_edits(result.edits)
         folder = self.qc.folder(work.entry.slide_id)
-        names = write_qc_pictures(result, work.path(folder))
+        (small,) = read_work_images(work.opened, [SMALL_EDGE_PX])
+        names = write_qc_pictures(result, work.path(folder), small=small)
         return Output(files=tuple(f"{folder}/{name}" for name in names))
 
 

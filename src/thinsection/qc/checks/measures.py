@@ -161,7 +161,7 @@ class Histogram(QcCheck, kind="histogram"):
     limit_to_mask: bool = True
     # image files; each adds a column `<stem>_MSE_hist`
     templates: tuple[str, ...] = ()
-    # stems of templates whose files are missing: their columns are NA
+    # templates whose files are missing: their columns are NA
     absent: tuple[str, ...] = ()
 
     def __call__(self, view: QcView) -> Outcome:
@@ -169,12 +169,13 @@ class Histogram(QcCheck, kind="histogram"):
         if self.limit_to_mask:
             px = view.rgb[view.mask_use]
         own = self._density(view.ns, px)
-        scores: dict[str, Score] = {f"{stem}_MSE_hist": "NA" for stem in self.absent}
+        scores: dict[str, Score] = {
+            _template_column(name): "NA" for name in self.absent
+        }
         for path in self.templates:
             rgb = view.ns.upload(read_rgb(path).reshape(-1, 3), reason="template")
             difference = own - self._density(view.ns, rgb)
-            stem = PurePath(path.replace("\\", "/")).stem
-            scores[f"{stem}_MSE_hist"] = float((difference**2).sum())
+            scores[_template_column(path)] = float((difference**2).sum())
         return Outcome(scores=scores, tables={self.name: own})
 
     @property
@@ -330,6 +331,11 @@ def read_rgb(path: str) -> npt.NDArray[np.uint8]:
     rule = "picture must be a readable image file"
     with rewording(rule, path, OSError, error=ConfigError), Image.open(path) as image:
         return np.asarray(image.convert("RGB"))
+
+
+def _template_column(path: str) -> str:
+    stem = PurePath(path.replace("\\", "/")).stem
+    return f"{stem}_MSE_hist"
 
 
 def _prefixed(prefix: str, name: str) -> str:

@@ -20,9 +20,8 @@ from thinsection.arrays.morphology import (
     mostly,
     opened_by_disk,
 )
-from thinsection.qc.checks.by_example import ExampleCheck, trained_model
 from thinsection.qc.checks.check import COARSEST_MPP
-from thinsection.qc.checks.pixel_model import probabilities
+from thinsection.qc.checks.pixel_model import load_model, probabilities
 from thinsection.types import MaskArray, RgbArray
 
 # Edge of the pixels that are searched for ink, in µm.
@@ -87,10 +86,9 @@ def find_pen_ink(
 
 def _candidates(ns: ArrayNamespace, small: RgbArray, px_um: float) -> MaskArray:
     """Area that the small pixel model takes for ink, without small spots."""
-    check = ExampleCheck()
-    # the model of the package needs no cache folder
-    model = trained_model(check, Path())
-    ink = probabilities(ns, small, {check: model})[check] > check.threshold
+    model = load_model(Path(__file__).parent / "models" / "pen.npz")
+    assert model is not None
+    ink = probabilities(ns, small, {"pen": model})["pen"] > 0.5
     return np.asarray(drop_small(ns, ink, _MIN_INK_UM2 / px_um**2))
 
 
