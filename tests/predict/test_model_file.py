@@ -22,7 +22,7 @@ from thinsection.pool import load_slide_encoder
 from thinsection.pool.encoder import Expects, check_fit
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import build_head
-from thinsection.predict.inputs import Inputs
+from thinsection.predict.inputs import Inputs, run_config
 from thinsection.predict.model_file import (
     Lock,
     Member,
@@ -319,3 +319,9 @@ def test_the_distance_to_equal_training_cases_is_a_finite_number(value: float) -
     far = usual.distance(np.full(DIM, 1e6) + np.arange(DIM))
     assert np.isfinite(far)
     assert far > usual.threshold
+
+
+def test_corrections_of_the_training_slides_are_not_those_of_other_slides() -> None:
+    run = {"qc": {"qc": "auto", "qc_edits": "/somebody/corrections"}}
+    config = run_config(Inputs(dim=8, run=run), "m")
+    assert (config.qc.qc, config.qc.qc_edits) == ("auto", None)
