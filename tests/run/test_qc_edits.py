@@ -273,6 +273,12 @@ def test_a_later_grid_and_a_run_after_qc_alone_take_the_corrected_masks(
     )
     check_slides(slides, out=out, config=config)
     assert checks.runs == 2
+    # HistoQC's table has no column of ours
+    histoqc = replace_flat(config, {"write": ("histoqc",), "qc_edits": None})
+    check_slides(slides, out=out, config=histoqc)
+    checks.runs = 2
+    assert "edited_areas" not in (out / "results.tsv").read_text()
+    assert "edited_areas" in next(out.glob("qc_*.csv")).read_text()
     work(slides, out, pipeline, tile_px=128)
     work(slides, out, pipeline, tile_px=64)
     assert checks.runs == 2

@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw
 
 from thinsection.files.atomic import atomic_path, safe_cell, write_text
 from thinsection.qc.checks.measures import SavedMask
+from thinsection.qc.edits import EDITED_AREAS
 from thinsection.qc.result import QcResult
 from thinsection.qc.tissue import TISSUE_COLOR
 from thinsection.report.qc_files import masks_of, write_png
@@ -49,7 +50,14 @@ _FIRST_COLUMNS = (
 )
 _LAST_COLUMNS = ("pixels_to_use", "warnings")
 # our own columns in a row that do not come from checks
-_OWN_COLUMNS = ("slide_id", "slide_path", "folder", "status", "fails")
+_OWN_COLUMNS = (
+    "slide_id",
+    "slide_path",
+    "folder",
+    "status",
+    "fails",
+    EDITED_AREAS,
+)
 # our column -> HistoQC's name
 _COLUMN_NAMES = {"tissue_pieces_num_regions": "#pieces_of_tissue"}
 # text that no cell of HistoQC's table may contain
