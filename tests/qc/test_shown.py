@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +19,13 @@ from thinsection.qc.checks.check import Outcome, QcCheck, QcView
 from thinsection.qc.pipeline import Pipeline, dump_pipeline, pipeline_from_mapping
 from thinsection.report.layers import Stripes, Tint, overlay_layers, paint
 from thinsection.report.picture import Picture
+from thinsection.report.qc_files import write_qc
+from thinsection.report.stored import QC_FILE, features_of_masks
 from thinsection.report.verdict import load_rules
+from thinsection.results.folder import Results
+from thinsection.store.ledger import SlideLedger, StageRecord
 from thinsection.types import MaskArray
+from thinsection.view.layers import layers_of
 
 HEIGHT, WIDTH = 120, 160
 
@@ -225,3 +231,46 @@ def test_the_overlay_shows_what_was_not_judged_and_what_is_only_shown() -> None:
     assert (seen[10:110, 46:76] == result.rgb[10:110, 46:76]).all()
     plain = run_qc(picture(), pipeline.removing(["everywhere"]))
     assert not [one for one in overlay_layers(plain) if isinstance(one, Stripes)]
+
+
+def test_viewer_and_qupath_have_an_outline_of_what_each_check_did_not_judge(
+    tmp_path: Path,
+) -> None:
+    fresh = run_qc(picture(), "auto")
+    found = band(slice(100, 140))
+    fresh = replace(
+        fresh,
+        mask_use=np.ones_like(found),
+        masks={"folds": found, "focus": band(slice(150, 155))},
+        unjudged={
+            "folds": band(slice(0, 9)),
+            "pen_any": band(slice(0, 20)),
+            "dust": found & False,
+        },
+    )
+    folder = tmp_path / "slides" / "a" / "qc_auto"
+    write_qc(fresh, folder)
+    files = {f"slides/a/qc_auto/{QC_FILE}": 1}
+    record = StageRecord(key="k", files=files, needs=(), facts={}, sums={})
+    ledger = SlideLedger(out=tmp_path, slide_id="a", stages={"slides/qc_auto": record})
+    outlines = features_of_masks(ledger, "slides/qc_auto")
+    classes = [one["properties"]["classification"]["name"] for one in outlines]
+    assert classes == [
+        "Usable tissue",
+        "folds",
+        "focus",
+        "folds not judged",
+        "pen_any not judged",
+    ]
+    (widest,) = [one for one in outlines if "pen_any" in str(one["properties"])]
+    xs = [x for ring in widest["geometry"]["coordinates"] for x, _ in ring]
+    assert (min(xs), max(xs)) == (0, 20)
+    results = Results(folder=tmp_path, ledgers={"a": ledger})
+    words = [layer.words for layer in layers_of(results, "a", 3, 1 << 20)]
+    assert words == [
+        "Usable tissue",
+        "Folds (experimental), only shown",
+        "Out of focus",
+        "Folds not judged",
+        "Pen any not judged",
+    ]

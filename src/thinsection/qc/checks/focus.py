@@ -253,10 +253,11 @@ class _Sharpness:
         usual = float(xp.median(self._structures[sharp]))
         weak = low & (self._structures < _WEAK_STRUCTURE * usual)
         doubtful = weak & (self._sharp_share(sharp, measured) < _LEAST_SHARP_SHARE)
-        # neighbours decide together
+        # neighbours decide together, and most of a region for its rim, where colours are mixed
         doubt = filters.gaussian(self._ns, doubtful * xp.float32(1), _DOUBT_SIGMA)
         around = filters.gaussian(self._ns, low * xp.float32(1), _DOUBT_SIGMA)
-        return low & (2 * doubt > around)
+        regions = morphology.mostly(self._ns, low, doubtful, 0.5)
+        return regions | low & (2 * doubt > around)
 
     def _sharp_share(self, sharp: Array, measured: Array) -> Array:
         """Share of the measured blocks of about the same colour that are sharp, per block."""
