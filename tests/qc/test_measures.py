@@ -10,9 +10,10 @@ from skimage import color, filters
 from skimage.feature import graycomatrix, graycoprops
 from tests.qc.views import view_of
 
+from thinsection.arrays import bands, get_namespace
 from thinsection.errors import ConfigError
 from thinsection.qc.checks import masking, measures
-from thinsection.qc.checks.check import EMPTY_SCORE
+from thinsection.qc.checks.check import EMPTY_SCORE, QcCheck
 
 RGB = np.random.default_rng(3).integers(0, 256, (57, 91, 3), dtype=np.uint8)
 MASK = np.random.default_rng(4).random((57, 91)) > 0.4
@@ -197,3 +198,37 @@ def test_lengths_and_areas_in_um_follow_the_resolution() -> None:
     for mpp_th, kept in ((8.0, False), (10.5, True)):
         view = replace(view_of(rgb, mask), mpp_th=mpp_th)
         assert bool(params(view).mask_use.any()) is kept
+
+
+@pytest.mark.parametrize(
+    "check",
+    [measures.Contrast(), measures.Brightness(space="YUV"), measures.Stains()],
+)
+def test_measures_are_the_same_in_bands_of_any_height(
+    check: QcCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(3)
+    rgb = rng.integers(0, 256, (101, 77, 3)).astype(np.uint8)
+    mask = rng.random((101, 77)) > 0.4
+    mask[:20] = False
+    outcomes = []
+    for rows in (7, 1000):
+        monkeypatch.setattr(bands, "BAND_ROWS", rows)
+        outcomes.append(check(view_of(rgb, mask)))
+    in_bands, whole = outcomes
+    assert len(whole.scores) >= 3
+    assert in_bands.scores == pytest.approx(whole.scores, rel=1e-12)
+    for name, picture in whole.tables.items():
+        assert np.array_equal(in_bands.tables[name], picture)
+
+
+def test_the_upper_quantile_is_numpys() -> None:
+    rng = np.random.default_rng(6)
+    ns = get_namespace("cpu")
+    for shape in ((1, 1), (3, 5), (300, 41), (513, 7)):
+        values = rng.normal(size=shape)
+        for share in (0.9, 0.99, 1.0):
+            expected = np.quantile(values, share)
+            assert measures._high_quantile(ns, values, share) == pytest.approx(
+                expected, 1e-14
+            )

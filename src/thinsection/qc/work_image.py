@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from thinsection.arrays import filters, get_namespace
+from thinsection.arrays.bands import row_bands
 from thinsection.qc.checks.check import Regions
 from thinsection.slide import Slide, read_resized
 from thinsection.slide.geometry import mean_mpp, nominal_mpp
@@ -173,23 +174,31 @@ def read_images(
 
 def image_warnings(rgb: RgbArray) -> list[str]:
     """Sentences about the work image, uint8 (H, W, 3); none for a usual H&E slide."""
-    if np.ptp(rgb, axis=(0, 1)).max() <= _ONE_COLOUR_RANGE:
+    if max(np.ptp(rgb[..., c]) for c in range(3)) <= _ONE_COLOUR_RANGE:
         return ["the slide is of one colour: empty glass, or a failed scan"]
-    if float(np.median(rgb)) < _DARK_MEDIAN:
+    counts = np.zeros(256, dtype=np.int64)
+    for band in row_bands(len(rgb)):
+        counts += np.bincount(rgb[band.inside].ravel(), minlength=256)
+    # the median is at least this value if at most half of the values are below
+    if 2 * counts[:_DARK_MEDIAN].sum() > rgb.size:
         return [
             "the background is dark, as in fluorescence; these checks are made for brightfield"
         ]
-    red, green, blue = (rgb[..., c].astype(np.int16) for c in range(3))
-    lowest, highest = filters.extremes(get_namespace(), [red, green, blue])
-    coloured = highest - lowest > 30
-    brown = coloured & (red > green + 15) & (green > blue + 10)
-    num_coloured = np.count_nonzero(coloured)
-    if num_coloured > 100 and np.count_nonzero(brown) > _BROWN_SHARE * num_coloured:
+    num_coloured = 0
+    num_brown = 0
+    for band in row_bands(len(rgb)):
+        red, green, blue = rgb[band.inside].astype(np.int16).transpose(2, 0, 1)
+        lowest, highest = filters.extremes(get_namespace(), [red, green, blue])
+        coloured = highest - lowest > 30
+        num_coloured += int(np.count_nonzero(coloured))
+        brown = coloured & (red > green + 15) & (green > blue + 10)
+        num_brown += int(np.count_nonzero(brown))
+    if num_coloured > 100 and num_brown > _BROWN_SHARE * num_coloured:
         return [
             "much of the tissue is brown, as in IHC; use 'auto' or 'histoqc-ihc', which are "
             "made for it"
         ]
-    if num_coloured < 0.0005 * coloured.size:
+    if num_coloured < 0.0005 * rgb.size / 3:
         return ["almost nothing is stained: empty glass, or an unstained slide"]
     return []
 

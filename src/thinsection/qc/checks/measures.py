@@ -1,6 +1,9 @@
 """Checks that only measure, or leave a picture: contrast, stains, histograms, texture, masks."""
 
-from dataclasses import replace
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePath
 from typing import Literal
 
@@ -9,6 +12,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from thinsection.arrays import Array, ArrayNamespace, filters
+from thinsection.arrays.bands import row_bands
 from thinsection.errors import ConfigError, rewording
 from thinsection.qc.checks.check import (
     EMPTY_SCORE,
@@ -36,27 +40,29 @@ class Contrast(QcCheck, kind="contrast"):
     invert: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
-        energy = filters.sobel_energy(view.ns, view.gray)
-        gray = view.gray
-        if self.limit_to_mask:
-            energy = energy[view.mask_use ^ self.invert]
-            gray = gray[view.mask_use]
+        energy = 0.0
+        for band in row_bands(len(view.rgb), 1):
+            gray = filters.gray_from_rgb(view.ns, view.rgb[band.around])
+            part = filters.sobel_energy(view.ns, gray)[band.own]
+            if self.limit_to_mask:
+                part = part[view.mask_use[band.inside] ^ self.invert]
+            energy += float(part.sum())
+        mask = view.mask_use if self.limit_to_mask else None
+        gray = _Moments.of(lambda rows: _gray_values(view, mask, rows), len(view.rgb))
         tenengrad_column = _prefixed(self.prefix, "tenenGrad_contrast")
         michelson_column = _prefixed(self.prefix, "michelson_contrast")
         rms_column = _prefixed(self.prefix, "rms_contrast")
-        if gray.size == 0:
+        if gray.count == 0:
             columns = [tenengrad_column, michelson_column, rms_column]
             return _no_tissue(self.name, columns)
-        highest = float(gray.max())
-        lowest = float(gray.min())
         michelson = 0.0
-        if highest + lowest > 0:
-            michelson = (highest - lowest) / (highest + lowest)
+        if gray.highest + gray.lowest > 0:
+            michelson = (gray.highest - gray.lowest) / (gray.highest + gray.lowest)
         scores: dict[str, Score] = {
             # sqrt(sum of squared gradients) / N
-            tenengrad_column: float(energy.sum()) ** 0.5 / gray.size,
+            tenengrad_column: energy**0.5 / gray.count,
             michelson_column: michelson,
-            rms_column: float(gray.std()),
+            rms_column: gray.deviation,
         }
         return Outcome(scores=scores)
 
@@ -75,23 +81,28 @@ class Brightness(QcCheck, kind="brightness"):
     invert: bool = False
 
     def __call__(self, view: QcView) -> Outcome:
-        px = view.gray if self.space == "gray" else view.rgb
-        px = px[view.mask_use ^ self.invert] if self.limit_to_mask else px[...]
+        mask = view.mask_use ^ self.invert if self.limit_to_mask else None
         stems = ("grayscale",) if self.space == "gray" else ("chan1", "chan2", "chan3")
         suffix = "_YUV" if self.space == "YUV" else ""
         scores: dict[str, Score] = {}
-        # one channel at a time takes a third of the memory
         for channel, stem in enumerate(stems):
-            values = px
-            if self.space == "YUV":
-                values = filters.gray_from_rgb(view.ns, px, filters.YUV[channel])
-            elif self.space == "RGB":
-                values = px[..., channel].astype(float)
+            get_values = partial(self._values, view, mask, channel)
+            moments = _Moments.of(get_values, len(view.rgb))
             column = _prefixed(self.prefix, f"{stem}_brightness")
-            is_empty = values.size == 0
-            scores[column + suffix] = EMPTY_SCORE if is_empty else float(values.mean())
-            scores[f"{column}_std{suffix}"] = 0.0 if is_empty else float(values.std())
+            scores[column + suffix] = moments.mean if moments.count else EMPTY_SCORE
+            scores[f"{column}_std{suffix}"] = moments.deviation
         return Outcome(scores=scores)
+
+    def _values(
+        self, view: QcView, mask: Array | None, channel: int, rows: slice
+    ) -> Array:
+        """Values of a channel in some rows, float64 (N,)."""
+        if self.space == "gray":
+            return _gray_values(view, mask, rows)
+        rgb = _inside(view.rgb, mask, rows)
+        if self.space == "YUV":
+            return filters.gray_from_rgb(view.ns, rgb, filters.YUV[channel])
+        return rgb[:, channel].astype(float)
 
 
 class Stains(QcCheck, kind="stains"):
@@ -116,13 +127,14 @@ class Stains(QcCheck, kind="stains"):
         # one stain at a time takes a third of the memory
         for stain in range(3):
             amount = self._amounts(view, stain)
-            values = amount[view.mask_use] if self.use_mask else amount
-            scores[f"deconv_c{stain}_mean"] = float(values.mean())
-            scores[f"deconv_c{stain}_std"] = float(values.std())
-            low = float(values.min())
-            high = float(values.max())
-            del values
-            pictures[f"deconv_c{stain}"] = self._draw(view, amount, low, high)
+            mask = view.mask_use if self.use_mask else None
+            get_values = partial(_inside, amount, mask)
+            moments = _Moments.of(get_values, len(amount))
+            scores[f"deconv_c{stain}_mean"] = moments.mean
+            scores[f"deconv_c{stain}_std"] = moments.deviation
+            pictures[f"deconv_c{stain}"] = self._draw(
+                view, amount, moments.lowest, moments.highest
+            )
         return Outcome(scores=scores, tables=pictures)
 
     def _amounts(self, view: QcView, stain: int) -> Array:
@@ -130,25 +142,28 @@ class Stains(QcCheck, kind="stains"):
         xp = view.ns.xp
         densities, unmixing = filters.stain_tables(self.stain)
         amount = xp.zeros(view.rgb.shape[:2])
-        for channel, weight in enumerate(unmixing[:, stain]):
-            table = xp.asarray(densities * weight)
-            amount += table[view.rgb[..., channel]]
+        tables = [xp.asarray(densities * weight) for weight in unmixing[:, stain]]
+        for band in row_bands(len(amount)):
+            for channel, table in enumerate(tables):
+                amount[band.inside] += table[view.rgb[band.inside, :, channel]]
         xp.maximum(amount, 0.0, out=amount)
-        xp.minimum(amount, xp.quantile(amount, 0.99), out=amount)
+        xp.minimum(amount, _high_quantile(view.ns, amount, 0.99), out=amount)
         return amount
 
     def _draw(
         self, view: QcView, amount: Array, low: float, high: float
     ) -> ReportTable:
-        """The amounts as a picture, which overwrites them."""
+        """The amounts as a picture."""
         xp = view.ns.xp
-        amount -= low
-        amount /= max(high - low, 1e-12)
-        if self.use_mask:
-            amount *= view.mask_use
-        amount *= 255
-        xp.rint(amount, out=amount)
-        return view.ns.download(amount.astype(xp.uint8))
+        picture = xp.empty(amount.shape, dtype=xp.uint8)
+        for band in row_bands(len(amount)):
+            part = amount[band.inside] - low
+            part /= max(high - low, 1e-12)
+            if self.use_mask:
+                part *= view.mask_use[band.inside]
+            part *= 255
+            picture[band.inside] = xp.rint(part).astype(xp.uint8)
+        return view.ns.download(picture)
 
 
 class Histogram(QcCheck, kind="histogram"):
@@ -169,6 +184,7 @@ class Histogram(QcCheck, kind="histogram"):
         if self.limit_to_mask:
             px = view.rgb[view.mask_use]
         own = self._density(view.ns, px)
+        del px  # frees memory
         scores: dict[str, Score] = {
             _template_column(name): "NA" for name in self.absent
         }
@@ -336,6 +352,83 @@ def read_rgb(path: str) -> npt.NDArray[np.uint8]:
 def _template_column(path: str) -> str:
     stem = PurePath(path.replace("\\", "/")).stem
     return f"{stem}_MSE_hist"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moments:
+    """Number, mean, standard deviation and range of values; zeros without values."""
+
+    count: int = 0
+    mean: float = 0.0
+    deviation: float = 0.0
+    lowest: float = 0.0
+    highest: float = 0.0
+
+    @classmethod
+    def of(cls, get_values: Callable[[slice], Array], num_rows: int) -> "_Moments":
+        """Moments of the values of a picture, which come from some rows at a time."""
+        count = 0
+        total = 0.0
+        lowest = math.inf
+        highest = -math.inf
+        for band in row_bands(num_rows):
+            values = get_values(band.inside)
+            if values.size:
+                count += values.size
+                total += float(values.sum())
+                lowest = min(lowest, float(values.min()))
+                highest = max(highest, float(values.max()))
+        if count == 0:
+            return cls()
+        mean = total / count
+        squares = 0.0
+        for band in row_bands(num_rows):
+            difference = get_values(band.inside) - mean
+            squares += float((difference * difference).sum())
+        deviation = math.sqrt(squares / count)
+        return cls(
+            count=count,
+            mean=mean,
+            deviation=deviation,
+            lowest=lowest,
+            highest=highest,
+        )
+
+
+def _inside(values: Array, mask: Array | None, rows: slice) -> Array:
+    """Values of some rows in a mask, (N, ...); without a mask all of them."""
+    part = values[rows]
+    if mask is None:
+        return part.reshape(-1, *values.shape[2:])
+    return part[mask[rows]]
+
+
+def _gray_values(view: QcView, mask: Array | None, rows: slice) -> Array:
+    """Gray values of some rows in a mask, float64 (N,)."""
+    return filters.gray_from_rgb(view.ns, _inside(view.rgb, mask, rows))
+
+
+def _high_quantile(ns: ArrayNamespace, values: Array, share: float) -> float:
+    """Quantile of many values, (H, W), near the upper end, as of `numpy.quantile`.
+
+    Memory: the values above the quantile, twice.
+    """
+    xp = ns.xp
+    position = share * (math.prod(values.shape) - 1)
+    num_above = math.prod(values.shape) - math.floor(position)
+    top = xp.empty(0)
+    for band in row_bands(len(values)):
+        top = xp.concatenate([top, values[band.inside].ravel()])
+        if top.size > num_above:
+            top = xp.partition(top, top.size - num_above)[-num_above:]
+    top = xp.sort(top)
+    low = float(top[0])
+    high = float(top[min(1, top.size - 1)])
+    part = position - math.floor(position)
+    # NumPy interpolates from the nearer end
+    if part < 0.5:
+        return low + (high - low) * part
+    return high - (high - low) * (1 - part)
 
 
 def _prefixed(prefix: str, name: str) -> str:
