@@ -163,6 +163,16 @@ def keep_freed_memory() -> bool:
     return all(result == 1 for result in results)
 
 
+def give_back_freed_memory() -> None:
+    """Make malloc return freed memory to the system; nothing without glibc.
+
+    By default it keeps what lies between arrays that are still in use.
+    """
+    libc = _glibc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
 @functools.cache
 def _glibc() -> ctypes.CDLL | None:
     if sys.platform != "linux":

@@ -17,6 +17,7 @@ from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
 from thinsection.arrays.packed import PackedArrays, packed_arrays
 from thinsection.config import user_cache_dir
 from thinsection.errors import ConfigError, InvalidInputError, naming_part
+from thinsection.machine import give_back_freed_memory
 from thinsection.qc.checks.artefact_network import artefact_maps, ink_of
 from thinsection.qc.checks.by_example import ExampleCheck, trained_forests
 from thinsection.qc.checks.check import (
@@ -127,6 +128,8 @@ def run_qc(
     runner = _CheckRunner(view, pipeline, strict=strict)
     for check in pipeline.checks:
         runner.run(check)
+        # what one check has freed would lie beside what the next one needs
+        give_back_freed_memory()
     device_mask_use, device_mask_for_tiles = runner.final_masks()
     mask_use = ns.download(device_mask_use)
     mask_for_tiles = None

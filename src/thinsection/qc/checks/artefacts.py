@@ -5,10 +5,12 @@ no class has a probability above a half.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Self
 
 from thinsection.arrays import Array, ArrayNamespace, filters, morphology
+from thinsection.arrays.bands import row_bands
 from thinsection.arrays.rings import disks_of_rings
 from thinsection.errors import ConfigError
 from thinsection.qc.checks.artefact_network import (
@@ -56,17 +58,11 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
 
     def __call__(self, view: QcView) -> Outcome:
         ns = view.ns
-        probability = filters.gaussian(
-            ns, view.artefact_probability("fold"), view.length_px(self.smooth)
-        )
-        likely_px = probability > self.threshold
+        thresholds = (self.lower_threshold, self.threshold, self.sure_threshold)
+        possible_px, likely_px, sure_px = self._exceeding(view, thresholds)
         sure_regions = morphology.mostly(
-            ns,
-            likely_px & view.mask_use,
-            probability > self.sure_threshold,
-            self.min_sure_share,
+            ns, likely_px & view.mask_use, sure_px, self.min_sure_share
         )
-        possible_px = probability > self.lower_threshold
         regions = morphology.mostly(ns, possible_px, likely_px, 0.0) & view.mask_use
         min_area_px = view.area_px(self.min_area)
         folds = morphology.keep_elongated(ns, sure_regions, 0.0, min_area_px)
@@ -88,6 +84,20 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
 
     def removing(self) -> Self:
         return replace(self, remove=True)
+
+    def _exceeding(self, view: QcView, thresholds: Sequence[float]) -> list[Array]:
+        """Pixels around which the mean probability of a fold exceeds each threshold."""
+        ns = view.ns
+        sigma_px = view.length_px(self.smooth)
+        folds = view.artefact_maps()["fold"]
+        masks = [ns.xp.empty(folds.shape, dtype=bool) for _ in thresholds]
+        reach = len(filters.gaussian_kernel(sigma_px)) // 2
+        for band in row_bands(len(folds), reach):
+            probability = folds[band.around] / ns.xp.float32(255)
+            smooth = filters.gaussian(ns, probability, sigma_px)[band.own]
+            for mask, threshold in zip(masks, thresholds, strict=True):
+                mask[band.inside] = smooth > threshold
+        return masks
 
 
 class Ink(QcCheck, kind="ink", asks_network=True):

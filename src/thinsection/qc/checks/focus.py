@@ -19,6 +19,7 @@ from dataclasses import replace
 from itertools import product
 
 from thinsection.arrays import Array, ArrayNamespace, filters, morphology
+from thinsection.arrays.bands import row_bands
 from thinsection.errors import ConfigError
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area
 from thinsection.types import RgbArray, Size
@@ -30,6 +31,9 @@ _WHITE_PERCENTILE = 97
 # Glass may be darker than that by this gray value; glass without colour by the second.
 _GLASS_GRAY = 0.03
 _GREY_GLASS_GRAY = 0.09
+# Sigma of the Gaussian that smooths glass, px of the work image, and how far it reaches.
+_GLASS_SIGMA = 0.7
+_GLASS_REACH = 3
 # In glass without colour, channels differ by less than this, [0, 1].
 _GLASS_COLOUR = 0.03
 # Blocks along the edge of a square.
@@ -98,7 +102,7 @@ class Focus(QcCheck, kind="focus"):
     def __call__(self, view: QcView) -> Outcome:
         ns = view.ns
         size, read = view.regions_at(self.image_mpp)
-        mpp = view.mpp_th * view.gray.shape[1] / size[0]
+        mpp = view.mpp_th * view.mask_use.shape[1] / size[0]
         if mpp > _COARSEST_MPP:
             return Outcome(
                 unjudged_area=view.mask_use,
@@ -112,6 +116,7 @@ class Focus(QcCheck, kind="focus"):
         near_glass = morphology.dilated_by_disk(ns, glass, view.length_px("12 um"))
         candidates = view.mask_use & ~near_glass
         blocks = _Sharpness(self, view, candidates, glass, size=size, read=read)
+        del near_glass, candidates  # frees memory
         ratio_by_block = blocks.measure()
         tissue = view.mask_use & ~glass
         judged = tissue & filters.resized_nearest(ns, blocks.judged, tissue.shape)
@@ -122,14 +127,20 @@ class Focus(QcCheck, kind="focus"):
             )
         # the median removes specks and keeps borders
         smooth = ns.ndimage.median_filter(ratio_by_block, size=3, mode="nearest")
-        ratio = filters.resized_nearest(ns, smooth, view.gray.shape)
-        measured = ratio[tissue]
-        measured = measured[ns.xp.isfinite(measured)]
-        usual = self.relative * float(ns.xp.percentile(measured, 75))
+        measured = _finite_values(ns, smooth, tissue)
+        usual = self.relative * float(
+            ns.xp.percentile(measured, 75, overwrite_input=True)
+        )
+        median_ratio = float(ns.xp.median(measured, overwrite_input=True))
+        del measured
         limit = max(self.min_ratio, usual)
         smooth_blocks = blocks.smooth_tissue(smooth < limit)
         maybe_smooth = filters.resized_nearest(ns, smooth_blocks, tissue.shape)
-        blurred = (ratio < limit) & tissue & ~maybe_smooth
+        unjudged_blocks = smooth_blocks | (blocks.measured & ~blocks.judged)
+        share = 1 - int(blocks.judged.sum()) / max(1, int(blocks.measured.sum()))
+        del blocks  # frees memory
+        blurred = filters.resized_nearest(ns, smooth < limit, tissue.shape)
+        blurred &= tissue & ~maybe_smooth
         least_px = view.area_px(self.min_area)
         blurred = morphology.fill_small(ns, blurred, least_px)
         blurred = morphology.drop_small(ns, blurred, least_px)
@@ -140,16 +151,14 @@ class Focus(QcCheck, kind="focus"):
         outcome = view.left_regions(view.mask_use & ~blurred, f"{self.name}_removed")
         scores = {
             **outcome.scores,
-            f"{self.name}_median_ratio": float(ns.xp.median(measured)),
+            f"{self.name}_median_ratio": median_ratio,
         }
-        share = 1 - int(blocks.judged.sum()) / max(1, int(blocks.measured.sum()))
         warnings = []
         if share > _MUCH_NOT_JUDGED:
             warnings.append(
                 f"{self.name}: not judged on {share:.0%} of the tissue, which has no "
                 "structures to judge it by"
             )
-        unjudged_blocks = smooth_blocks | (blocks.measured & ~blocks.judged)
         unjudged = filters.resized_nearest(ns, unjudged_blocks, tissue.shape)
         return replace(
             outcome,
@@ -204,7 +213,7 @@ class _Sharpness:
         self._read_blocks = ns.xp.zeros(shape, dtype=bool)
         self._candidates = filters.resized_nearest(ns, candidates, shape)
         self._glass = filters.resized_nearest(ns, glass, shape)
-        self._gray = filters.resized_nearest(ns, view.gray, shape)
+        self._rgb = filters.resized_nearest(ns, view.rgb, shape)
 
     @property
     def measured(self) -> Array:
@@ -217,7 +226,7 @@ class _Sharpness:
         return self.measured & (self._structures >= _LEAST_STRUCTURE)
 
     def measure(self) -> Array:
-        """Ratio per block, float32; infinite for blocks that are far from all judged ones."""
+        """Ratio per block; infinite for blocks that are far from all judged ones."""
         xp = self._ns.xp
         square_px = _SQUARE_BLOCKS * self._check.block_px
         rows = math.ceil(self._size[1] / square_px)
@@ -232,10 +241,11 @@ class _Sharpness:
             ratio, sharp = self._ratio(tissue)
             chosen = waiting & self._around_suspects(tissue, ratio, sharp)
         sigma = _SQUARE_BLOCKS / 3
-        sums = filters.gaussian(self._ns, tissue * ratio, sigma)
+        ratio *= tissue
+        mean = filters.gaussian(self._ns, ratio, sigma)
         weights = filters.gaussian(self._ns, tissue * xp.float32(1), sigma)
-        mean = sums / xp.maximum(weights, _LEAST_WEIGHT)
-        mean = xp.where(weights < _LEAST_WEIGHT, xp.float32(xp.inf), mean)
+        mean /= xp.maximum(weights, _LEAST_WEIGHT)
+        mean[weights < _LEAST_WEIGHT] = xp.inf
         return xp.where(tissue, ratio, mean)
 
     def smooth_tissue(self, low: Array) -> Array:
@@ -263,14 +273,15 @@ class _Sharpness:
         """Share of the measured blocks of about the same colour that are sharp, per block."""
         xp = self._ns.xp
         weights = filters.gaussian(self._ns, measured * xp.float32(1), _COLOUR_SIGMA)
-        cells = []
-        for plane in self._colours:
-            sums = filters.gaussian(self._ns, measured * plane, _COLOUR_SIGMA)
-            mean = sums / xp.maximum(weights, _LEAST_WEIGHT)
-            cells.append((mean / _COLOUR_STEP).clip(0, 255 // _COLOUR_STEP))
-        red, green, blue = (cell.astype(xp.int32) for cell in cells)
+        xp.maximum(weights, _LEAST_WEIGHT, out=weights)
         edge = 255 // _COLOUR_STEP + 1
-        colour = (red * edge + green) * edge + blue
+        colour = xp.zeros(measured.shape, dtype=xp.int32)
+        for plane in self._colours:
+            mean = filters.gaussian(self._ns, measured * plane, _COLOUR_SIGMA)
+            mean /= weights
+            mean /= _COLOUR_STEP
+            colour *= edge
+            colour += mean.clip(0, edge - 1).astype(xp.int32)
         tables = []
         for blocks in (sharp, measured):
             table = xp.bincount(colour[blocks], minlength=edge**3)
@@ -326,17 +337,21 @@ class _Sharpness:
 
     def _ratio_without(self, glass: Array) -> Array:
         """Ratio per block, after subtracting the light noise measured in blocks of glass."""
-        fine = self._amplitude(self._bands[0], glass)
-        coarse = self._amplitude(self._bands[1], glass)
-        return fine / (coarse + self._check.floor)
-
-    def _amplitude(self, band: Array, glass: Array) -> Array:
         xp = self._ns.xp
-        noise = 0.0
+        noise = [0.0, 0.0]
         if bool(glass.any()):
             # the variance of light noise is proportional to the light
-            noise = float(xp.median((band**2 / (self._gray + 0.01))[glass]))
-        return xp.sqrt((band**2 - noise * self._gray).clip(0))
+            light = filters.gray_from_rgb(self._ns, self._rgb[glass]) + 0.01
+            noise = [float(xp.median(band[glass] ** 2 / light)) for band in self._bands]
+        ratio = xp.empty(glass.shape)
+        for rows in row_bands(len(glass)):
+            light = filters.gray_from_rgb(self._ns, self._rgb[rows.inside])
+            fine, coarse = (
+                xp.sqrt((band[rows.inside] ** 2 - part * light).clip(0))
+                for band, part in zip(self._bands, noise, strict=True)
+            )
+            ratio[rows.inside] = fine / (coarse + self._check.floor)
+        return ratio
 
     def _around_suspects(
         self, tissue: Array, ratio: Array, sharp: float
@@ -345,8 +360,9 @@ class _Sharpness:
         check = self._check
         limit = max(check.min_ratio, _SUSPECT * check.relative * sharp)
         low = tissue & (ratio < limit)
-        low_share = filters.block_means(self._ns, low * 1.0, _SQUARE_BLOCKS)
-        tissue_share = filters.block_means(self._ns, tissue * 1.0, _SQUARE_BLOCKS)
+        one = self._ns.xp.float32(1)
+        low_share = filters.block_means(self._ns, low * one, _SQUARE_BLOCKS)
+        tissue_share = filters.block_means(self._ns, tissue * one, _SQUARE_BLOCKS)
         suspects = self._ns.xp.argwhere(low_share > tissue_share / 2)
         around = set()
         for row, column in self._ns.download(suspects).tolist():
@@ -376,11 +392,34 @@ def structure_amplitude(ns: ArrayNamespace, gray: Array, block_px: int) -> Array
 
 def _glass_in_tissue(view: QcView) -> Array:
     """The mask of glass inside of tissue, as between fat cells: it has no detail to judge."""
-    xp = view.ns.xp
-    white = float(xp.percentile(view.gray[::4, ::4], _WHITE_PERCENTILE))
-    darkness = white - filters.gaussian(view.ns, view.gray, 0.7)
-    lowest, highest = filters.extremes(view.ns, view.rgb.transpose(2, 0, 1))
-    colour = (highest - lowest) / xp.float32(255)
-    # the brightness of the lamp may vary, so colourless areas may be darker and still be glass
-    is_grey = filters.gaussian(view.ns, colour, 0.7) < _GLASS_COLOUR
-    return darkness < xp.where(is_grey, _GREY_GLASS_GRAY, _GLASS_GRAY)
+    ns = view.ns
+    xp = ns.xp
+    sample = filters.gray_from_rgb(ns, view.rgb[::4, ::4])
+    white = float(xp.percentile(sample, _WHITE_PERCENTILE))
+    glass = xp.empty(view.mask_use.shape, dtype=bool)
+    for band in row_bands(len(glass), _GLASS_REACH):
+        rgb = view.rgb[band.around]
+        gray = filters.gray_from_rgb(ns, rgb)
+        darkness = white - filters.gaussian(ns, gray, _GLASS_SIGMA)[band.own]
+        lowest, highest = filters.extremes(ns, rgb.transpose(2, 0, 1))
+        colour = (highest - lowest) / xp.float32(255)
+        colour = filters.gaussian(ns, colour, _GLASS_SIGMA)[band.own]
+        # the brightness of the lamp may vary, so colourless areas may be darker and still be glass
+        limit = xp.where(colour < _GLASS_COLOUR, _GREY_GLASS_GRAY, _GLASS_GRAY)
+        glass[band.inside] = darkness < limit
+    return glass
+
+
+def _finite_values(ns: ArrayNamespace, blocks: Array, mask: Array) -> Array:
+    """Value of the block of each pixel of a mask, (N,), without infinite ones."""
+    rows = ns.xp.asarray(filters.nearest(blocks.shape[0], mask.shape[0]))
+    columns = ns.xp.asarray(filters.nearest(blocks.shape[1], mask.shape[1]))
+    finite = ns.xp.isfinite(blocks)
+    chosen = mask & finite[rows[:, None], columns]
+    values = ns.xp.empty(int(chosen.sum()), dtype=blocks.dtype)
+    count = 0
+    for band in row_bands(len(mask)):
+        part = blocks[rows[band.inside, None], columns][chosen[band.inside]]
+        values[count : count + part.size] = part
+        count += part.size
+    return values

@@ -126,16 +126,19 @@ class Stains(QcCheck, kind="stains"):
         pictures: dict[str, ReportTable] = {}
         # one stain at a time takes a third of the memory
         for stain in range(3):
-            amount = self._amounts(view, stain)
-            mask = view.mask_use if self.use_mask else None
-            get_values = partial(_inside, amount, mask)
-            moments = _Moments.of(get_values, len(amount))
+            moments, picture = self._measured(view, stain)
             scores[f"deconv_c{stain}_mean"] = moments.mean
             scores[f"deconv_c{stain}_std"] = moments.deviation
-            pictures[f"deconv_c{stain}"] = self._draw(
-                view, amount, moments.lowest, moments.highest
-            )
+            pictures[f"deconv_c{stain}"] = picture
         return Outcome(scores=scores, tables=pictures)
+
+    def _measured(self, view: QcView, stain: int) -> tuple["_Moments", ReportTable]:
+        """Moments of the amounts of a stain, and the amounts as a picture."""
+        amount = self._amounts(view, stain)
+        mask = view.mask_use if self.use_mask else None
+        moments = _Moments.of(partial(_inside, amount, mask), len(amount))
+        picture = self._draw(view, amount, moments.lowest, moments.highest)
+        return moments, picture
 
     def _amounts(self, view: QcView, stain: int) -> Array:
         """Amount of a stain at each pixel, float64 (H, W), by tables of channel values."""
@@ -414,8 +417,10 @@ def _high_quantile(ns: ArrayNamespace, values: Array, share: float) -> float:
     Memory: the values above the quantile, twice.
     """
     xp = ns.xp
-    position = share * (math.prod(values.shape) - 1)
-    num_above = math.prod(values.shape) - math.floor(position)
+    count = math.prod(values.shape)
+    position = share * (count - 1)
+    floor = math.floor(position)
+    num_above = count - floor
     top = xp.empty(0)
     for band in row_bands(len(values)):
         top = xp.concatenate([top, values[band.inside].ravel()])
@@ -423,12 +428,12 @@ def _high_quantile(ns: ArrayNamespace, values: Array, share: float) -> float:
             top = xp.partition(top, top.size - num_above)[-num_above:]
     top = xp.sort(top)
     low = float(top[0])
-    high = float(top[min(1, top.size - 1)])
-    part = position - math.floor(position)
+    difference = float(top[min(1, len(top) - 1)]) - low
+    part = position - floor
     # NumPy interpolates from the nearer end
     if part < 0.5:
-        return low + (high - low) * part
-    return high - (high - low) * (1 - part)
+        return float(low + difference * part)
+    return float(low + difference - difference * (1 - part))
 
 
 def _prefixed(prefix: str, name: str) -> str:
