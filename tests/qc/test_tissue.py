@@ -242,6 +242,44 @@ def test_a_few_dense_pixels_do_not_make_faint_tissue_grey_matter() -> None:
     assert (mask & truth).sum() > 0.95 * truth.sum()
 
 
+def cells(share: float, *, seed: int, linked: bool = False) -> np.ndarray:
+    """Cells of 16 µm on glass, at 8 µm/px; `linked`: and lines from cell to cell, as in fat."""
+    rng = np.random.default_rng(seed)
+    shape = (300, 400)
+    places = np.zeros(shape, dtype=bool)
+    num_cells = round(share * places.size / 4)
+    rows = rng.integers(0, shape[0] - 2, num_cells)
+    columns = rng.integers(0, shape[1] - 2, num_cells)
+    for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        places[rows + down, columns + right] = True
+    if linked:
+        places[::25] = True
+        places[:, ::25] = True
+    image = rng.normal(242, 1.5, (*shape, 3))
+    image[places] = np.array((165, 120, 180)) + rng.normal(0, 5, (places.sum(), 3))
+    return image.clip(0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("share", [0.03, 0.053, 0.1])
+def test_the_tissue_of_a_smear_is_kept_and_not_judged(share: float) -> None:
+    view = view_of(cells(share, seed=1))
+    outcome = Tissue()(view)
+    assert outcome.mask_use is not None
+    assert outcome.unjudged_area is not None
+    assert np.array_equal(outcome.unjudged_area, outcome.mask_use)
+    assert outcome.mask_use.mean() > 2 * share
+    assert "smear" in outcome.warnings[-1]
+
+
+@pytest.mark.parametrize(
+    "image", [cells(0.05, seed=2, linked=True), canvas(WHITE), with_tissue(False)[0]]
+)
+def test_fat_tissue_and_empty_glass_are_judged(image: np.ndarray) -> None:
+    outcome = Tissue()(view_of(image))
+    assert outcome.unjudged_area is None
+    assert not any("smear" in warning for warning in outcome.warnings)
+
+
 def test_the_edge_of_a_coverslip_is_no_tissue() -> None:
     image = canvas(WHITE)
     image[:, 60:63] //= 2

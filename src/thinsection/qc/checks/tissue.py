@@ -82,6 +82,14 @@ _BAND_ELONGATION = 4.0
 _GREY_COLOUR = 0.008
 _COLOURED_SHARE = 0.1
 
+# Cells that lie apart, as in a smear: at least so much of the mask is as clear as glass, or nearly,
+# so much of it is dark specks or lines, and the largest of these has less than a share of them. In
+# fat and in lung, which are as clear, they are one net.
+_CLEAR = 0.03
+_CLEAR_SHARE = 0.5
+_LEAST_DARK_SHARE = 0.05
+_LARGEST_SPECK_SHARE = 0.12
+
 # The slide's edge: dark, flat, at the border, and with little colour for its density. Least
 # density; largest colour of pale pixels, and largest colour as a fraction of the density of dark
 # pixels (the larger limit applies); width of the margin that is removed with the edge.
@@ -145,7 +153,18 @@ class Tissue(QcCheck, kind="tissue", removes_glass=True):
             mask = morphology.drop_small(view.ns, mask, view.area_px(self.min_piece))
         outcome = view.left(view.mask_use & mask, self.name)
         scores = {**outcome.scores, "stain": detected.stain}
-        return replace(outcome, scores=scores, stain=detected.stain)
+        outcome = replace(outcome, scores=scores, stain=detected.stain)
+        if not detected.is_scattered:
+            return outcome
+        warning = (
+            f"{self.name}: the share of tissue was not judged, because cells lie apart as in a "
+            "smear; the mask is the area that they span"
+        )
+        return replace(
+            outcome,
+            unjudged_area=view.mask_use & mask,
+            warnings=(*outcome.warnings, warning),
+        )
 
     @property
     def asks_network(self) -> bool:
@@ -160,6 +179,8 @@ class Detected:
     mask: Array  # bool (H, W)
     stain: Stain
     shows_glass: bool  # False if tissue fills the field
+    # True if the mask is the area that single cells span, as in a smear
+    is_scattered: bool
 
 
 def detect_tissue(
@@ -211,6 +232,7 @@ def detect_tissue(
         mask=enlarged[: rgb.shape[0], : rgb.shape[1]],
         stain=_measure_stain(ns, absorption, mask),
         shows_glass=shows_glass,
+        is_scattered=_is_scattered(ns, evidence, mask),
     )
 
 
@@ -361,6 +383,7 @@ class _Evidence:
     lines: Array  # thin dark lines
     strong_lines: Array  # thin lines that are dark enough to be a net of their own
     coloured: Array  # enough colour for a piece; all of a slide whose tissue has none
+    clear: Array  # as clear as glass, or nearly
 
 
 def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
@@ -402,6 +425,7 @@ def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
         lines=(light.line > thin) & ~outside,
         strong_lines=light.line > 1.6 * _LINE,
         coloured=coloured,
+        clear=light.near < _CLEAR,
     )
 
 
@@ -445,6 +469,19 @@ def _find_outside(ns: ArrayNamespace, light: _Light, textured: float, px: Px) ->
     if bool(edge.any()):
         outside |= morphology.dilated_by_disk(ns, edge, px(_SHADE_REACH_UM))
     return outside
+
+
+def _is_scattered(ns: ArrayNamespace, evidence: _Evidence, mask: Array) -> bool:
+    """True if the mask holds dark specks that lie apart on glass, and no tissue."""
+    xp = ns.xp
+    area_px = int(mask.sum())
+    if int((evidence.clear & mask).sum()) < _CLEAR_SHARE * area_px or not area_px:
+        return False
+    specks = morphology.region_areas(ns, evidence.strong_lines & mask)
+    dark_px = int(specks.sum())
+    if dark_px < _LEAST_DARK_SHARE * area_px or not dark_px:
+        return False
+    return bool(xp.max(specks) < _LARGEST_SPECK_SHARE * dark_px)
 
 
 def _find_net(ns: ArrayNamespace, lines: Array, strong_lines: Array, px: Px) -> Array:
