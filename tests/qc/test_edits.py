@@ -135,7 +135,7 @@ def test_where_areas_overlap_remove_wins(
     assert not edited.mask_use[5:10, 20:35].any()
 
 
-def test_a_check_that_the_guard_overruled_or_that_is_only_shown_holds_nothing_back(
+def test_a_check_that_the_guard_overruled_holds_nothing_back(
     result: QcResult,
 ) -> None:
     edits = [edit("keep", "ink", 10, 12, 20, 30)]
@@ -143,6 +143,27 @@ def test_a_check_that_the_guard_overruled_or_that_is_only_shown_holds_nothing_ba
     overruled = replace(result, overruled=("blur",))
     back = overruled.with_edits(edits).mask_use & ~result.mask_use
     np.testing.assert_array_equal(back, pixels(10, 12, 20, 30))
+
+
+def test_a_check_that_is_only_shown_holds_nothing_back_and_a_person_removes_by_it(
+    result: QcResult,
+) -> None:
+    shown_checks = [
+        {"kind": "tissue"},
+        {"kind": "intensity", "name": "ink", "upper_gray": 0.1, "invert": True},
+        {"kind": "folds", "name": "blur", "remove": False},
+    ]
+    mapping = {"name": "x", "work_mpp": 2.0, "work_from": "mpp", "check": shown_checks}
+    shown = replace(result, pipeline=pipeline_from_mapping(mapping))
+    assert shown.shown == {"blur"}
+    back = shown.with_edits([edit("keep", "ink", 10, 12, 20, 30)])
+    np.testing.assert_array_equal(
+        back.mask_use & ~result.mask_use, pixels(10, 12, 20, 30)
+    )
+    gone = shown.with_edits([edit("remove", "blur", 32, 20, 40, 60)])
+    np.testing.assert_array_equal(
+        result.mask_use & ~gone.mask_use, pixels(32, 20, 40, 60)
+    )
 
 
 def test_the_mask_for_tiles_is_corrected_too(result: QcResult) -> None:
