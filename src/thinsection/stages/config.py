@@ -169,7 +169,6 @@ class QcConfig:
         "Apply your corrections of the checks, drawn in QuPath: a folder with SLIDE_ID.geojson, "
         "a file for one slide, or a column of the cohort table. Stored corrections stay without "
         "this option; none drops them.",
-        daily=True,
     )
     qc_device: str = option("cpu", "Device of the checks: cpu or cuda.")
     qc_pictures: bool = option(
