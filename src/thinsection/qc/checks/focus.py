@@ -21,6 +21,7 @@ from itertools import product
 from thinsection.arrays import Array, ArrayNamespace, filters, morphology
 from thinsection.arrays.bands import row_bands
 from thinsection.errors import ConfigError
+from thinsection.machine import give_back_freed_memory
 from thinsection.qc.checks.check import Outcome, QcCheck, QcView, area
 from thinsection.types import RgbArray, Size
 
@@ -118,7 +119,10 @@ class Focus(QcCheck, kind="focus"):
         blocks = _Sharpness(self, view, candidates, glass, size=size, read=read)
         del near_glass, candidates  # frees memory
         ratio_by_block = blocks.measure()
+        # thousands of small arrays were freed between those that are still in use
+        give_back_freed_memory()
         tissue = view.mask_use & ~glass
+        del glass  # frees memory
         judged = tissue & filters.resized_nearest(ns, blocks.judged, tissue.shape)
         if not bool(judged.any()):
             return Outcome(
@@ -127,6 +131,7 @@ class Focus(QcCheck, kind="focus"):
             )
         # the median removes specks and keeps borders
         smooth = ns.ndimage.median_filter(ratio_by_block, size=3, mode="nearest")
+        del ratio_by_block
         measured = _finite_values(ns, smooth, tissue)
         usual = self.relative * float(
             ns.xp.percentile(measured, 75, overwrite_input=True)
@@ -281,14 +286,18 @@ class _Sharpness:
             mean /= weights
             mean /= _COLOUR_STEP
             colour *= edge
-            colour += mean.clip(0, edge - 1).astype(xp.int32)
+            colour += mean.clip(0, edge - 1, out=mean).astype(xp.int32)
         tables = []
         for blocks in (sharp, measured):
             table = xp.bincount(colour[blocks], minlength=edge**3)
             table = table.reshape(edge, edge, edge).astype(xp.float32)
             tables.append(self._ns.ndimage.gaussian_filter(table, 1.0).ravel())
         share = tables[0] / xp.maximum(tables[1], _LEAST_WEIGHT)
-        return share[colour]
+        of_block = xp.empty(colour.shape, dtype=share.dtype)
+        # an index by int32 is copied as int64, so colours are looked up band by band
+        for rows in row_bands(len(colour)):
+            of_block[rows.inside] = share[colour[rows.inside]]
+        return of_block
 
     def _read_squares(self, squares: Iterable[Square]) -> None:
         """Measures the bands of those squares that have tissue to judge."""
