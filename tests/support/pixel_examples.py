@@ -1,21 +1,37 @@
 """Generated pictures at about 8 µm/px: tissue on glass, with pen marks.
 
-No picture of another project is used. Colours, widths and textures are drawn from wide ranges.
+No picture of another project is used. Colours, widths and textures are drawn from wide ranges, so
+that a model learns what ink is rather than how one pen looks. The network that comes with the
+package is made by `python -m tests.support.pixel_examples`; then raise `_VERSION` in qc/pipeline.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
+from thinsection.arrays import get_namespace
+from thinsection.errors import InvalidInputError
+from thinsection.qc.checks import pixel_model
 from thinsection.qc.checks.forest import Example
+from thinsection.qc.checks.pixel_model import WEIGHTS, PixelModel, pixel_features
 from thinsection.types import MaskArray, RgbArray
 
 _Floats = npt.NDArray[np.float64]
 
 _EDGE_PX = 320
 _NUM_PICTURES = 16
+# Settings of training.
+_NETWORK = {
+    "hidden_layer_sizes": (32, 32),
+    "batch_size": 512,
+    "learning_rate_init": 1e-3,
+}
+_NUM_EPOCHS = 12
+_POSITIVE_SHARE = 0.3
 
 # transmitted light of ink, (R, G, B) in [0, 1], lowest and highest of each
 INKS = {
@@ -41,6 +57,12 @@ STAINS = (
     Stain(nuclei=(0.45, 0.28, 0.16), matrix=(0.72, 0.74, 0.84)),  # DAB and haematoxylin
     Stain(nuclei=(0.30, 0.12, 0.30), matrix=(0.82, 0.36, 0.48)),  # H&E, red
 )
+
+
+def train_pen() -> PixelModel:
+    """The network that comes with the package, trained anew."""
+    features = ("rgb", "smooth", "laplace", "texture")
+    return train(pen_examples(0), features, seed=0, num_samples=120_000)
 
 
 def pen_examples(seed: int) -> list[Example]:
@@ -150,3 +172,80 @@ def _camera(light: _Floats, rng: np.random.Generator) -> RgbArray:
         0, rng.uniform(0.002, 0.012), light.shape
     )
     return np.asarray(np.clip(np.rint(noisy * 255), 0, 255).astype(np.uint8))
+
+
+def train(
+    examples: Sequence[Example],
+    features: tuple[str, ...],
+    *,
+    seed: int,
+    num_samples: int,
+) -> PixelModel:
+    """Trains a model on examples, on the CPU; the same inputs give the same model.
+
+    Args:
+        examples: pictures with masks.
+        features: names of `pixel_features`.
+        seed: decides the sampled px, the initial weights and the order of batches.
+        num_samples: pixels that are drawn from the examples.
+
+    Memory: O(px of the examples * features).
+
+    Raises:
+        InvalidInputError: the examples have no px of one of the classes.
+    """
+    from sklearn.neural_network import MLPClassifier
+
+    matrices = []
+    for rgb, _ in examples:
+        planes_by_name = pixel_features(get_namespace("cpu"), rgb, features)
+        columns = []
+        for name in features:
+            columns += [plane.ravel() for plane in planes_by_name[name]]
+        matrices.append(np.stack(columns, axis=1))
+    x = np.concatenate(matrices)
+    y = np.concatenate([mask.ravel() for _, mask in examples])
+    chosen = _draw_samples(y, num_samples, np.random.default_rng(seed))
+    x = x[chosen]
+    shift = x.mean(axis=0)
+    scale = x.std(axis=0) + 1e-6
+    network = MLPClassifier(**_NETWORK, random_state=seed)
+    # `fit` would warn that it stops before it converges
+    for _ in range(_NUM_EPOCHS):
+        network.partial_fit((x - shift) / scale, y[chosen], classes=[False, True])
+    w1, w2, w3 = network.coefs_
+    b1, b2, b3 = network.intercepts_
+    # the standardisation becomes part of the first layer
+    w1 = w1 / scale[:, None]
+    b1 = b1 - shift @ w1
+    weights = tuple(value.astype(np.float32) for value in (w1, b1, w2, b2, w3, b3))
+    return PixelModel(features=features, weights=weights)
+
+
+def _draw_samples(
+    y: npt.NDArray[np.bool_], num_samples: int, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Draws px of both classes, with replacement."""
+    inside = np.flatnonzero(y)
+    outside = np.flatnonzero(~y)
+    for side, places in (("inside", inside), ("outside", outside)):
+        if not len(places):
+            raise InvalidInputError(
+                f"examples must have pixels of both classes, got none {side} the masks"
+            )
+    num_inside = int(num_samples * _POSITIVE_SHARE)
+    drawn_inside = rng.choice(inside, num_inside)
+    drawn_outside = rng.choice(outside, num_samples - num_inside)
+    return np.concatenate([drawn_inside, drawn_outside])
+
+
+def save_model(path: Path, model: PixelModel) -> None:
+    """Writes the arrays of a model as .npz, no pickle."""
+    arrays = dict(zip(WEIGHTS, model.weights, strict=True))
+    with path.open("wb") as file:
+        np.savez(file, features=model.features, **arrays)
+
+
+if __name__ == "__main__":
+    models = Path(pixel_model.__file__).parent / "models"
+    save_model(models / "pen.npz", train_pen())
