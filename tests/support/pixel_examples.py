@@ -243,7 +243,7 @@ def save_model(path: Path, model: PixelModel) -> None:
     """Writes the arrays of a model as .npz, no pickle."""
     arrays = dict(zip(WEIGHTS, model.weights, strict=True))
     with path.open("wb") as file:
-        np.savez(file, features=model.features, **arrays)
+        np.savez(file, features=model.features, **arrays)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":
