@@ -56,7 +56,12 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.formats.segments import SegmentCache
 from thinsection.slide.formats.tiff_decoder import MAX_READ_BYTES
 from thinsection.slide.resize import read_tiles, resample
-from thinsection.stages.config import EncodeConfig, QcConfig, RunConfig
+from thinsection.stages.config import (
+    EncodeConfig,
+    OutputConfig,
+    QcConfig,
+    RunConfig,
+)
 from thinsection.stages.spec import resolve
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TilesConfig, tile_grid
@@ -387,9 +392,16 @@ def test_quality_control_is_part_of_the_plan(tmp_path: Path) -> None:
         sizes[qc] = slide_size(entry, resolve(config))
     held = {qc: planner().memory([size], cpus=1).host for qc, size in sizes.items()}
     assert "quality control" not in held["off"]
-    assert held["auto"]["quality control"] == 27 * 3000 * 2000
+    # its picture has half of the slide's resolution
+    assert held["auto"]["quality control"] == 27 * 1500 * 1000
     work_px = 3000 * 2000 * (4.0 / 2.0) ** 2  # pen at 5x
     assert held["histoqc-default"]["quality control"] <= 27 * work_px
+    # a slide that waits after quality control has less beside its picture
+    beside = held["off"]["prepared slides"] - held["auto"]["prepared slides"]
+    assert beside == 34 * 1500 * 1000
+    ends = replace(planner(), spec=resolve(RunConfig(output=OutputConfig(until="qc"))))
+    process = replace(ends, encoder=None).memory([sizes["auto"]], cpus=1).host
+    assert process["process"] == min(cost.QC_PROCESS_BYTES, MACHINE.process_bytes)
     took = [planner().time([size], cpus=1).cpu_s for size in sizes.values()]
     assert took[0] < min(took[1:])
     slow = replace(

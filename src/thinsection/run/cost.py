@@ -8,9 +8,9 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
     scratch   decode threads * (tiles of the level that are resampled in one call, a segment, and
               the bytes of one read of the file)
     caches    decoded segments that readers keep, per opened slide
-    prepared  (prefetched + 2) * 40 bytes per pixel of the tissue mask, and the threads' memory to
-              prepare and write slides beside the encoder; 27 bytes per pixel at 4 µm/px of the
-              slide in quality control
+    prepared  (prefetched + 2) * 40 bytes per pixel of the tissue mask (6 after quality control),
+              and the threads' memory to prepare and write slides beside the encoder; 27 bytes per
+              pixel of the largest image of the slide in quality control
     results   tiles of the largest grid * embedding bytes * 3 (collected, pooled, written)
 On a CPU, process, weights and batch are measured together if that is quick, since the heap of an
 encoding process keeps holes that no formula predicts. On a GPU, weights and batch are in its
@@ -29,6 +29,11 @@ from thinsection.tiles.budget import CHANNELS, MIN_TASK_TILES
 from thinsection.types import GIB, MIB
 
 MASK_BYTES_PER_PX = 40
+# the same after quality control, whose own part has what it needs: the picture, the mask of tissue,
+# and the compressed masks of the checks
+CHECKED_BYTES_PER_PX = 6
+# process that ends with quality control, which imports no torch
+QC_PROCESS_BYTES = 96 * MIB
 # threads' stacks and arenas, pictures and tables of slides in preparation or output: all memory
 # that is not modelled one by one, fitted to benchmarks/bench_plan.py
 OTHER_BYTES = 72 * MIB
@@ -49,8 +54,8 @@ FAST_DB = 39
 # assumption for all cards. An H200 reached .34 with ViT-L, .27 with ViT-B and .17 with ViT-S.
 ASSUMED_EFFICIENCY = 0.35
 # Bounds for quality control, fitted to and compared by benchmarks/bench_qc.py: the process, which
-# may have to train pixel models, and bytes of work images and checks per pixel of the slide at
-# 4 µm/px, or finer if the pipeline's image is finer.
+# may have to train pixel models, and bytes of work images and checks per pixel of the pipeline's
+# largest image. Times are per pixel of the slide at 4 µm/px, or finer if that image is finer.
 COARSEST_MPP = 4.0
 TRAINING_S = 15.0  # seconds for a process without access to the cache of pixel models
 _PROCESS_BYTES = 384 * MIB
@@ -100,7 +105,8 @@ class QcSize:
     @property
     def held_bytes(self) -> int:
         """Largest number of bytes in images and checks."""
-        return int(_BYTES_PER_PX * self._work_px)
+        image_px = self.num_px_l0 * (self.slide_mpp / self.work_mpp) ** 2
+        return int(_BYTES_PER_PX * image_px)
 
     @property
     def most_s(self) -> float:
@@ -115,6 +121,7 @@ class QcSize:
 
     @property
     def _work_px(self) -> float:
+        """Pixels of the slide at 4 µm/px, or finer if the pipeline's image is finer."""
         return self.num_px_l0 * (self.slide_mpp / min(self.work_mpp, COARSEST_MPP)) ** 2
 
 
@@ -240,6 +247,8 @@ class Planner:
     def memory(self, slides: Sequence[SlideSize], *, cpus: int) -> MemoryPlan:
         """Peaks of one process with this number of CPUs and at least one of these slides."""
         machine_bytes = self.machine.process_bytes
+        if self.spec.output.until == "qc":
+            machine_bytes = min(machine_bytes, QC_PROCESS_BYTES)
         encoder = self.encoder
         parts = self._slide_parts(slides)
         if encoder is None:
@@ -272,7 +281,10 @@ class Planner:
     def _slide_parts(self, slides: Sequence[SlideSize]) -> dict[str, int]:
         """Memory of slides in preparation or in quality control."""
         prepared = min(self.spec.stream.prefetch_slides + 2, len(slides))
-        mask_bytes = max(slide.mask_px for slide in slides) * MASK_BYTES_PER_PX
+        mask_bytes = max(
+            slide.mask_px * (CHECKED_BYTES_PER_PX if slide.qc else MASK_BYTES_PER_PX)
+            for slide in slides
+        )
         parts = {"prepared slides": prepared * mask_bytes + OTHER_BYTES}
         checks = [slide.qc.held_bytes for slide in slides if slide.qc]
         if checks:  # quality control has one slide in memory at a time
