@@ -160,7 +160,7 @@ def score(
 
 
 def real_pen(preset: str, folder: Path) -> dict[str, dict[str, float]]:
-    """HistoQC's own examples of pen, at 8 µm/px, against its hand-drawn masks of one colour.
+    """HistoQC's own examples of pen, at 8 µm/px, against its hand-drawn masks.
 
     'kept' is the share of the ink that is left in the mask at the end.
     """
@@ -176,11 +176,11 @@ def real_pen(preset: str, folder: Path) -> dict[str, dict[str, float]]:
             > 127
         )
         result = run_qc(ArraySlide([picture], slide_mpp=(8.0, 8.0)), preset)
-        names = [c.name for c in result.pipeline.checks if "pen" in c.name]
-        own = [name for name in names if color in name] or names
+        checks = result.pipeline.checks
+        names = [c.name for c in checks if c.kind == "ink" or "pen" in c.name]
         # HistoQC's preset has no check of pen where HistoQC's examples are missing
         none = np.zeros_like(truth)
-        found = union(((n, result.masks.get(n, none)) for n in own), none)
+        found = union(((n, result.masks.get(n, none)) for n in names), none)
         counts: defaultdict[str, Counts] = defaultdict(lambda: np.zeros(3))
         add(counts, color, found, truth, np.ones_like(truth))
         kept = np.count_nonzero(truth & result.mask_use) / np.count_nonzero(truth)

@@ -5,12 +5,14 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 from tests.qc.slides import REAL
+from tests.qc.views import view_of
 from tests.support.artefacts import PENS, plant_pen
 from tests.support.held_out_biology import MPP, base_picture, picture_with
 from tests.support.held_out_slide import held_out_slide
 
 from thinsection.arrays import get_namespace
 from thinsection.qc.checks import artefact_network, pen_ink
+from thinsection.qc.checks.artefacts import Ink, ink_color
 from thinsection.qc.checks.check import COARSEST_MPP
 from thinsection.qc.checks.pen_ink import find_pen_ink
 from thinsection.types import MaskArray, RgbArray
@@ -126,3 +128,32 @@ def test_a_picture_without_candidates_does_not_ask_the_artefact_network(
     pen, _ = plant_pen(picture, "blue", seed=SEED)
     with pytest.raises(AssertionError, match="asked"):
         find_pen_ink(pen, PX_UM)
+
+
+def test_the_most_frequent_colour_of_ink_is_a_column() -> None:
+    ns = get_namespace("cpu")
+    colors = {
+        "blue": (60, 80, 190),
+        "green": (40, 150, 100),
+        "red": (200, 40, 60),
+        "black": (40, 38, 42),
+        "brown": (110, 85, 40),
+    }
+    for name, rgb in colors.items():
+        others = [value for other, value in colors.items() if other != name]
+        assert ink_color(ns, np.array([*others, rgb, rgb], np.uint8)) == name
+    assert ink_color(ns, np.zeros((0, 3), np.uint8)) == "NA"
+    outcome = Ink()(view_of(np.full((64, 64, 3), 240, np.uint8)))
+    assert outcome.scores == {"ink": 0.0, "ink_color": "NA"}
+
+
+@needs_tissue
+def test_one_check_removes_ink_of_two_colours_at_once() -> None:
+    base = reduced(base_picture())
+    red, where_red = plant_pen(base, "red", seed=SEED)
+    both, where_green = plant_pen(red, "green", seed=SEED + 1)
+    outcome = Ink()(view_of(both))
+    assert outcome.affected_area is not None
+    for where in (where_red & ~where_green, where_green):
+        assert outcome.affected_area[where].mean() > 0.9
+    assert outcome.scores["ink_color"] in ("red", "green")

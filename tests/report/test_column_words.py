@@ -10,7 +10,7 @@ from thinsection.tiles.filters import MEASURES
     ("column", "words"),
     [
         ("pixels_to_use", "usable tissue, pixels"),
-        ("pen_blue", "blue pen, fraction"),
+        ("ink", "ink, fraction"),
         ("folds_removed_percent", "folds (experimental): fraction"),
         ("qc_folds", "folds (experimental), fraction"),
         ("focus_removed_max_area", "out of focus: largest area, mm²"),
@@ -21,7 +21,8 @@ from thinsection.tiles.filters import MEASURES
         ("background_energy_std", "background: texture energy, standard deviation"),
         ("template2_MSE_hist", "difference from the colours of template2"),
         ("qc_focus", "out of focus, fraction"),
-        ("qc_pen_black", "black pen, fraction"),
+        ("qc_ink", "ink, fraction"),
+        ("ink_color", "most frequent colour of ink"),
         ("px_std_red", "red, standard deviation"),
         ("macenko_eosin_strength", "eosin vector, strength"),
         ("brightestPixels", "brightest pixels, fraction"),

@@ -42,9 +42,9 @@ def test_every_ready_rule_is_of_a_column_that_auto_or_histoqc_writes() -> None:
     # of a network's classes, under the names that the docs give them
     columns |= {f"{name}_removed_percent" for name in ("ink", "folds", "bubbles")}
     assert {parse_rule(rule.rule).column for rule in READY} <= columns
-    assert verdict(row(pen_blue=0.05, bubbles=0.1), READY) == (
+    assert verdict(row(ink=0.05, bubbles=0.1), READY) == (
         "look",
-        "blue pen, air bubbles",
+        "pen, air bubbles",
     )
 
 

@@ -168,7 +168,7 @@ def test_layers_that_show_nothing_are_named_empty(
             assert not layer["empty"]
     assert checks > 10
     names = [layer["name"] for layer in facts["layers"] if layer["empty"]]  # type: ignore[attr-defined]
-    assert "qc_pen_blue" in names and "tissue_fraction" not in names
+    assert "qc_ink" in names and "tissue_fraction" not in names
     keys = [layer["key"] for layer in facts["layers"]]  # type: ignore[attr-defined]
     assert len(set(keys)) == len(keys)
 
@@ -176,7 +176,7 @@ def test_layers_that_show_nothing_are_named_empty(
 @pytest.mark.parametrize(
     ("group", "name", "kind", "words"),
     [
-        ("256px_0.5mpp/tiles", "qc_pen_blue", "values", "Pen, blue"),
+        ("256px_0.5mpp/tiles", "qc_ink", "values", "Ink"),
         ("256px_0.5mpp/tiles", "qc_focus", "values", "Out of focus"),
         ("256px_0.5mpp/measures", "px_focus", "values", "Sharpness"),
         ("g/heatmap_m", "heatmap_m:score_high", "values", "Score, high"),
@@ -187,7 +187,7 @@ def test_layers_that_show_nothing_are_named_empty(
             "Attention, 1 = mean of the slide",
         ),
         ("g/heatmap_m", "heatmap_m:<b>", "values", "<b>"),
-        ("qc_auto", "pen_red", "outlines", "Pen, red"),
+        ("qc_auto", "ink", "outlines", "Ink"),
         ("qc_auto", "spur", "outlines", "Thin lines removed"),
         ("tissue", "tissue", "outlines", "Tissue"),
         ("qc_auto", "Usable tissue", "outlines", "Usable tissue"),

@@ -368,7 +368,7 @@ def tile_clusters(scores: Scores, count: int) -> npt.NDArray[np.int64]:
 
 
 def layer_words(group: str, name: str, kind: str) -> str:
-    """Name of a layer in words: 'Pen, blue' of 'qc_pen_blue', 'Score, tumor' of a heatmap."""
+    """Name of a layer in words: 'Out of focus' of 'qc_focus', 'Score, tumor' of a heatmap."""
     if kind == "categories":
         return name
     if kind == "values":
@@ -406,9 +406,6 @@ def group_words(group: str) -> str:
 
 def _check_words(name: str) -> str:
     """Name of a check or a column, without its unit."""
-    pen = re.fullmatch(r"(?:qc_)?pen_(\w+)", name)
-    if pen:
-        return f"Pen, {pen[1]}"
     is_identifier = re.fullmatch(r"\w+", name) is not None
     if not is_identifier:
         return name

@@ -31,8 +31,6 @@ from thinsection.qc.checks.check import (
 # brown.
 _BLACK_COLOUR = 30
 _BROWN_RED = 150
-# Weight of a pixel's own colour, added to the network's probability of an ink colour.
-_OWN_COLOUR_VOTE = 0.1
 
 
 class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP):
@@ -101,53 +99,35 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
 
 
 class Ink(QcCheck, kind="ink", asks_network=True):
-    """Removes pen ink of one colour, or of any; no later check adds it back."""
+    """Removes pen ink of any colour; no later check adds it back."""
 
-    name: str = "pen"
-    color: Literal["any", "blue", "green", "red", "black", "brown"] = "any"
+    name: str = "ink"
     # threshold for the probability of ink of any colour
     threshold: float = 0.5
-    # pixels of ink within this length share one colour
-    around: str = length("32 um")
-    # smaller spots of ink, of all colours together, are dropped
+    # smaller spots of ink are dropped
     min_area: str = area("6400 um2")
 
     def __call__(self, view: QcView) -> Outcome:
         ns = view.ns
         # ink on glass needs no removal
         pen_ink = view.pen_ink() & view.mask_use
-        if view.mpp_th > COARSEST_MPP:
-            by_colour = [ns.xp.zeros(pen_ink.shape, dtype=ns.xp.float32)] * len(INKS)
-        else:
-            by_colour = [view.artefact_probability(f"pen_{ink}") for ink in INKS]
-        ink = sum(by_colour) > self.threshold
-        ink = without_stain(ns, ink, view.rgb)
-        ink = morphology.drop_small(ns, ink, view.area_px(self.min_area)) | pen_ink
-        if self.color != "any" and bool(ink.any()):
-            ink &= self._wins(view, by_colour, ink)
+        ink = pen_ink
+        if view.mpp_th <= COARSEST_MPP:
+            probability = sum(view.artefact_probability(f"pen_{name}") for name in INKS)
+            seen = without_stain(ns, probability > self.threshold, view.rgb)
+            ink = pen_ink | morphology.drop_small(ns, seen, view.area_px(self.min_area))
         outcome = view.without(ink, self.name)
-        return replace(outcome, sure_area=ink & pen_ink)
+        color = ink_color(ns, view.rgb[ink])
+        scores = {**outcome.scores, f"{self.name}_color": color}
+        return replace(outcome, scores=scores, sure_area=pen_ink)
 
-    def _wins(self, view: QcView, by_colour: list[Array], ink: Array) -> Array:
-        """Pixels around which most ink has the check's colour, bool (H, W).
 
-        A stroke has one colour, the most frequent one around it. Where the network finds no ink,
-        only the pixels' own colours decide.
-        """
-        ns = view.ns
-        edge = max(1, round(view.length_px(self.around)))
-        own_colour = _nearest_ink(ns, view.rgb[ink])
-        votes = []
-        for i, probability in enumerate(by_colour):
-            vote = probability.copy()
-            vote[ink] += _OWN_COLOUR_VOTE * (own_colour == i)
-            grid = filters.block_means(ns, vote, edge)
-            votes.append(filters.gaussian(ns, grid, 1.0))
-        winner = ns.xp.stack(votes).argmax(axis=0)
-        is_wanted = winner == INKS.index(self.color)
-        is_wanted = is_wanted.repeat(edge, 0).repeat(edge, 1)
-        height, width = ink.shape
-        return is_wanted[:height, :width]
+def ink_color(ns: ArrayNamespace, rgb: Array) -> str:
+    """The most frequent of blue, green, red, black and brown in colours (N, 3); 'NA' for none."""
+    if not len(rgb):
+        return "NA"
+    counts = ns.xp.bincount(_nearest_ink(ns, rgb), minlength=len(INKS))
+    return INKS[int(counts.argmax())]
 
 
 def _nearest_ink(ns: ArrayNamespace, rgb: Array) -> Array:
