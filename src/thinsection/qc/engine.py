@@ -10,23 +10,26 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from thinsection.arrays import Array, ArrayNamespace, filters, get_namespace
 from thinsection.arrays.packed import PackedArrays, packed_arrays
 from thinsection.config import user_cache_dir
 from thinsection.errors import ConfigError, InvalidInputError, naming_part
+from thinsection.machine import give_back_freed_memory
 from thinsection.qc.checks.artefact_network import artefact_maps, ink_of
-from thinsection.qc.checks.by_example import ExampleCheck, trained_model
+from thinsection.qc.checks.by_example import ExampleCheck, trained_forests
 from thinsection.qc.checks.check import (
     Outcome,
-    PenInk,
     QcCheck,
     QcView,
     ReportTable,
     Score,
     check_mask,
 )
+from thinsection.qc.checks.forest import Forest, probabilities
 from thinsection.qc.checks.pen_ink import find_pen_ink
-from thinsection.qc.checks.pixel_model import PixelModel, probabilities
 from thinsection.qc.pipeline import Pipeline, load_pipeline
 from thinsection.qc.result import QcResult, unjudged_shares
 from thinsection.qc.segmenter_classes import ClassMap, class_areas
@@ -40,7 +43,7 @@ from thinsection.qc.work_image import (
 from thinsection.slide import Slide
 from thinsection.types import MaskArray, MaskFrame, RgbArray
 
-Models = dict[ExampleCheck, PixelModel]
+Models = dict[ExampleCheck, Forest]
 
 # A check that removes more than this share of the tissue is taken to be wrong.
 _MAX_REMOVED_SHARE = 0.5
@@ -51,16 +54,15 @@ _COMMENTS = ("openslide.comment", "tiff.ImageDescription")
 def prepare_models(
     pipeline: Pipeline, *, cache_dir: str | Path | None = None
 ) -> Models:
-    """Loads the pixel model of each check that learns from example masks (`ExampleCheck`).
+    """Loads the forest of each check that learns from example masks (`ExampleCheck`).
 
-    A model for the user's own examples is trained once and kept in the cache.
+    A forest is trained once and kept in the cache.
     """
-    models = {}
+    checks = []
     for check in pipeline.checks:
-        if isinstance(check, ExampleCheck):
-            folder = Path(cache_dir) if cache_dir else user_cache_dir()
-            models[check] = trained_model(check, folder)
-    return models
+        if isinstance(check, ExampleCheck) and not check.absent:
+            checks.append(check)
+    return trained_forests(checks, Path(cache_dir) if cache_dir else user_cache_dir())
 
 
 def run_qc(
@@ -81,7 +83,7 @@ def run_qc(
         slide: an opened slide.
         pipeline: name of a preset, path of a TOML file, or result of `load_pipeline`.
         device: 'cpu' or 'cuda[:index]'.
-        cache_dir: folder of the pixel models; None is `user_cache_dir()`.
+        cache_dir: folder of the trained forests; None is `user_cache_dir()`.
         slide_mpp: µm per level-0 px, to replace the value of the file.
         strict: apply every check, even one that removes most of the tissue or all of it.
         segmentation: result of `segment` for this slide; a pipeline with a table `[segmenter]`
@@ -126,6 +128,8 @@ def run_qc(
     runner = _CheckRunner(view, pipeline, strict=strict)
     for check in pipeline.checks:
         runner.run(check)
+        # what one check has freed would lie beside what the next one needs
+        give_back_freed_memory()
     device_mask_use, device_mask_for_tiles = runner.final_masks()
     mask_use = ns.download(device_mask_use)
     mask_for_tiles = None
@@ -212,22 +216,23 @@ def _make_view(
         mpp_th = math.sqrt(area_um2 / (width * height))
 
     @cache
-    def all_probabilities() -> dict[ExampleCheck, Array]:
-        # the models of all checks share their features, so the first call computes all of them
-        return probabilities(ns, rgb, get_models())
+    def all_probabilities() -> dict[ExampleCheck, npt.NDArray[np.float32]]:
+        # the forests of all checks share their features, so the first call computes all of them
+        return probabilities(work_image, get_models())
 
     def gray_at(nominal_mpp: float) -> Array:
         return filters.gray32_from_rgb(ns, ns.upload(images[nominal_mpp]))
 
     def probability_of(check: ExampleCheck) -> Array:
-        return all_probabilities()[check]
+        return ns.upload(all_probabilities()[check])
 
     maps = cache(partial(artefact_maps, ns, rgb, mpp_th))
 
     @cache
-    def pen_ink() -> PenInk:
-        found = find_pen_ink(work_image, mpp_th, lambda: ns.download(ink_of(maps())))
-        return PenInk(ink=ns.upload(found.ink), unjudged=ns.upload(found.unjudged))
+    def pen_ink() -> Array:
+        return ns.upload(
+            find_pen_ink(work_image, mpp_th, lambda: ns.download(ink_of(maps())))
+        )
 
     def associated(name: str) -> RgbArray | None:
         if name not in slide.associated_names:

@@ -124,13 +124,13 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     full of tissue a full one. Pieces and holes below the configured areas go (without an
     mpp, as many px as at 8 µm/px).
 
-    Memory: O(thumbnail): about 60 bytes per mask px, beside one strip of the level that is read,
-        and up to 100 MB for the search for ink.
+    Memory: O(thumbnail): about 60 bytes per mask px, beside one strip of the level that is read. If
+        there may be ink, up to 100 MB more.
 
     Raises:
         SlideReadError: the slide's pixels cannot be decoded.
     """
-    # imports the model of ink, which a run without unfinished slides does not need
+    # imports the models of ink, which a run without unfinished slides does not need
     from thinsection.qc.checks.pen_ink import find_pen_ink
 
     check_slide(slide)
@@ -139,7 +139,7 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     detected, stain = segment_tissue(picture.thumbnail, config, px_um=picture.px_um)
     mask = detected
     if detected.any():
-        mask = detected & ~find_pen_ink(picture.thumbnail, picture.px_um).ink
+        mask = detected & ~find_pen_ink(picture.thumbnail, picture.px_um)
     pen_fraction = float((detected & ~mask).mean())
     if pen_fraction:
         # specks that remain of a piece between two strokes

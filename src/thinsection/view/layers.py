@@ -384,9 +384,8 @@ def layer_words(group: str, name: str, kind: str) -> str:
         return "Graph, " + name.removeprefix("graph_").replace("-", " ")
     if kind in ("colours", "classes", "grid"):
         return _capitalised(name)
-    check = name.removesuffix(NOT_JUDGED)
-    if check != name:
-        return f"{_check_words(f'qc_{check}')}{NOT_JUDGED}"
+    if name.endswith(NOT_JUDGED):
+        return _capitalised(name.replace("_", " "))
     # a check's outline has the name of its column without the prefix
     return _check_words(f"qc_{name}" if name.isidentifier() else name)
 

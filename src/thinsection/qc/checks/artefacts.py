@@ -1,17 +1,22 @@
-"""Removes ink, and finds folds, bubbles and dirt in the probabilities of the artefact network.
+"""Finds folds, ink, bubbles and dirt in the probabilities of the artefact network.
 
-Each check has its own thresholds for these probabilities; ink has a network of its own. `Unsure`
-measures the tissue in which no class has a probability above a half.
+Each check has its own thresholds for these probabilities. `Unsure` measures the tissue in which
+no class has a probability above a half.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Self
 
 from thinsection.arrays import Array, ArrayNamespace, filters, morphology
+from thinsection.arrays.bands import row_bands
 from thinsection.arrays.rings import disks_of_rings
 from thinsection.errors import ConfigError
-from thinsection.qc.checks.artefact_network import INKS
+from thinsection.qc.checks.artefact_network import (
+    INKS,
+    without_stain,
+)
 from thinsection.qc.checks.border import tissue_at_border
 from thinsection.qc.checks.check import (
     COARSEST_MPP,
@@ -51,17 +56,11 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
 
     def __call__(self, view: QcView) -> Outcome:
         ns = view.ns
-        probability = filters.gaussian(
-            ns, view.artefact_probability("fold"), view.length_px(self.smooth)
-        )
-        likely_px = probability > self.threshold
+        thresholds = (self.lower_threshold, self.threshold, self.sure_threshold)
+        possible_px, likely_px, sure_px = self._exceeding(view, thresholds)
         sure_regions = morphology.mostly(
-            ns,
-            likely_px & view.mask_use,
-            probability > self.sure_threshold,
-            self.min_sure_share,
+            ns, likely_px & view.mask_use, sure_px, self.min_sure_share
         )
-        possible_px = probability > self.lower_threshold
         regions = morphology.mostly(ns, possible_px, likely_px, 0.0) & view.mask_use
         min_area_px = view.area_px(self.min_area)
         folds = morphology.keep_elongated(ns, sure_regions, 0.0, min_area_px)
@@ -84,23 +83,43 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
     def removing(self) -> Self:
         return replace(self, remove=True)
 
+    def _exceeding(self, view: QcView, thresholds: Sequence[float]) -> list[Array]:
+        """Pixels around which the mean probability of a fold exceeds each threshold."""
+        ns = view.ns
+        sigma_px = view.length_px(self.smooth)
+        folds = view.artefact_maps()["fold"]
+        masks = [ns.xp.empty(folds.shape, dtype=bool) for _ in thresholds]
+        reach = len(filters.gaussian_kernel(sigma_px)) // 2
+        for band in row_bands(len(folds), reach):
+            probability = folds[band.around] / ns.xp.float32(255)
+            smooth = filters.gaussian(ns, probability, sigma_px)[band.own]
+            for mask, threshold in zip(masks, thresholds, strict=True):
+                mask[band.inside] = smooth > threshold
+        return masks
+
 
 class Ink(QcCheck, kind="ink", asks_network=True):
-    """Removes pen ink of any colour, translucent or opaque; no later check adds it back."""
+    """Removes pen ink of any colour; no later check adds it back."""
 
     name: str = "ink"
+    # threshold for the probability of ink of any colour
+    threshold: float = 0.5
+    # smaller spots of ink are dropped
+    min_area: str = area("6400 um2")
 
     def __call__(self, view: QcView) -> Outcome:
-        found = view.pen_ink()
-        color = ink_color(view.ns, view.rgb[found.ink])
-        outcome = view.without(found.ink, self.name)
-        return replace(
-            outcome,
-            scores={**outcome.scores, f"{self.name}_color": color},
-            # a run without quality control removes the same ink
-            sure_area=found.ink,
-            unjudged_area=found.unjudged & view.mask_use,
-        )
+        ns = view.ns
+        # ink on glass needs no removal
+        pen_ink = view.pen_ink() & view.mask_use
+        ink = pen_ink
+        if view.mpp_th <= COARSEST_MPP:
+            probability = sum(view.artefact_probability(f"pen_{name}") for name in INKS)
+            seen = without_stain(ns, probability > self.threshold, view.rgb)
+            ink = pen_ink | morphology.drop_small(ns, seen, view.area_px(self.min_area))
+        outcome = view.without(ink, self.name)
+        color = ink_color(ns, view.rgb[ink])
+        scores = {**outcome.scores, f"{self.name}_color": color}
+        return replace(outcome, scores=scores, sure_area=pen_ink)
 
 
 def ink_color(ns: ArrayNamespace, rgb: Array) -> str:

@@ -1,1 +1,0 @@
-"""The training of the ink network: `python -m training.ink.train`."""
