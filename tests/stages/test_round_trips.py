@@ -1,6 +1,6 @@
 """What each stage leaves on disk is what it found, to the bit, for whoever reads it back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ def assert_same(one: Any, other: Any) -> None:
     if isinstance(one, np.ndarray):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
-    elif isinstance(one, dict):
+    elif isinstance(one, Mapping):
         assert list(one) == list(other)
         for name in one:
             assert_same(one[name], other[name])

@@ -35,6 +35,8 @@ TISSUE_COLOR: Color = (0, 160, 80)
 # of stripes over tissue that a check did not judge
 UNJUDGED_COLOR: Color = (72, 72, 92)
 
+# Pixels of a mask whose integral image is made at once.
+_BAND_PX = 1 << 20
 # Share of its own colour that a px out of use keeps.
 _DIMMED = 0.35
 
@@ -246,7 +248,7 @@ def box_fractions(
     Mask px that a box cuts count by the part that it cuts; area outside the mask (H, W)
     counts as False. A mask may hold shares in place of bool.
 
-    Memory: 8 bytes per mask px for the integral image, and about 100 bytes per box.
+    Memory: as `mask_shares`.
     """
     return mask_shares(mask, frame.downsample_xy, coords_l0, size_l0)
 
@@ -257,25 +259,56 @@ def mask_shares(
     coords_l0: CoordsL0,
     size_l0: Size,
 ) -> Shares:
-    """As `box_fractions`, of a mask at the slide's corner, by its level-0 px per mask px."""
+    """As `box_fractions`, of a mask at the slide's corner, by its level-0 px per mask px.
+
+    Memory: 16 bytes for each of `_BAND_PX` mask px, or of the px of a row of boxes if these are
+        more, and about 100 bytes per box.
+    """
     height, width = mask.shape
     downsample = np.array(downsample_xy)
-    integral = np.zeros((height + 1, width + 1), dtype=np.float64)
-    np.cumsum(np.cumsum(mask, axis=0, dtype=np.float64), axis=1, out=integral[1:, 1:])
     left, top = (coords_l0 / downsample).T
     right, bottom = ((coords_l0 + np.array(size_l0)) / downsample).T
-    # SciPy's map_coordinates would make 1e-17 of nothing
-    covered = (
-        _area_above_left(integral, bottom, right)
-        - _area_above_left(integral, top, right)
-        - _area_above_left(integral, bottom, left)
-        + _area_above_left(integral, top, left)
-    )
+    covered = np.zeros(len(coords_l0))
+    # from top to bottom: boxes of one size end in the order in which they begin
+    order = np.argsort(top, kind="stable")
+    first_rows = np.clip(np.floor(top[order]), 0, height).astype(np.int64)
+    end_rows = np.clip(np.ceil(bottom[order]), 0, height).astype(np.int64)
+    start = 0
+    while start < len(order):
+        first = int(first_rows[start])
+        end = max(int(end_rows[start]), first + _BAND_PX // max(1, width))
+        stop = int(np.searchsorted(end_rows, end, side="right"))
+        boxes = order[start:stop]
+        band = mask[first : int(end_rows[stop - 1])]
+        # outside the mask nothing is covered
+        covered[boxes] = _covered_area(
+            band, top[boxes] - first, bottom[boxes] - first, left[boxes], right[boxes]
+        )
+        start = stop
     shares = covered / np.prod(size_l0 / downsample)
     return np.asarray(np.clip(shares, 0.0, 1.0), dtype=np.float32)
 
 
 _Floats = npt.NDArray[np.float64]
+
+
+def _covered_area(
+    mask: MaskArray | npt.NDArray[np.floating],
+    top: _Floats,
+    bottom: _Floats,
+    left: _Floats,
+    right: _Floats,
+) -> _Floats:
+    """Area of a mask (H, W) inside boxes (N,) whose borders are places between its px."""
+    integral = np.zeros((len(mask) + 1, mask.shape[1] + 1), dtype=np.float64)
+    np.cumsum(np.cumsum(mask, axis=0, dtype=np.float64), axis=1, out=integral[1:, 1:])
+    # SciPy's map_coordinates would make 1e-17 of nothing
+    return (
+        _area_above_left(integral, bottom, right)
+        - _area_above_left(integral, top, right)
+        - _area_above_left(integral, bottom, left)
+        + _area_above_left(integral, top, left)
+    )
 
 
 def _area_above_left(integral: _Floats, row: _Floats, column: _Floats) -> _Floats:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFilter
 
+from thinsection.arrays.packed import PackedArray
 from thinsection.qc.edits import EDIT_COLORS, edit_masks
 from thinsection.qc.tissue import UNJUDGED_COLOR, Color, diagonal_stripes
 from thinsection.report.picture import Picture
@@ -78,14 +79,17 @@ class Outline:
 class Tint:
     """Colour over a mask (H, W), which covers the whole slide at any resolution."""
 
-    mask: MaskArray
+    mask: MaskArray | PackedArray
     label: str = ""
     color: Color = OUTLINE
     opacity: float = 0.55
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
         """Draws the colour."""
-        cover = _smooth_resize(self.mask, image.size).astype(np.float32)
+        mask: npt.NDArray[Any] = np.asarray(
+            self.mask.unpacked() if isinstance(self.mask, PackedArray) else self.mask
+        )
+        cover = _smooth_resize(mask, image.size).astype(np.float32)
         _blend(image, self.color, cover * (self.opacity / 255))
 
 
@@ -387,12 +391,14 @@ def overlay_layers(result: QcResult) -> list[Layer]:
         for check in result.pipeline.checks
         if check.removes_glass or check.fills
     }
-    removed = {
-        name: mask & ~use
-        for name, mask in result.masks.items()
-        if name not in glass_checks and name not in result.shown
-    }
-    counts = {name: int(mask.sum()) for name, mask in removed.items()}
+    # packed, so that one mask is in memory when the layers are painted one by one
+    removed: dict[str, PackedArray] = {}
+    counts: dict[str, int] = {}
+    for name, mask in result.masks.items():
+        if name not in glass_checks and name not in result.shown:
+            area = mask & ~use
+            counts[name] = int(area.sum())
+            removed[name] = PackedArray.of(area)
     layers: list[Layer] = [Tint(~use, color=(255, 255, 255), opacity=0.5)]
     for name in sorted(counts, key=lambda name: -counts[name]):
         if counts[name]:
@@ -404,7 +410,8 @@ def overlay_layers(result: QcResult) -> list[Layer]:
         if area.any():
             words = name.replace("_", " ")
             label = f"{words} (only shown), {area.mean():.2%} of the slide"
-            layers.append(Tint(area, label, result.colors[name], opacity=0.35))
+            packed = PackedArray.of(area)
+            layers.append(Tint(packed, label, result.colors[name], opacity=0.35))
     unjudged = result.unjudged_tissue & use
     if unjudged.any():
         names = [n for n, area in result.unjudged.items() if (area & use).any()]

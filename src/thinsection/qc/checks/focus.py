@@ -119,12 +119,11 @@ class Focus(QcCheck, kind="focus"):
         blocks = _Sharpness(self, view, candidates, glass, size=size, read=read)
         del near_glass, candidates  # frees memory
         ratio_by_block = blocks.measure()
-        # thousands of small arrays were freed between those that are still in use
         give_back_freed_memory()
         tissue = view.mask_use & ~glass
         del glass  # frees memory
-        judged = tissue & filters.resized_nearest(ns, blocks.judged, tissue.shape)
-        if not bool(judged.any()):
+        judged_blocks = blocks.judged
+        if not bool(_in_blocks(ns, tissue, judged_blocks).any()):
             return Outcome(
                 unjudged_area=tissue,
                 warnings=(f"{self.name}: no tissue whose focus can be measured",),
@@ -139,20 +138,23 @@ class Focus(QcCheck, kind="focus"):
         median_ratio = float(ns.xp.median(measured, overwrite_input=True))
         del measured
         limit = max(self.min_ratio, usual)
-        smooth_blocks = blocks.smooth_tissue(smooth < limit)
-        maybe_smooth = filters.resized_nearest(ns, smooth_blocks, tissue.shape)
-        unjudged_blocks = smooth_blocks | (blocks.measured & ~blocks.judged)
-        share = 1 - int(blocks.judged.sum()) / max(1, int(blocks.measured.sum()))
+        low_blocks = smooth < limit
+        del smooth
+        smooth_blocks = blocks.smooth_tissue(low_blocks)
+        unjudged_blocks = smooth_blocks | (blocks.measured & ~judged_blocks)
+        share = 1 - int(judged_blocks.sum()) / max(1, int(blocks.measured.sum()))
         del blocks  # frees memory
-        blurred = filters.resized_nearest(ns, smooth < limit, tissue.shape)
-        blurred &= tissue & ~maybe_smooth
+        give_back_freed_memory()
+        blurred = _in_blocks(ns, tissue, low_blocks & ~smooth_blocks)
         least_px = view.area_px(self.min_area)
         blurred = morphology.fill_small(ns, blurred, least_px)
         blurred = morphology.drop_small(ns, blurred, least_px)
-        sure = blurred & judged
+        sure = _in_blocks(ns, blurred, judged_blocks)
+        sure &= tissue
         # a block that is partly blurred looks sharp, so blurred areas are enlarged
         blurred = morphology.dilated_by_disk(ns, blurred, view.length_px("8 um"))
-        blurred &= tissue & ~maybe_smooth
+        blurred &= tissue
+        blurred = _in_blocks(ns, blurred, ~smooth_blocks)
         outcome = view.left_regions(view.mask_use & ~blurred, f"{self.name}_removed")
         scores = {
             **outcome.scores,
@@ -164,12 +166,12 @@ class Focus(QcCheck, kind="focus"):
                 f"{self.name}: not judged on {share:.0%} of the tissue, which has no "
                 "structures to judge it by"
             )
-        unjudged = filters.resized_nearest(ns, unjudged_blocks, tissue.shape)
+        tissue &= ~blurred
         return replace(
             outcome,
             scores=scores,
             sure_area=sure,
-            unjudged_area=unjudged & tissue & ~blurred,
+            unjudged_area=_in_blocks(ns, tissue, unjudged_blocks),
             warnings=tuple(warnings),
         )
 
@@ -212,8 +214,8 @@ class _Sharpness:
         shape = (math.ceil(height / check.block_px), math.ceil(width / check.block_px))
         self._bands = ns.xp.zeros((2, *shape), dtype=ns.xp.float32)
         self._structures = ns.xp.zeros(shape, dtype=ns.xp.float32)
-        # mean red, green and blue of each block, 0 to 255
-        self._colours = ns.xp.zeros((3, *shape), dtype=ns.xp.float32)
+        # mean red, green and blue of each block
+        self._colours = ns.xp.zeros((3, *shape), dtype=ns.xp.uint8)
         # blocks that were read
         self._read_blocks = ns.xp.zeros(shape, dtype=bool)
         self._candidates = filters.resized_nearest(ns, candidates, shape)
@@ -241,17 +243,22 @@ class _Sharpness:
         chosen = set(product(range(0, rows, step), range(0, columns, step)))
         while chosen:
             self._read_squares(chosen)
+            # thousands of small arrays were freed between those that are still in use
+            give_back_freed_memory()
             waiting -= chosen
             tissue = self.judged
             ratio, sharp = self._ratio(tissue)
             chosen = waiting & self._around_suspects(tissue, ratio, sharp)
+        del self._bands  # frees memory
         sigma = _SQUARE_BLOCKS / 3
         ratio *= tissue
         mean = filters.gaussian(self._ns, ratio, sigma)
         weights = filters.gaussian(self._ns, tissue * xp.float32(1), sigma)
-        mean /= xp.maximum(weights, _LEAST_WEIGHT)
-        mean[weights < _LEAST_WEIGHT] = xp.inf
-        return xp.where(tissue, ratio, mean)
+        is_far = weights < _LEAST_WEIGHT
+        mean /= xp.maximum(weights, _LEAST_WEIGHT, out=weights)
+        mean[is_far] = xp.inf
+        xp.copyto(mean, ratio, where=tissue)
+        return mean
 
     def smooth_tissue(self, low: Array) -> Array:
         """Blocks with a low ratio that may be smooth tissue in place of blurred tissue, bool.
@@ -282,7 +289,8 @@ class _Sharpness:
         edge = 255 // _COLOUR_STEP + 1
         colour = xp.zeros(measured.shape, dtype=xp.int32)
         for plane in self._colours:
-            mean = filters.gaussian(self._ns, measured * plane, _COLOUR_SIGMA)
+            values = xp.where(measured, plane, xp.float32(0))
+            mean = filters.gaussian(self._ns, values, _COLOUR_SIGMA)
             mean /= weights
             mean /= _COLOUR_STEP
             colour *= edge
@@ -326,7 +334,7 @@ class _Sharpness:
             for channel in range(3):
                 plane = square[..., channel].astype(self._ns.xp.float32)
                 means = filters.block_means(self._ns, plane, self._check.block_px)
-                self._colours[channel, blocks[0], blocks[1]] = means
+                self._colours[channel, blocks[0], blocks[1]] = means.round()
             self._read_blocks[blocks] = True
 
     def _ratio(self, tissue: Array) -> tuple[Array, float]:
@@ -417,6 +425,17 @@ def _glass_in_tissue(view: QcView) -> Array:
         limit = xp.where(colour < _GLASS_COLOUR, _GREY_GLASS_GRAY, _GLASS_GRAY)
         glass[band.inside] = darkness < limit
     return glass
+
+
+def _in_blocks(ns: ArrayNamespace, mask: Array, blocks: Array) -> Array:
+    """The pixels of a mask whose block is True, bool, without blocks in the size of the mask."""
+    rows = ns.xp.asarray(filters.nearest(blocks.shape[0], mask.shape[0]))
+    columns = ns.xp.asarray(filters.nearest(blocks.shape[1], mask.shape[1]))
+    inside = ns.xp.empty_like(mask)
+    for band in row_bands(len(mask)):
+        part = blocks[rows[band.inside, None], columns]
+        inside[band.inside] = mask[band.inside] & part
+    return inside
 
 
 def _finite_values(ns: ArrayNamespace, blocks: Array, mask: Array) -> Array:
