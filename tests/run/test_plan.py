@@ -393,15 +393,19 @@ def test_quality_control_is_part_of_the_plan(tmp_path: Path) -> None:
     held = {qc: planner().memory([size], cpus=1).host for qc, size in sizes.items()}
     assert "quality control" not in held["off"]
     # its picture has half of the slide's resolution
-    assert held["auto"]["quality control"] == 27 * 1500 * 1000
+    assert held["auto"]["quality control"] == 16 * 1500 * 1000
     work_px = 3000 * 2000 * (4.0 / 2.0) ** 2  # pen at 5x
-    assert held["histoqc-default"]["quality control"] <= 27 * work_px
+    assert held["histoqc-default"]["quality control"] <= 34 * work_px
     # a slide that waits after quality control has less beside its picture
     beside = held["off"]["prepared slides"] - held["auto"]["prepared slides"]
-    assert beside == 34 * 1500 * 1000
-    ends = replace(planner(), spec=resolve(RunConfig(output=OutputConfig(until="qc"))))
-    process = replace(ends, encoder=None).memory([sizes["auto"]], cpus=1).host
-    assert process["process"] == min(cost.QC_PROCESS_BYTES, MACHINE.process_bytes)
+    assert beside == 6 * 1500 * 1000
+    ends = replace(planner(), encoder=None)
+    process = ends.memory([sizes["auto"]], cpus=1).host
+    assert process["process"] == min(cost.PLAIN_PROCESS_BYTES, MACHINE.process_bytes)
+    # a segmenter imports torch
+    segmented = replace(sizes["auto"], qc=replace(sizes["auto"].qc, segments=True))
+    process = ends.memory([segmented], cpus=1).host
+    assert process["process"] == MACHINE.process_bytes > cost.PLAIN_PROCESS_BYTES
     took = [planner().time([size], cpus=1).cpu_s for size in sizes.values()]
     assert took[0] < min(took[1:])
     slow = replace(

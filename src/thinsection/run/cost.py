@@ -8,9 +8,9 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
     scratch   decode threads * (tiles of the level that are resampled in one call, a segment, and
               the bytes of one read of the file)
     caches    decoded segments that readers keep, per opened slide
-    prepared  (prefetched + 2) * 40 bytes per pixel of the tissue mask (6 after quality control),
-              and the threads' memory to prepare and write slides beside the encoder; 27 bytes per
-              pixel of the largest image of the slide in quality control
+    prepared  (prefetched + 2) * 12 bytes per pixel of the tissue mask (6 after quality control),
+              and the threads' memory to prepare and write slides beside the encoder; 16 or 34
+              bytes per pixel of the largest image of the slide in quality control
     results   tiles of the largest grid * embedding bytes * 3 (collected, pooled, written)
 On a CPU, process, weights and batch are measured together if that is quick, since the heap of an
 encoding process keeps holes that no formula predicts. On a GPU, weights and batch are in its
@@ -28,12 +28,12 @@ from thinsection.stages.config import RunConfig
 from thinsection.tiles.budget import CHANNELS, MIN_TASK_TILES
 from thinsection.types import GIB, MIB
 
-MASK_BYTES_PER_PX = 40
+MASK_BYTES_PER_PX = 12
 # the same after quality control, whose own part has what it needs: the picture, the mask of tissue,
 # and the compressed masks of the checks
 CHECKED_BYTES_PER_PX = 6
-# process that ends with quality control, which imports no torch
-QC_PROCESS_BYTES = 96 * MIB
+# process without an encoder or a segmenter, which imports no torch
+PLAIN_PROCESS_BYTES = 96 * MIB
 # threads' stacks and arenas, pictures and tables of slides in preparation or output: all memory
 # that is not modelled one by one, fitted to benchmarks/bench_plan.py
 OTHER_BYTES = 72 * MIB
@@ -55,11 +55,12 @@ FAST_DB = 39
 ASSUMED_EFFICIENCY = 0.35
 # Bounds for quality control, fitted to and compared by benchmarks/bench_qc.py: the process, which
 # may have to train pixel models, and bytes of work images and checks per pixel of the pipeline's
-# largest image. Times are per pixel of the slide at 4 µm/px, or finer if that image is finer.
+# largest image: with our own checks, which work in bands, and with HistoQC's. Times are per pixel of the slide at 4 µm/px, or finer if that image is finer.
 COARSEST_MPP = 4.0
 TRAINING_S = 15.0  # seconds for a process without access to the cache of pixel models
 _PROCESS_BYTES = 384 * MIB
-_BYTES_PER_PX = 27
+_BYTES_PER_PX = 16
+_WHOLE_BYTES_PER_PX = 34
 _START_S = 1.0
 _S_PER_PX = 3e-7
 _MAPS_S_PER_PX = 3e-6
@@ -96,6 +97,7 @@ class QcSize:
     # resolution of the finest image that checks see as a whole
     work_mpp: float = COARSEST_MPP
     maps: bool = False  # True if the artefact network is asked
+    segments: bool = False  # True if a segmenter runs first
 
     @property
     def peak_bytes(self) -> int:
@@ -106,7 +108,7 @@ class QcSize:
     def held_bytes(self) -> int:
         """Largest number of bytes in images and checks."""
         image_px = self.num_px_l0 * (self.slide_mpp / self.work_mpp) ** 2
-        return int(_BYTES_PER_PX * image_px)
+        return int((_BYTES_PER_PX if self.maps else _WHOLE_BYTES_PER_PX) * image_px)
 
     @property
     def most_s(self) -> float:
@@ -247,9 +249,12 @@ class Planner:
     def memory(self, slides: Sequence[SlideSize], *, cpus: int) -> MemoryPlan:
         """Peaks of one process with this number of CPUs and at least one of these slides."""
         machine_bytes = self.machine.process_bytes
-        if self.spec.output.until == "qc":
-            machine_bytes = min(machine_bytes, QC_PROCESS_BYTES)
         encoder = self.encoder
+        segments = self.spec.segment.segmenters or any(
+            slide.qc and slide.qc.segments for slide in slides
+        )
+        if encoder is None and not segments:
+            machine_bytes = min(machine_bytes, PLAIN_PROCESS_BYTES)
         parts = self._slide_parts(slides)
         if encoder is None:
             return MemoryPlan(host={"process": machine_bytes} | parts)

@@ -434,6 +434,7 @@ def qc_size(slide: Slide, pipeline: Pipeline, entry: SlideEntry) -> QcSize:
         slide_mpp=scale.slide_mpp,
         work_mpp=min(pipeline.image_mpps),
         maps=pipeline.asks_network,
+        segments=pipeline.segmenter is not None,
     )
 
 
