@@ -731,3 +731,55 @@ def test_embeddings_of_tiles_that_stay_are_not_made_again(
     assert sum(counts) == 0, "fewer tiles, and none of them is new"
     work(slides / "s0.svs", out, pipeline, qc_edits="none", **settings)
     assert 0 < sum(counts) < 30
+
+
+@pytest.mark.parametrize("by", ["run", "qc"])
+def test_a_correction_keeps_the_embeddings_of_grids_that_are_not_of_the_run(
+    slides: Path, pipeline: str, tmp_path: Path, by: str
+) -> None:
+    out = tmp_path / "out"
+    counts: list[int] = []
+    messages: list[str] = []
+
+    def note(event: RunEvent) -> None:
+        if event.kind == "tiles":
+            counts.append(event.num_tiles)
+        if event.result is not None:
+            text = str(event.result.facts["warnings"])
+            messages.extend([text] if "were removed" in text else [])
+
+    settings: dict[str, Any] = {
+        "until": "embeddings", "pretrained": False, "on_event": note,
+    }  # fmt: skip
+    for tile_px in (256, 128):
+        work(slides / "s0.svs", out, pipeline, tile_px=tile_px, **settings)
+    assert list(out.glob("128px*/features_*/s0.h5")) and not messages
+    small = shapely.box(900, 700, 1500, 1100)
+    path = draw(tmp_path / "s0.geojson", ("remove", small))
+    if by == "run":
+        work(
+            slides / "s0.svs",
+            out,
+            pipeline,
+            qc_edits=str(path),
+            tile_px=256,
+            **settings,
+        )
+        wanted = 1
+    else:
+        changed = replace_flat(QcRunConfig(), {"qc": pipeline, "qc_edits": str(path)})
+        check_slides(slides / "s0.svs", out=out, config=changed, on_event=note)
+        wanted = 2
+    assert len(messages) == 1 and messages[0].count("px_0.5mpp") == wanted
+    assert "128px_0.5mpp" in messages[0]
+    logs = sorted(out.glob("records/*/run.log"))
+    assert messages[0] in logs[-1].read_text()
+    assert messages[0] not in (out / "summary.csv").read_text()
+    # nothing of the other grid is shown as valid
+    assert not list(out.glob("128px*/*/*.h5"))
+    assert not any("128px" in grid for grid in open_results(out).grids)
+    counts.clear()
+    work(slides / "s0.svs", out, pipeline, tile_px=128, **settings)
+    assert sum(counts) == 0, "fewer tiles, and none of them is new"
+    left = {path.name for path in out.glob("128px*/features_*/*")}
+    assert left == {"s0.h5"}

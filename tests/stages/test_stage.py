@@ -420,8 +420,34 @@ def test_an_edit_is_made_again_and_keeps_the_rows_of_before_aside(
     assert settings_hash == "rows of rows"
     assert path.read_text() == "rows" and path.name.startswith(".a.txt")
     assert not (tmp_path / "grid/rows/a.txt").exists()
-    work.drop_embeddings_before_edit()
-    assert not path.exists()
+    assert work.removed_by_edit == []
+    work.perform(rows)
+    assert not path.exists() and not work.embeddings_before_edit
+
+
+def test_rows_of_a_grid_that_is_not_of_the_run_wait_for_their_own_next_run(
+    tmp_path: Path,
+) -> None:
+    drawn = Drawn(text="drawn", name="drawn")
+    rows = Words(text="rows", name="rows", of=drawn)
+    sources = [
+        Source(key="pixels", annotation_hashes={"roi": str(number)})
+        for number in range(3)
+    ]
+    made(tmp_path, drawn, rows, source=sources[0])
+    for number, source in enumerate(sources[1:]):
+        work = work_in(tmp_path, drawn, source=source)
+        work.find_missing()
+        work.perform(drawn)
+        assert list(load_ledger(tmp_path, "a").stages) == ["grid/drawn"]
+        # the second edit finds nothing to remove, and leaves what the first has kept
+        assert work.removed_by_edit == (["grid/rows"] if number == 0 else [])
+        (kept,) = (tmp_path / "grid/rows").iterdir()
+        assert kept.read_text() == "rows" and kept.suffix != ".h5"
+    later = work_in(tmp_path, drawn, rows, source=sources[2])
+    later.find_missing()
+    later.perform(rows)
+    assert [path.name for path in (tmp_path / "grid/rows").iterdir()] == ["a.txt"]
 
 
 def test_drawings_on_other_pixels_are_no_edit(tmp_path: Path) -> None:
@@ -575,8 +601,6 @@ def test_files_that_are_gone_already_are_no_error(tmp_path: Path) -> None:
     other = work_in(tmp_path, changed())
     other.remove_outdated(changed())
     assert not load_ledger(tmp_path, "a").stages
-    other.embeddings_before_edit[path] = "c"
-    other.drop_embeddings_before_edit()
 
 
 def test_loaded_slide_encoders_are_found_by_name(tmp_path: Path) -> None:

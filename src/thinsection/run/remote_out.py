@@ -19,6 +19,7 @@ from thinsection.results.records import RECORD_NAME, RECORDS
 from thinsection.run.process import OnEvent, RunEvent
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
+from thinsection.stages.stage import BEFORE_EDIT
 from thinsection.store.ledger import (
     ELSEWHERE_NAME,
     FAILURE_NAME,
@@ -164,7 +165,8 @@ class Uploads:
         names = []
         for path in sorted(self.folder.rglob("*")):
             name = str(path.relative_to(self.folder))
-            is_local = path.name in _NOT_UPLOADED or TMP_MARK in path.name
+            is_local = path.name in _NOT_UPLOADED
+            is_local |= TMP_MARK in path.name or BEFORE_EDIT in path.name
             if path.is_file() and not is_local and not name.startswith(f"{SLIDES}/"):
                 names.append(name)
         names += [f"{SLIDES}/{slide_id}/{FAILURE_NAME}" for slide_id in self._failed]

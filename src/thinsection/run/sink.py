@@ -124,13 +124,11 @@ class ResultSink:
         if tiles.is_last:
             if work.failure is None:
                 work.check_complete()
-            work.drop_embeddings_before_edit()
             self._on_end(work, work.failure)
 
     def _give_up(self, work: SlideWork, stage: str, error: Exception) -> None:
         self._abandon()
         self._given_up = work
-        work.drop_embeddings_before_edit()
         self._on_end(work, (stage, error))
 
     def _abandon(self) -> None:

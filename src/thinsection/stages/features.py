@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from thinsection.errors import InvalidInputError, StoreError
 from thinsection.files.atomic import atomic_path, link_or_copy
 from thinsection.slide.resize import resample_filter
 from thinsection.stages.labels import join_label, variant
@@ -23,6 +24,7 @@ from thinsection.stages.stage import (
     SlideWork,
     Stage,
     TileWriter,
+    path_before_edit,
 )
 from thinsection.stages.tiles import TilesStage
 from thinsection.store.tile_tables import Block, EmbeddingRows
@@ -145,6 +147,14 @@ class FeaturesStage(Stage[EmbeddedTiles]):
             for path, settings_hash in work.embeddings_before_edit.items()
             if settings_hash == content
         ]
+        # of an edit in an earlier run
+        own_path = work.path(self.file(work.entry.slide_id))
+        path = path_before_edit(own_path, content)
+        if path.is_file() and path not in paths:
+            # no run can repair a damaged one, so its tiles are encoded again
+            with suppress(StoreError, InvalidInputError):
+                EmbeddingRows(path).check()
+                paths.append(path)
         for record in work.ledger.stages.values():
             if record.facts.get("rows") == content and work.ledger.complete(record):
                 paths += [work.path(name) for name in record.files]

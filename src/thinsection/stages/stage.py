@@ -14,6 +14,7 @@ It then calls `make`, or `open` for a stage that the stream of decoded tiles fee
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from glob import escape
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -28,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import StaleResultError, StoreError
-from thinsection.files.atomic import TMP_MARK, link_or_copy
+from thinsection.files.atomic import link_or_copy
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.identity import (
@@ -54,6 +55,9 @@ from thinsection.types import Document, PlainValues, TileArray
 
 if TYPE_CHECKING:
     from thinsection.pool import SlideEncoder
+
+# in the hidden name of embeddings from before an edit, which no ledger lists
+BEFORE_EDIT = ".before_edit-"
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -290,6 +294,11 @@ class GridTiles(SlideTiles):
     is_last: bool = True  # last `GridTiles` of its slide
 
 
+def path_before_edit(path: Path, settings_hash: str) -> Path:
+    """Hidden path of a file of embeddings that an edited annotation has outdated."""
+    return path.with_name(f".{path.name}{BEFORE_EDIT}{settings_hash}")
+
+
 # a stage, whatever its value is
 AnyStage = Stage[object]
 
@@ -352,10 +361,12 @@ class SlideWork:
         self.resumes = True
         # title of the stage at work, for the record of a failure
         self.stage_title = "open"
-        # Embeddings made before an annotation was edited. They are kept in hidden files, so that
-        # unchanged tiles need not be encoded again. By file: the hash of the settings that its
-        # rows depend on.
+        # Embeddings that this run found outdated by an edited annotation. They stay in hidden files
+        # until their own stage is made again, in this run or a later one, so that unchanged tiles
+        # need not be encoded again. By file: the hash of the settings that its rows depend on.
         self.embeddings_before_edit: dict[Path, str] = {}
+        # addresses of results that an edit removed and that no stage of this run makes again
+        self.removed_by_edit: list[str] = []
         # `Stage.key` of each stage by its address
         self._keys: dict[str, str] = {}
         # value of each stage by its address
@@ -517,14 +528,18 @@ class SlideWork:
             settings_hash = record.facts.get("rows")
             for name in record.files:
                 path = self.path(name)
-                if was_edited and settings_hash:
-                    # Keep the file under a hidden name, to reuse the rows of unchanged tiles. The
-                    # name has TMP_MARK, so a later run deletes the file if this process is killed.
-                    hidden_path = path.with_name(f".{path.name}{TMP_MARK}kept")
+                if was_edited and settings_hash and path.is_file():
+                    # keep the file under a hidden name, to reuse the rows of unchanged tiles
+                    hidden_path = path_before_edit(path, settings_hash)
+                    # a hard link must not be written over
+                    hidden_path.unlink(missing_ok=True)
                     link_or_copy(path, hidden_path)
                     self.embeddings_before_edit[hidden_path] = settings_hash
                 if address != stage.address or taken is None:
                     path.unlink(missing_ok=True)
+        if was_edited:
+            made_by_run = {other.address for other in self.stages}
+            self.removed_by_edit += [a for a in addresses if a not in made_by_run]
         self.ledger = self.ledger.without(addresses)
         self.ledger.save()
 
@@ -546,6 +561,8 @@ class SlideWork:
         )
         self.ledger = self.ledger.with_stage(stage.address, stage_record)
         self.ledger.save()
+        for name in output.files:
+            self._drop_embeddings_before_edit(self.path(name))
         self._made_addresses.append(stage.address)
         self.missing = [
             other for other in self.missing if other.address != stage.address
@@ -579,6 +596,18 @@ class SlideWork:
         """Facts of the slide and of the run's stages, with all warnings joined into one text."""
         return ledger_facts(self.ledger, [stage.address for stage in self.stages])
 
+    @property
+    def note_on_removed(self) -> str:
+        """Sentence that names the grids whose results an edit has removed; '' for none."""
+        grids = {address.partition("/")[0] for address in self.removed_by_edit}
+        grids.discard(SLIDES)
+        if not grids:
+            return ""
+        return (
+            f"edited areas have changed the tissue, so results in {', '.join(sorted(grids))} were "
+            "removed; the next run of these grids copies the embeddings of tiles that stay"
+        )
+
     def download_counts(self) -> dict[str, int]:
         """Bytes and requests spent on a slide read from a URL; empty for a local file.
 
@@ -595,10 +624,12 @@ class SlideWork:
             "requests": remote.requests + 2 * requests,
         }
 
-    def drop_embeddings_before_edit(self) -> None:
-        """Removes the embeddings that were kept from before an annotation was edited."""
-        for path in self.embeddings_before_edit:
-            path.unlink(missing_ok=True)
+    def _drop_embeddings_before_edit(self, path: Path) -> None:
+        """Removes what was kept of a file from before an edit; the file is made again."""
+        pattern = f".{escape(path.name)}{BEFORE_EDIT}*"
+        for hidden_path in path.parent.glob(pattern):
+            hidden_path.unlink(missing_ok=True)
+            self.embeddings_before_edit.pop(hidden_path, None)
 
     def _depends_on_edited_annotation(self, stage: AnyStage) -> bool:
         """True if an annotation of this stage was edited since its stored result was made.
