@@ -80,6 +80,13 @@ def test_help_of_a_run_has_15_to_20_options() -> None:
     assert 15 <= len(flags_in(shown("run", "--help"))) <= 20
 
 
+def test_help_of_quality_control_shows_how_to_correct_a_check() -> None:
+    flags = flags_in(shown("qc", "--help"))
+    assert flags["--qc-edits"] == flags["--qc-remove"] == 1
+    # the first page of a run leaves them out
+    assert not {"--qc-edits", "--qc-remove"} & flags_in(shown("run", "--help")).keys()
+
+
 def test_help_all_lists_every_setting_once() -> None:
     rows = flags_in(shown("run", "--help-all", columns=200))
     assert set(rows.values()) == {1}

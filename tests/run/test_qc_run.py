@@ -1,8 +1,11 @@
 """Quality control of many slides: its files, resume, locks, tables; bad slides and deaths alone."""
 
 import csv
+import html
 import json
 import os
+import re
+import shutil
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -26,6 +29,7 @@ from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.execute import execute
 from thinsection.qc import load_pipeline
 from thinsection.qc.checks.check import Score
+from thinsection.qc.histoqc_pictures import notes_on_absent, notes_on_row
 from thinsection.qc.pipeline import dump_pipeline
 from thinsection.report.qc_pictures import write_histoqc
 from thinsection.report.qc_sheet import write_qc_csv
@@ -43,6 +47,7 @@ from thinsection.run.run import make_task, run
 from thinsection.run.task import RunTask
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry, load_cohort
+from thinsection.stages.checks import QcStage
 from thinsection.stages.config import QcConfig, RunConfig
 from thinsection.stages.own_tables import failing_rules
 from thinsection.stages.spec import resolve
@@ -209,12 +214,8 @@ def test_histoqcs_pictures_are_taken_from_the_folder_that_is_given(
     folder: Path, tmp_path: Path
 ) -> None:
     write_histoqcs_pictures(tmp_path / "data")
-    _, notes = chosen_pipeline(settings(qc="histoqc-default"))
-    assert notes[0].startswith("pen_markings, coverslip_edge: HistoQC's example pict")
-    assert notes[1].startswith("templates: 4 of HistoQC's template pictures are miss")
     check(folder / "s0.svs", out=tmp_path / "without", qc="histoqc-default")
     config = settings(qc="histoqc-default", histoqc_data=tmp_path / "data")
-    assert chosen_pipeline(config)[1] == []
     check_slides([str(folder / "s0.svs")], out=tmp_path / "with", config=config)
     columns = ("pen_markings", "coverslip_edge", "template1_MSE_hist")
     for out, is_number in (("without", False), ("with", True)):
@@ -224,6 +225,120 @@ def test_histoqcs_pictures_are_taken_from_the_folder_that_is_given(
         assert isinstance(row["areaThresh"], float)
     with pytest.raises(ConfigError, match=r"histoqc_data must be an existing folder"):
         chosen_pipeline(settings(histoqc_data=tmp_path / "nowhere"))
+
+
+def test_a_folder_without_any_of_histoqcs_pictures_is_refused_by_name(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "pen.png").write_bytes(b"")
+    ini = tmp_path / "config.ini"
+    section = "ClassificationModule.byExampleWithFeatures:pen"
+    ini.write_text(
+        f"[pipeline]\nsteps= {section}\n[{section}]\nexamples: ./pen/1k_version/pen_green.png:"
+        "./pen/1k_version/pen_green_mask.png\nfeatures: rgb\nname: pen_markings\n"
+    )
+    for source in ({"qc": "histoqc-default"}, {"from_histoqc": ini}):
+        config = settings(histoqc_data=tmp_path / "other", **source)
+        with pytest.raises(
+            ConfigError,
+            match=r"other' without any of pen/1k_version/pen_green.png, pen/1k_version/pen_green_",
+        ):
+            chosen_pipeline(config)
+    # one picture is enough, and the note says which checks lack theirs
+    write_histoqcs_pictures(tmp_path / "data")
+    for name in ("pen", "models"):
+        shutil.rmtree(tmp_path / "data" / name)
+    pipeline = chosen_pipeline(
+        settings(qc="histoqc-default", histoqc_data=tmp_path / "data")
+    )
+    (note,) = notes_on_absent(pipeline.checks)
+    assert note.startswith("pen_markings, coverslip_edge: HistoQC's example pictures")
+
+
+def test_a_run_and_its_page_say_that_pen_was_never_looked_for(
+    folder: Path, tmp_path: Path
+) -> None:
+    pen = (
+        "pen_markings, coverslip_edge: HistoQC's example pictures are missing, so these"
+    )
+    templates = (
+        "templates: 4 of HistoQC's template pictures are missing, so their columns"
+    )
+    starts = (f"note: {pen}", f"note: {templates}")
+    first, second = folder / "s0.svs", folder / "s1.svs"
+    by_qc: list[str] = []
+    config = settings(qc="histoqc-default", write=())
+    check_slides(
+        [str(first)], out=tmp_path / "qc", config=config, on_message=by_qc.append
+    )
+    by_run: list[str] = []
+    out = tmp_path / "run"
+    run_config = RunConfig(qc=QcConfig(qc="histoqc-default"))
+    record = None
+    for slide in (first, second):
+        by_run.clear()
+        summary = run(
+            slide, out=out, config=run_config, until="qc", on_message=by_run.append
+        )
+        record = summary.record
+    for messages in (by_qc, by_run):
+        notes = [text for text in messages if text.startswith("note:")]
+        assert len(notes) == 2
+        for note, start in zip(notes, starts):
+            assert note.startswith(start)
+    assert record is not None
+    assert starts[0] in (record / "run.log").read_text()
+    text = html.unescape((out / "qc_histoqc-default.html").read_text())
+    assert f"2 of 2 slides: {pen}" in text
+    assert f"2 of 2 slides: {templates}" in text
+    # the pictures are there for one slide of two
+    write_histoqcs_pictures(tmp_path / "data")
+    rows = read_qc_csv(out / "qc_histoqc-default.csv")
+    checks = chosen_pipeline(
+        settings(qc="histoqc-default", histoqc_data=tmp_path / "data")
+    ).checks
+    assert notes_on_absent(checks) == []
+    assert len(notes_on_row(checks, rows[0])) == 2
+    numbers = dict.fromkeys(("pen_markings", "coverslip_edge"), 0.0)
+    assert [n[:9] for n in notes_on_row(checks, {**rows[0], **numbers})] == [
+        "templates"
+    ]
+
+
+def test_the_name_of_a_converted_pipeline_has_its_hash_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ini = tmp_path / "config.ini"
+    step = "BasicModule.finalProcessingSpur"
+    ini.write_text(f"[pipeline]\nsteps= {step}\n[{step}]\ndisk_radius: 7\n")
+    slide, out = folder / "s0.svs", tmp_path / "out"
+    changes = {"from_histoqc": ini, "write": ()}
+    # a folder of an earlier version, whose name has the hash twice
+    today: Any = QcStage.name
+    with monkeypatch.context() as earlier:
+        earlier.setattr(
+            QcStage,
+            "name",
+            property(lambda stage: f"{today.fget(stage)}-{today.fget(stage)[-6:]}"),
+        )
+        check(slide, out=out, **changes)
+    assert states(check(slide, out=out, **changes)) == {"s0": "done"}
+    old, new = sorted(
+        (path.stem for path in out.glob("qc_*.csv")), key=len, reverse=True
+    )
+    hash_part = new.removeprefix("qc_config-")
+    assert re.fullmatch("[0-9a-f]{6}", hash_part)
+    assert old == f"qc_config-{hash_part}-{hash_part}"
+    assert states(check(slide, out=out, **changes)) == {"s0": "skipped"}
+    # `run` with the written file takes the same results
+    (toml,) = (out / "records" / "pipelines").iterdir()
+    summary = run(
+        slide, out=out, config=RunConfig(qc=QcConfig(qc=str(toml))), until="qc"
+    )
+    assert [result.status for result in summary.results] == ["skipped"]
+    for name in (old, new):
+        assert "spur" in read_qc(out / "slides" / "s0" / name).names
 
 
 def test_a_finished_slide_is_kept_and_another_pipeline_lies_beside_it(

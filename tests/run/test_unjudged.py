@@ -112,5 +112,5 @@ def test_a_name_that_cannot_be_removed_is_refused_before_work_starts(
     with pytest.raises(ConfigError, match="did you mean 'folds'"):
         chosen_pipeline(config)
     config = replace_flat(QcRunConfig(), {"qc_remove": ("folds",)})
-    pipeline, _ = chosen_pipeline(config)
+    pipeline = chosen_pipeline(config)
     assert [check.name for check in pipeline.checks if not check.removes] == ["dust"]

@@ -239,18 +239,19 @@ def qc(
       thinsection qc slides/ --out results --from-histoqc config.ini --write histoqc
     """
     from thinsection.files.atomic import write_text
+    from thinsection.qc.histoqc_pictures import notes_on_absent
     from thinsection.qc.pipeline import dump_pipeline
     from thinsection.run.qc_run import check_slides, chosen_pipeline
 
     slides = slides or []
     level = chosen_level(quiet=quiet, verbose=verbose)
-    pipeline, notes = chosen_pipeline(config)
-    for note in notes:
-        print(f"note: {note}")
+    pipeline = chosen_pipeline(config)
     if write_pipeline is not None:
         write_text(write_pipeline, dump_pipeline(pipeline))
         print(f"pipeline {pipeline.name!r}: {write_pipeline}")
         if not slides:
+            for note in notes_on_absent(pipeline.checks):
+                print(f"note: {note}")
             return
 
     entries, progress = _cohort_and_progress(slides, config.slides, None, level)

@@ -13,7 +13,11 @@ from pathlib import Path
 from thinsection.config import nearest, read_toml
 from thinsection.errors import ConfigError, rewording
 from thinsection.qc.checks.by_example import ExampleCheck
-from thinsection.qc.histoqc_pictures import installed_folders, with_pictures
+from thinsection.qc.histoqc_pictures import (
+    installed_folders,
+    refuse_folder_without_pictures,
+    with_pictures,
+)
 from thinsection.qc.pipeline import Pipeline, pipeline_from_mapping
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.types import Document, Json
@@ -71,7 +75,7 @@ def pipeline_from_ini(path: Path, data: Path | None = None) -> Pipeline:
 
     Raises:
         ConfigError: no such file, or a step, key or value that cannot be carried over, by
-            name.
+            name; or `data` has none of the pictures.
     """
     parser = _read_ini(path)
     sections = {name: dict(parser[name]) for name in parser.sections()}
@@ -98,7 +102,10 @@ def pipeline_from_ini(path: Path, data: Path | None = None) -> Pipeline:
             "check": list(checks.values()),
         }
     )
-    folders = [] if data is None else [data]
+    folders = []
+    if data is not None:
+        refuse_folder_without_pictures(pipeline.checks, data)
+        folders.append(data)
     folders += [path.parent, path.absolute().parent.parent / "data"]
     folders += [Path(), *installed_folders()]
     resolved = with_pictures(pipeline.checks, folders)

@@ -156,6 +156,7 @@ def write_qc_sheet(
     title: str,
     rules: Sequence[VerdictRule] | None = None,
     overviews: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
 ) -> None:
     """Writes the page: verdicts, thumbnails with overlays, sortable columns, outliers marked.
 
@@ -170,6 +171,7 @@ def write_qc_sheet(
         rules: rules of the verdicts; None uses the built-in ones.
         overviews: path of a picture with marks and tiles by slide id, relative to the page's
             folder.
+        notes: sentences about the whole table, which stand above it.
     """
     rules = rules or load_rules(None)
     ordered = sorted(rows, key=lambda row: natural_key(str(row["slide_id"])))
@@ -179,7 +181,7 @@ def write_qc_sheet(
         if files:
             sources[slide_id] = (path.parent / next(iter(files.values())),)
     thumbnails = write_sheets(path.parent / THUMBNAILS, path.stem, sources, Image.open)
-    stamp = _stamp([title, rules, ordered, thumbnails, pictures])
+    stamp = _stamp([title, rules, ordered, thumbnails, pictures, notes])
     if path.is_file():
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - len(stamp)))
@@ -206,6 +208,7 @@ def write_qc_sheet(
         "qc_sheet.html",
         title=title,
         home=INDEX,
+        notes=notes,
         columns=[(name, column_words(name)) for name in usual],
         lines=lines,
         groups=[(group, len(list(columns))) for group, columns in groups],

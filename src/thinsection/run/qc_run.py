@@ -15,7 +15,10 @@ from thinsection.files.urls import without_secrets
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.histoqc_config import pipeline_from_ini
-from thinsection.qc.histoqc_pictures import notes_on_absent, with_pictures
+from thinsection.qc.histoqc_pictures import (
+    refuse_folder_without_pictures,
+    with_pictures,
+)
 from thinsection.qc.pipeline import dump_pipeline
 from thinsection.qc.rules import QcRule
 from thinsection.report.qc_pictures import write_histoqc
@@ -40,11 +43,16 @@ from thinsection.stages.spec import Slides, qc_stage, resolve
 from thinsection.store.outcome import SlideResult, known_slides
 
 
-def _copied_option(section_type: type, name: str) -> Any:
-    """Copies a setting from a section of a run: default, help and choices."""
+def _copied_option(section_type: type, name: str, *, daily: bool = False) -> Any:
+    """Copies a setting from a section of a run: default, help and choices.
+
+    `daily` puts it on the first page of help, also if it is not there for a run.
+    """
     by_name = {field.name: field for field in dataclasses.fields(section_type)}
     field = by_name[name]
-    return dataclasses.field(default=field.default, metadata=field.metadata)
+    metadata = dict(field.metadata)
+    metadata["daily"] = daily or metadata["daily"]
+    return dataclasses.field(default=field.default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +76,10 @@ class ChecksConfig:
         " histoqc-NAME and --from-histoqc. Without them those checks are left out.",
     )
     qc_fail: tuple[str, ...] = _copied_option(QcConfig, "qc_fail")
-    qc_remove: tuple[str, ...] = _copied_option(QcConfig, "qc_remove")
+    qc_remove: tuple[str, ...] = _copied_option(QcConfig, "qc_remove", daily=True)
     qc_rules: Path | None = _copied_option(QcConfig, "qc_rules")
     qc_strict: bool = _copied_option(QcConfig, "qc_strict")
-    qc_edits: str | None = _copied_option(QcConfig, "qc_edits")
+    qc_edits: str | None = _copied_option(QcConfig, "qc_edits", daily=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +134,11 @@ class QcSummary:
         return sum(result.status == "failed" for result in self.results)
 
 
-def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
-    """Pipeline from the settings, with notes on checks that lack HistoQC's pictures.
+def chosen_pipeline(config: QcRunConfig) -> Pipeline:
+    """Pipeline from the settings.
 
-    Raises ConfigError: no such pipeline, an unknown key, or a folder that does not exist.
+    Raises ConfigError: no such pipeline, an unknown key, or a folder that does not exist or has
+    none of HistoQC's pictures.
     """
     checks = config.checks
     data = checks.histoqc_data
@@ -140,11 +149,11 @@ def chosen_pipeline(config: QcRunConfig) -> tuple[Pipeline, list[str]]:
     else:
         pipeline = load_pipeline(checks.qc)
         if data is not None:
+            refuse_folder_without_pictures(pipeline.checks, data)
             # pictures of the user's own pipeline stay those that its file names
             found = with_pictures(pipeline.checks, [data, Path()])
             pipeline = dataclasses.replace(pipeline, checks=found)
-    notes = notes_on_absent(pipeline.checks)
-    return pipeline.removing(checks.qc_remove), notes
+    return pipeline.removing(checks.qc_remove)
 
 
 def check_slides(
@@ -166,7 +175,7 @@ def check_slides(
     """
     config.check_packages()
     checks = config.checks
-    pipeline, _ = chosen_pipeline(config)
+    pipeline = chosen_pipeline(config)
     settings = _run_settings(config, pipeline, out)
     summary = run(
         slides,

@@ -269,6 +269,9 @@ def _run_in_folder(
     record = Record.read(task.record)
     records.update_record(record, {"grids": list(grid_names(stages))})
     listeners = listeners.logged(task.record)
+    for stage in stages:
+        for note in stage.notes:
+            listeners.on_message(f"note: {note}")
     reports: list[Report[SlideResult]] = []
     begun = False
     try:

@@ -26,6 +26,7 @@ from thinsection.qc.edits import (
     read_edits,
 )
 from thinsection.qc.histoqc_image import read_work_images
+from thinsection.qc.histoqc_pictures import notes_on_absent
 from thinsection.qc.result import QcResult
 from thinsection.qc.rules import parse_rule, qc_fail
 from thinsection.qc.segmenter_classes import ClassMap
@@ -95,7 +96,10 @@ class QcStage(Stage[CheckedTissue]):
             content = qc.pipeline_identity(self.pipeline)["pipeline"]
             if self.segments is not None:
                 content = [content, self.segments.address]
-            name = f"{slug(Path(self.source).stem)}-{short_hash(content)}"
+            name = slug(Path(self.source).stem)
+            # `thinsection qc` writes pipelines into files whose name has the hash already
+            if not name.endswith(f"-{short_hash(content)}"):
+                name = f"{name}-{short_hash(content)}"
         elif self.removes:
             name = join_label(name, "remove", *self.removes)
         return join_label(name, "strict" if self.strict else "")
@@ -285,6 +289,10 @@ class QcStage(Stage[CheckedTissue]):
             column = parse_rule(rule).column
             raise QcExclusion(f"excluded by {rule!r}: {column} is {row[column]}")
 
+    @property
+    def notes(self) -> list[str]:
+        return notes_on_absent(self.pipeline.checks)
+
     def check_run(self) -> None:
         """Parses the rules of `--qc-fail`, and trains the pixel models that the checks need."""
         for rule in self.rules:
@@ -300,6 +308,7 @@ class QcStage(Stage[CheckedTissue]):
             out,
             slides,
             self,
+            checks=self.pipeline.checks,
             fail_rules=self.rules,
             verdict_rules=self.verdict_rules,
         )

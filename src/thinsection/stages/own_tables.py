@@ -5,6 +5,7 @@ have its verdict.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from thinsection.config import coerce
 from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import read_table, write_table
 from thinsection.qc import qc_fail
-from thinsection.qc.checks.check import Score
+from thinsection.qc.checks.check import QcCheck, Score
 from thinsection.qc.edits import EDITED_AREAS
+from thinsection.qc.histoqc_pictures import notes_on_row
 from thinsection.qc.rules import QcRule, parse_rule
 from thinsection.report.qc_sheet import (
     Usual,
@@ -31,7 +33,7 @@ from thinsection.store.outcome import KnownSlide
 from thinsection.store.tile_tables import MEASURED, TILES
 from thinsection.tiles.filters import MEASURES
 from thinsection.tiles.transforms import STAIN_COLUMNS
-from thinsection.types import Document
+from thinsection.types import Document, counted
 
 MEASURED_COLUMNS = (*STAIN_COLUMNS, *MEASURES)
 # column -> columns that enter the distance
@@ -165,6 +167,7 @@ def write_qc_tables(
     slides: Sequence[KnownSlide],
     stage: AnyStage,
     *,
+    checks: Sequence[QcCheck],
     fail_rules: Sequence[str],
     verdict_rules: Path | None,
 ) -> dict[str, str]:
@@ -176,6 +179,7 @@ def write_qc_tables(
         out: the results folder.
         slides: all slides of the folder.
         stage: stage of quality control.
+        checks: checks of the stage's pipeline.
         fail_rules: rules of `--qc-fail`.
         verdict_rules: TOML file with the rules for the verdicts; None takes the built-in ones.
 
@@ -200,12 +204,23 @@ def write_qc_tables(
         title="Quality control",
         rules=rules,
         overviews=_overviews(slides, stage),
+        notes=_notes_of_page(rows, checks),
     )
     return {
         str(row["slide_id"]): str(row["why"])
         for row in rows
         if row["verdict"] == "exclude" and not row["fails"]
     }
+
+
+def _notes_of_page(rows: Sequence[QcRow], checks: Sequence[QcCheck]) -> list[str]:
+    """Notes on checks that were left out, each with the number of slides."""
+    checked = [row for row in rows if row["status"] == "done"]
+    num_slides: Counter[str] = Counter()
+    for row in checked:
+        num_slides.update(notes_on_row(checks, row))
+    slides = counted(len(checked), "slide")
+    return [f"{number} of {slides}: {note}" for note, number in num_slides.items()]
 
 
 def _overviews(slides: Sequence[KnownSlide], stage: AnyStage) -> dict[str, str]:

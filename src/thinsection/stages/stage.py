@@ -187,6 +187,11 @@ class Stage(ABC, Generic[T_co]):
         Raises QcExclusion: the slide must be left out.
         """
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about what the results will lack; a run says them before its work."""
+        return []
+
     def check_run(self) -> None:
         """Refuses settings that would fail for every slide, before any is opened."""
 

@@ -188,13 +188,11 @@ class Histogram(QcCheck, kind="histogram"):
             px = view.rgb[view.mask_use]
         own = self._density(view.ns, px)
         del px  # frees memory
-        scores: dict[str, Score] = {
-            _template_column(name): "NA" for name in self.absent
-        }
+        scores: dict[str, Score] = {template_column(name): "NA" for name in self.absent}
         for path in self.templates:
             rgb = view.ns.upload(read_rgb(path).reshape(-1, 3), reason="template")
             difference = own - self._density(view.ns, rgb)
-            scores[_template_column(path)] = float((difference**2).sum())
+            scores[template_column(path)] = float((difference**2).sum())
         return Outcome(scores=scores, tables={self.name: own})
 
     @property
@@ -352,7 +350,8 @@ def read_rgb(path: str) -> npt.NDArray[np.uint8]:
         return np.asarray(image.convert("RGB"))
 
 
-def _template_column(path: str) -> str:
+def template_column(path: str) -> str:
+    """Column of the distance to a template picture."""
     stem = PurePath(path.replace("\\", "/")).stem
     return f"{stem}_MSE_hist"
 
