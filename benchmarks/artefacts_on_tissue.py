@@ -60,7 +60,9 @@ def count_finds(
     checks = [c.name for c in result.pipeline.checks if c.kind in KINDS[word]]
     checks += [c.name for c in result.pipeline.checks if word in c.name]
     none = np.zeros_like(truth)
-    found = union(((n, result.masks[n]) for n in dict.fromkeys(checks)), none)
+    # a check that was left out, or looked at nothing, has no mask
+    named = [name for name in dict.fromkeys(checks) if name in result.masks]
+    found = union(((name, result.masks[name]) for name in named), none)
     count += (
         np.count_nonzero(found & truth),
         np.count_nonzero(truth),
