@@ -58,7 +58,6 @@ from thinsection.slide.formats.tiff_decoder import MAX_READ_BYTES
 from thinsection.slide.resize import read_tiles, resample
 from thinsection.stages.config import (
     EncodeConfig,
-    OutputConfig,
     QcConfig,
     RunConfig,
 )

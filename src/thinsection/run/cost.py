@@ -55,7 +55,8 @@ FAST_DB = 39
 ASSUMED_EFFICIENCY = 0.35
 # Bounds for quality control, fitted to and compared by benchmarks/bench_qc.py: the process, which
 # may have to train pixel models, and bytes of work images and checks per pixel of the pipeline's
-# largest image: with our own checks, which work in bands, and with HistoQC's. Times are per pixel of the slide at 4 µm/px, or finer if that image is finer.
+# largest image: with our own checks, which work in bands, and with HistoQC's. Times are per pixel
+# of the slide at 4 µm/px, or finer if that image is finer.
 COARSEST_MPP = 4.0
 TRAINING_S = 15.0  # seconds for a process without access to the cache of pixel models
 _PROCESS_BYTES = 384 * MIB
