@@ -11,6 +11,7 @@ import pytest
 import shapely
 from tests.qc.slides import ArraySlide
 
+from thinsection import open_slide
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc import QcResult, run_qc, tile_qc_columns
 from thinsection.qc.edits import (
@@ -21,11 +22,12 @@ from thinsection.qc.edits import (
     outline_measurements,
     read_edits,
 )
-from thinsection.qc.pipeline import pipeline_from_mapping
+from thinsection.qc.pipeline import load_pipeline, pipeline_from_mapping
 from thinsection.report.layers import overlay_layers
 from thinsection.report.qc_files import load_qc, write_qc
 from thinsection.report.stored import read_qc, read_tissue
 from thinsection.slide.cohort import SlideEntry
+from thinsection.testing.synthetic import write_he_slide
 
 # a mask px is 4 x 3 level-0 px
 SHAPE = (40, 60)
@@ -77,9 +79,9 @@ def result(plain: QcResult) -> QcResult:
             "small_filled": pixels(0, 0, 1, 1),
         },
         scores={
-            "glass": 0.25,
-            "ink": 0.4,
-            "blur_removed_percent": 0.5,
+            "glass": 1 - 2000 / 2400,
+            "ink": 1 - 1400 / 2000,
+            "blur": 1 - 700 / 1400,
             "pixels_to_use": 1.0,
         },
         frame=replace(plain.frame, size_th=SHAPE[::-1], size_l0=SIZE),
@@ -182,6 +184,26 @@ def test_a_corrected_area_is_judged(result: QcResult) -> None:
         assert share == pytest.approx(50 / edited.tissue.mask.sum())
     other = result.with_edits([edit("keep", "ink", 35, 0, 40, 60)])
     np.testing.assert_array_equal(other.unjudged["blur"], result.unjudged["blur"])
+    removed = result.with_edits([edit("remove", "blur", 35, 0, 40, 60)])
+    np.testing.assert_array_equal(removed.unjudged["blur"], pixels(30, 10, 35, 20))
+
+
+def test_tissue_that_comes_back_was_not_judged_by_the_later_checks(
+    result: QcResult,
+) -> None:
+    back = [edit("keep", "ink", 0, 12, 10, 30)]
+    edited = result.with_edits(back)
+    wanted = pixels(30, 10, 40, 20) | pixels(0, 12, 10, 30)
+    np.testing.assert_array_equal(edited.unjudged["blur"], wanted)
+    # a correction that names the later check, or all checks, judges it
+    for name in ("blur", ""):
+        both = result.with_edits([*back, edit("keep", name, 0, 20, 10, 30)])
+        wanted = pixels(30, 10, 40, 20) | pixels(0, 12, 10, 20)
+        np.testing.assert_array_equal(both.unjudged["blur"], wanted)
+    # an earlier check has seen what a later one has removed
+    ink_open = replace(result, unjudged={"ink": pixels(35, 10, 40, 20)})
+    edited = ink_open.with_edits([edit("keep", "blur", 20, 12, 30, 30)])
+    np.testing.assert_array_equal(edited.unjudged["ink"], ink_open.unjudged["ink"])
 
 
 def test_a_check_without_a_mask_that_could_not_judge_is_corrected(
@@ -194,12 +216,138 @@ def test_a_check_without_a_mask_that_could_not_judge_is_corrected(
     assert not edited.unjudged["blur"].any()
 
 
+def own_shares(checked: QcResult, *, keep: Any = (), remove: Any = ()) -> list[float]:
+    """Judge: shares of glass, ink and blur, pixel by pixel in the order of the checks."""
+    left = np.ones(SHAPE, bool)
+    shares = []
+    for name in ("glass", "ink", "blur"):
+        taken = checked.masks.get(name, np.zeros(SHAPE, bool)).copy()
+        for check, *corners in keep:
+            if check in ("", name):
+                taken &= ~pixels(*corners)
+        for check, *corners in remove:
+            if check == name:
+                taken |= pixels(*corners)
+        shares.append((left & taken).sum() / left.sum() if left.any() else -100)
+        left &= ~taken
+    return shares
+
+
+@pytest.mark.parametrize(
+    ("keep", "remove"),
+    [
+        ((), ()),
+        ([("ink", 0, 10, 20, 25)], ()),
+        ([("ink", 0, 0, 20, 60), ("blur", 5, 0, 25, 50)], ()),
+        # over tissue that an earlier check has taken, and over the glass
+        ((), [("blur", 0, 0, 40, 60)]),
+        ((), [("ink", 5, 0, 35, 60), ("blur", 0, 0, 40, 60)]),
+        ([("", 0, 0, 40, 60)], [("ink", 0, 0, 40, 60)]),
+        ([("glass", 0, 0, 40, 8)], [("ink", 30, 0, 40, 60)]),
+        ((), [("glass", 0, 0, 40, 60)]),
+    ],
+)
+def test_a_share_is_what_the_corrected_area_takes_of_what_earlier_checks_leave(
+    result: QcResult, keep: Any, remove: Any
+) -> None:
+    edits = [edit("keep", *area) for area in keep]
+    edits += [edit("remove", *area) for area in remove]
+    edited = result.with_edits(edits)
+    shares = [edited.row[name] for name in ("glass", "ink", "blur")]
+    assert shares == pytest.approx(own_shares(result, keep=keep, remove=remove))
+    assert all(share == -100 or 0 <= float(share) <= 1 for share in shares)
+
+
+def test_a_check_that_found_nothing_or_did_not_run_has_a_share_after_a_correction(
+    result: QcResult,
+) -> None:
+    nothing = {**result.masks, "ink": np.zeros(SHAPE, bool)}
+    scores = {**result.scores, "ink": 0.0}
+    found_nothing = replace(result, masks=nothing, scores=scores)
+    edited = found_nothing.with_edits([edit("remove", "ink", 0, 10, 40, 35)])
+    assert edited.row["ink"] == pytest.approx(0.5)
+    # too coarse a picture: neither a mask nor a column
+    del nothing["ink"], scores["ink"]
+    coarse = replace(
+        result, masks=nothing, scores=scores, unjudged={"ink": pixels(0, 10, 40, 60)}
+    )
+    assert "ink" not in coarse.with_edits([edit("keep", "blur", 0, 0, 40, 60)]).row
+    edited = coarse.with_edits([edit("remove", "ink", 0, 10, 40, 35)])
+    assert edited.row["ink"] == pytest.approx(0.5)
+
+
+def test_shares_of_shown_and_overruled_checks_follow_too(result: QcResult) -> None:
+    table = {"name": "x", "work_mpp": 2.0, "work_from": "mpp"}
+    table |= {"check": [{"kind": "tissue"}, {"kind": "folds", "name": "ink"}]}
+    shown = replace(
+        result,
+        pipeline=pipeline_from_mapping(table),
+        masks={name: result.masks[name] for name in ("glass", "ink")},
+        mask_use=~result.masks["glass"],
+        scores={"glass": 1 - 2000 / 2400, "ink_removed_percent": 1 - 1400 / 2000},
+    )
+    edited = shown.with_edits([edit("remove", "ink", 20, 0, 40, 25)])
+    assert edited.row["ink_removed_percent"] == pytest.approx(900 / 2000)
+    # the guard lets ink remove columns 10 to 19 alone
+    sure = pixels(0, 10, 20, 20)
+    overruled = replace(
+        result,
+        overruled=("ink",),
+        mask_use=~(result.masks["glass"] | result.masks["blur"] | sure),
+        scores={**result.scores, "blur": 1 - 900 / 1900},
+    )
+    edited = overruled.with_edits([edit("keep", "blur", 20, 0, 30, 30)])
+    assert edited.row["ink"] == result.scores["ink"]
+    taken = result.masks["blur"] & ~pixels(20, 0, 30, 30) & ~result.masks["glass"]
+    # rows 10 to 19 of the sure area are blurred as well, so nothing tells who removed them
+    assert edited.row["blur"] == pytest.approx(taken.sum() / (2000 - 100))
+
+
+# 600 px of ink, and 480 px by hand, of 2,000 px of tissue and 2,400 px in all
+FORMS = {"relative2image": 920 / 2400, "absolute": 920.0}
+
+
+@pytest.mark.parametrize("statistics", FORMS)
+def test_the_other_forms_of_histoqc_count_what_is_left(
+    result: QcResult, statistics: Any
+) -> None:
+    other = replace(result.pipeline, statistics=statistics)
+    in_form = replace(result, pipeline=other)
+    edited = in_form.with_edits([edit("remove", "ink", 20, 10, 40, 34)])
+    assert edited.row["ink"] == pytest.approx(FORMS[statistics])
+
+
+@pytest.mark.parametrize("preset", ["auto", "histoqc-light", "histoqc-default"])
+def test_shares_that_no_correction_touches_are_those_of_the_checks_to_the_last_bit(
+    preset: str, tmp_path: Path
+) -> None:
+    write_he_slide(tmp_path / "a.svs", (2400, 1700), seed=3)
+    with open_slide(tmp_path / "a.svs") as slide:
+        checked = run_qc(slide, preset)
+    assert sum(mask.any() for mask in checked.masks.values()) >= 2
+    # the last px of the picture is glass
+    corner = shapely.box(2399, 1699, 2400, 1700)
+    edited = checked.with_edits([QcEdit(action="remove", check="", area=corner)])
+    unchanged = checked.row.keys() - {"pixels_to_use", "warnings"}
+    assert {name: edited.row[name] for name in unchanged} == {
+        name: checked.row[name] for name in unchanged
+    }
+    for check in checked.pipeline.checks:
+        if check.name in checked.masks and not check.fills:
+            assert check.share_column in checked.scores, check.name
+    # and everything given back to each check leaves it no share
+    whole = shapely.box(0, 0, 2400, 1700)
+    edited = checked.with_edits([QcEdit(action="keep", check="", area=whole)])
+    for check in checked.pipeline.checks:
+        if check.name in checked.masks and not check.fills:
+            assert edited.row[check.share_column] == 0, check.name
+
+
 def test_columns_follow_the_correction(result: QcResult) -> None:
     edited = result.with_edits([edit("keep", "ink", 0, 10, 20, 25)])
     # half of the 30 columns of ink on tissue
-    assert edited.row["ink"] == pytest.approx(0.2)
-    assert edited.row["blur_removed_percent"] == 0.5
-    assert edited.row["glass"] == 0.25
+    assert edited.row["ink"] == pytest.approx(300 / 2000)
+    assert edited.row["glass"] == result.row["glass"]
     assert edited.row["pixels_to_use"] == edited.mask_use.sum()
     assert edited.row["edited_areas"] == 1
     assert "edited_areas" not in result.row
@@ -349,6 +497,36 @@ def test_detections_are_no_corrections_and_lines_are_refused(tmp_path: Path) -> 
     line = shapely.LineString([(0, 0), (9, 9)])
     with pytest.raises(InvalidInputError, match="got a line as feature 0 'keep'"):
         read_edits(write(path, ({"name": "keep"}, line)), ["ink"])
+
+
+def test_an_object_without_a_geometry_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.geojson"
+    feature = {"type": "Feature", "geometry": None, "properties": {}}
+    path.write_text(json.dumps({"type": "FeatureCollection", "features": [feature]}))
+    with pytest.raises(
+        InvalidInputError, match="got an object without geometry as feature 0 of"
+    ):
+        read_edits(path, ["ink"])
+
+
+@pytest.mark.parametrize("preset", ["auto", "histoqc-default"])
+def test_the_checks_that_may_be_corrected_are_those_that_mark_areas(
+    preset: str, tmp_path: Path
+) -> None:
+    pipeline = load_pipeline(preset)
+    write_he_slide(tmp_path / "a.svs", (1200, 900), seed=3)
+    with open_slide(tmp_path / "a.svs") as slide:
+        checked = run_qc(slide, pipeline)
+    absent = {check.name for check in pipeline.checks if getattr(check, "absent", ())}
+    assert set(pipeline.editable_checks) - absent == set(checked.editable_checks)
+    with pytest.raises(InvalidInputError) as error:
+        read_edits(
+            write(tmp_path / "a.geojson", ("Tumor", box(0, 0, 9, 9))),
+            pipeline.editable_checks,
+        )
+    assert "dark" in str(error.value) or "focus" in str(error.value)
+    for name in ("histogram", "unsure", "tissue_pieces", "stains", "small_filled"):
+        assert name not in str(error.value)
 
 
 def test_the_key_is_of_classes_and_areas_alone(tmp_path: Path) -> None:

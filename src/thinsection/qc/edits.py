@@ -216,24 +216,29 @@ def _edit_of(
     """Correction of a shape; None for a detection or an unchanged outline of an export."""
     import shapely
 
-    place = f"{shape.place} {shape.class_name!r} of {str(path)!r}"
+    class_words = f" {shape.class_name!r}" if shape.class_name else ""
+    place = f"{shape.place}{class_words} of {str(path)!r}"
     if shape.ignored in _NOT_DRAWN:
         return None
     if shape.ignored:
+        noun = f"{shape.ignored} {shape.reason}".strip()
+        article = "an" if noun[0] in "aeiou" else "a"
         raise InvalidInputError(
-            f"{ROLE} must be areas, got a {shape.ignored} as {place}; draw an area"
+            f"{ROLE} must be areas, got {article} {noun} as {place}; draw an area"
         )
     polygons = [
         polygon
         if isinstance(polygon, shapely.Polygon)
-        else make_polygon(polygon, place)
+        else make_polygon(
+            polygon, place, advice="draw it again as areas that do not cross themselves"
+        )
         for polygon in shape.polygons
     ]
     area = shapely.union_all(polygons)
     is_exported = _is_exported(shape.properties)
     is_unchanged = is_exported and _has_shape(area, shape.properties)
-    class_words = shape.class_name.replace(":", " ").split(maxsplit=1)
-    action = class_words[0].casefold() if class_words else ""
+    words = shape.class_name.replace(":", " ").split(maxsplit=1)
+    action = words[0].casefold() if words else ""
     if action not in get_args(Action):
         if is_unchanged:
             return None
@@ -243,12 +248,13 @@ def _edit_of(
                 f"draw an area of class {_allowed(checks)} in its place"
             )
         raise InvalidInputError(
-            f"{ROLE} must have the class {_allowed(checks)}, got {shape.class_name!r} as {place}; "
+            f"{ROLE} must have the class {_allowed(checks)}, "
+            f"got{class_words or ' no class'} as {place}; "
             "set its class, or leave the annotation out of the file"
         )
     check = ""
-    if len(class_words) > 1:
-        check = _named_check(class_words[1], checks, place)
+    if len(words) > 1:
+        check = _named_check(words[1], checks, place)
     values = dict(file_values)
     metadata = shape.properties.get("metadata")
     if isinstance(metadata, dict):

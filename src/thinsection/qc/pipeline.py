@@ -155,6 +155,11 @@ class Pipeline:
         return [self.work_mpp, *sorted(others)]
 
     @property
+    def editable_checks(self) -> list[str]:
+        """Names of the checks that a person can correct: those that mark areas to remove."""
+        return [check.name for check in self.checks if check.marks and not check.fills]
+
+    @property
     def asks_network(self) -> bool:
         """True if a check asks the artefact network."""
         return any(check.asks_network for check in self.checks)

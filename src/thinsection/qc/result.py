@@ -10,7 +10,13 @@ import numpy as np
 from thinsection.arrays.packed import PackedArrays
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
-from thinsection.qc.checks.check import EMPTY_SCORE, UNJUDGED, ReportTable, Score
+from thinsection.qc.checks.check import (
+    EMPTY_SCORE,
+    UNJUDGED,
+    ReportTable,
+    Score,
+    share_of,
+)
 from thinsection.qc.edits import (
     EDITED_AREAS,
     EditMasks,
@@ -103,9 +109,9 @@ class QcResult:
     @property
     def editable_checks(self) -> list[str]:
         """Checks that a person can correct: those that mark areas, or could not judge some."""
-        filling = {check.name for check in self.pipeline.checks if check.fills}
+        allowed = self.pipeline.editable_checks
         names = dict.fromkeys((*self.masks, *self.unjudged))
-        return [name for name in names if name not in filling]
+        return [name for name in names if name in allowed]
 
     def with_edits(self, edits: Sequence[QcEdit]) -> QcResult:
         """The result with corrections of a person, in place of those that it has.
@@ -190,11 +196,30 @@ def _with_edited_masks(checked: QcResult, edits: Sequence[QcEdit]) -> QcResult:
         edits=tuple(edits),
         checked=checked,
     )
+    return replace(edited, unjudged=_edited_unjudged(checked, areas, edited))
+
+
+def _edited_unjudged(
+    checked: QcResult, areas: EditMasks, edited: QcResult
+) -> dict[str, MaskArray]:
+    """Tissue that a check judged neither itself nor by a correction that names it.
+
+    The class 'keep' names all checks. Tissue that 'keep CHECK' gives back was removed before the
+    later checks ran, so these have not judged it.
+    """
+    came_back = edited.tissue.mask & ~checked.tissue.mask
+    # tissue that the corrections of the checks so far have given back
+    unseen = np.zeros_like(came_back)
     unjudged = {}
-    for name, mask in checked.unjudged.items():
-        judged = areas.kept("", name) | areas.removed("", name)
-        unjudged[name] = mask & ~judged & edited.tissue.mask
-    return replace(edited, unjudged=unjudged)
+    for check in checked.pipeline.checks:
+        name = check.name
+        if name in checked.unjudged:
+            judged = areas.kept("", name) | areas.removed("", name)
+            mask = (checked.unjudged[name] | unseen) & ~judged
+            unjudged[name] = mask & edited.tissue.mask
+        if name in areas.keep and name in checked.masks:
+            unseen |= areas.kept(name) & checked.masks[name] & came_back
+    return unjudged
 
 
 def _edit_warning(checked: QcResult, edited: QcResult, edit: QcEdit) -> str:
@@ -270,7 +295,8 @@ def _given_back(checked: QcResult, areas: EditMasks) -> MaskArray:
 
 def _edited_scores(checked: QcResult, edited: QcResult) -> dict[str, Score]:
     """Columns of the slide after corrections."""
-    scores = {**checked.scores, **_edited_shares(checked, edited.masks)}
+    areas = edit_masks(edited.edits, checked.frame)
+    scores = {**checked.scores, **_edited_shares(checked, areas)}
     scores |= unjudged_shares(edited.unjudged, edited.tissue.mask)
     usable = edited.mask_use
     is_count = edited.pipeline.pixels_to_use == "absolute"
@@ -279,29 +305,57 @@ def _edited_scores(checked: QcResult, edited: QcResult) -> dict[str, Score]:
     return scores
 
 
-def _edited_shares(
-    checked: QcResult, masks: Mapping[str, MaskArray]
-) -> dict[str, Score]:
-    """Columns with the shares of checks whose area was corrected.
+def _edited_shares(checked: QcResult, areas: EditMasks) -> dict[str, Score]:
+    """Columns with the shares that the corrections change.
 
-    A share is multiplied by the change of the check's area on tissue. It stays where the check
-    found nothing there, since then nothing says what it is a share of.
+    The share of a check is that of the tissue that the earlier checks leave: the part that the
+    check's corrected area takes. It is computed from the masks before and after the correction,
+    and replaces the stored share where the two differ.
     """
-    glass = np.zeros_like(checked.mask_use)
-    for check in checked.pipeline.checks:
-        if check.removes_glass and check.name in checked.masks:
-            glass |= checked.masks[check.name]
+    before = _shares_of(checked, EditMasks(keep={}, remove={}, frame=checked.frame))
     shares: dict[str, Score] = {}
-    for name, before in checked.masks.items():
-        after = masks[name]
-        num_before = np.count_nonzero(before & ~glass)
-        if num_before == 0 or np.array_equal(after, before):
+    for column, share in _shares_of(checked, areas).items():
+        if share != before[column]:
+            shares[column] = share
+    return shares
+
+
+def _shares_of(checked: QcResult, areas: EditMasks) -> dict[str, Score]:
+    """Share of each check that removes or shows, by column, from the stored masks."""
+    pipeline = checked.pipeline
+    masks = _edited_masks(checked, areas)
+    editable = checked.editable_checks
+    by_others = np.zeros_like(checked.mask_use)
+    for name in _removing_checks(checked):
+        by_others |= checked.masks[name]
+    tissue = np.ones_like(checked.mask_use)
+    shares: dict[str, Score] = {}
+    for listed in pipeline.checks:
+        check = pipeline.variant(listed, str(checked.scores.get("stain", "")))
+        name = check.name
+        mask = masks.get(name, np.zeros_like(tissue))
+        if check.fills:
+            tissue |= mask
             continue
-        change = np.count_nonzero(after & ~glass) / num_before
-        for column in (name, f"{name}_percent", f"{name}_removed_percent"):
-            value = checked.scores.get(column)
-            if isinstance(value, float) and value > 0:
-                shares[column] = value * change
+        if name not in editable:
+            continue
+        left = tissue & ~mask
+        column = check.share_column
+        # a check that was not run has no column, until a person marks an area in its place
+        if column in checked.scores or name not in checked.masks:
+            shares[column] = share_of(
+                int(np.count_nonzero(left)),
+                int(np.count_nonzero(tissue)),
+                tissue.size,
+                check.statistics or pipeline.statistics,
+            )
+        removed = mask
+        if name in checked.shown:
+            removed = areas.removed(name)
+        elif name in checked.overruled and pipeline.guard:
+            # only the part of which the check is sure: what is gone, and no other check removes
+            removed = mask & ~checked.mask_use & ~by_others | areas.removed(name)
+        tissue &= ~removed
     return shares
 
 

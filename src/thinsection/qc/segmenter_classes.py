@@ -96,6 +96,10 @@ class ClassCheck(QcCheck, kind="class"):
         )
         return replace(outcome, enforce=True, sure_area=found if self.sure else None)
 
+    @property
+    def share_column(self) -> str:
+        return f"{self.name}_removed_percent"
+
 
 def beside(folder: Path, table: Document) -> Document:
     """The table `[segmenter]` of a file in `folder`: paths become relative to the process."""

@@ -395,7 +395,13 @@ def read_regions(
     return Regions(classes=classes, notes=tuple(notes))
 
 
-def make_polygon(rings: Json, place: str, *, mend: bool = False) -> "Polygon":
+def make_polygon(
+    rings: Json,
+    place: str,
+    *,
+    mend: bool = False,
+    advice: str = "repair it, or pass mend_regions=True",
+) -> "Polygon":
     """Returns a polygon with its holes. Raises InvalidInputError: the rings are no polygon."""
     import shapely
 
@@ -408,7 +414,7 @@ def make_polygon(rings: Json, place: str, *, mend: bool = False) -> "Polygon":
     if not polygon.is_valid:
         raise InvalidInputError(
             f"polygon must not cross itself, got {shapely.is_valid_reason(polygon)} in {place}; "
-            "repair it, or pass mend_regions=True"
+            f"{advice}"
         )
     return polygon
 

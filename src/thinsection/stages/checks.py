@@ -141,8 +141,7 @@ class QcStage(Stage[CheckedTissue]):
 
     @property
     def _check_names(self) -> list[str]:
-        """Checks that may be corrected, as far as it is known before they run."""
-        return [check.name for check in self.pipeline.checks if not check.fills]
+        return self.pipeline.editable_checks
 
     def _stored_edits(self, out: Path, slide_id: str) -> tuple[QcEdit, ...]:
         """Corrections in the slide's `qc.zip`, also in one that no ledger lists."""

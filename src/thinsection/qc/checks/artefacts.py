@@ -77,6 +77,10 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
         return replace(outcome, unjudged_area=border)
 
     @property
+    def share_column(self) -> str:
+        return f"{self.name}_removed_percent"
+
+    @property
     def removes(self) -> bool:
         return self.remove
 
@@ -211,7 +215,13 @@ class Dirt(QcCheck, kind="dirt", asks_network=True, coarsest_mpp=COARSEST_MPP):
         return replace(self, remove=True)
 
 
-class Unsure(QcCheck, kind="unsure", asks_network=True, coarsest_mpp=COARSEST_MPP):
+class Unsure(
+    QcCheck,
+    kind="unsure",
+    asks_network=True,
+    coarsest_mpp=COARSEST_MPP,
+    marks=False,
+):
     """Measures the fraction of the tissue in which the artefact network is unsure of the class."""
 
     name: str = "unsure"

@@ -145,11 +145,7 @@ class QcView:
         """Share of `mask_use` that a check removes, in the form of the view's `statistics`."""
         after = int(self.ns.xp.count_nonzero(new_mask))
         before = int(self.ns.xp.count_nonzero(self.mask_use))
-        if self.statistics == "relative2mask":
-            return EMPTY_SCORE if before == 0 else 1.0 - after / before
-        if self.statistics == "absolute":
-            return float(after)
-        return after / float(new_mask.size)
+        return share_of(after, before, new_mask.size, self.statistics)
 
     def left(self, new: Array, column: str, *, enforce: bool = False) -> Outcome:
         """Outcome of a check that leaves the mask `new`; the removed share is one column."""
@@ -191,6 +187,15 @@ class QcView:
         }
 
 
+def share_of(after: int, before: int, image_px: int, statistics: Statistics) -> float:
+    """Share that a check removes; the two other forms of HistoQC count what it leaves."""
+    if statistics == "relative2mask":
+        return EMPTY_SCORE if before == 0 else 1.0 - after / before
+    if statistics == "absolute":
+        return float(after)
+    return after / float(image_px)
+
+
 def check_mask(name: str, mask: object, view: QcView) -> None:
     """Raises InvalidInputError: a mask of a check is not like the view's `mask_use`."""
     kind = str(getattr(mask, "dtype", type(mask).__name__))
@@ -217,6 +222,8 @@ class QcCheck(ABC):
     needs: ClassVar[tuple[str, ...]] = ()
     # True if the affected pixels are added to the mask, not removed from it
     fills: ClassVar[bool] = False
+    # False if it only measures; a person can correct the other checks, except those that fill
+    marks: ClassVar[bool] = True
     # µm/px of the coarsest work image on which the check works; on coarser images it does not run
     coarsest_mpp: ClassVar[float] = math.inf
     # unique in a pipeline: name of the mask, of its picture and, in most checks, of the column
@@ -224,7 +231,7 @@ class QcCheck(ABC):
     # form in which the share is written; None for the form of the pipeline
     statistics: Statistics | None = None
 
-    def __init_subclass__(cls, kind: str = "", **attributes: float) -> None:
+    def __init_subclass__(cls, kind: str = "", **attributes: float | str) -> None:
         """Makes `class Flat(QcCheck, kind="flat")` a frozen dataclass.
 
         `attributes` set class variables above, or replace properties below.
@@ -249,6 +256,11 @@ class QcCheck(ABC):
     @abstractmethod
     def __call__(self, view: QcView) -> Outcome:
         """Runs the check on the view of a slide."""
+
+    @property
+    def share_column(self) -> str:
+        """Column with the share of the tissue that the check removes, in the form of its view."""
+        return self.name
 
     @property
     def removes(self) -> bool:

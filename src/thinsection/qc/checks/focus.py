@@ -175,6 +175,10 @@ class Focus(QcCheck, kind="focus"):
             warnings=tuple(warnings),
         )
 
+    @property
+    def share_column(self) -> str:
+        return f"{self.name}_removed_percent"
+
 
 class _Sharpness:
     """Ratio of the amplitudes of the finest band of detail and the next coarser band, per block.

@@ -103,6 +103,10 @@ class LocalMinimum(QcCheck, kind="local_minimum", removes_glass=True):
         bright = filters.local_minimum(view.ns, view.gray8, disk) > self.upper_gray
         return view.left(view.mask_use & (bright ^ self.invert), self.column)
 
+    @property
+    def share_column(self) -> str:
+        return self.column
+
 
 class Flat(QcCheck, kind="flat"):
     """Removes large areas without texture: smears, bubbles, glass."""
@@ -144,11 +148,15 @@ class Blurry(QcCheck, kind="blurry"):
         return view.left_regions(sharp, f"{self.name}_removed")
 
     @property
+    def share_column(self) -> str:
+        return f"{self.name}_removed_percent"
+
+    @property
     def image_mpps(self) -> tuple[float, ...]:
         return (self.image_mpp,)
 
 
-class Fat(QcCheck, kind="fat"):
+class Fat(QcCheck, kind="fat", share_column="fatlike_tissue_removed_percent"):
     """Removes groups of many small holes, which are typical of fat."""
 
     name: str = "fatlike"
@@ -183,7 +191,9 @@ class FillHoles(QcCheck, kind="fill_holes", fills=True):
         return view.left_regions(new, "small_tissue_filled", new & ~view.mask_use)
 
 
-class DropSpecks(QcCheck, kind="drop_specks"):
+class DropSpecks(
+    QcCheck, kind="drop_specks", share_column="small_tissue_removed_percent"
+):
     """Removes small pieces of the mask, and counts them."""
 
     name: str = "small_removed"
@@ -194,7 +204,7 @@ class DropSpecks(QcCheck, kind="drop_specks"):
         return view.left_regions(new, "small_tissue_removed")
 
 
-class Fragments(QcCheck, kind="fragments"):
+class Fragments(QcCheck, kind="fragments", share_column="areaThresh"):
     """Removes pieces of tissue that are too small to be of use."""
 
     name: str = "areathresh"
@@ -202,10 +212,10 @@ class Fragments(QcCheck, kind="fragments"):
 
     def __call__(self, view: QcView) -> Outcome:
         new = morphology.drop_small(view.ns, view.mask_use, view.area_px(self.min_area))
-        return view.left(new, "areaThresh")
+        return view.left(new, self.share_column)
 
 
-class Spurs(QcCheck, kind="spurs"):
+class Spurs(QcCheck, kind="spurs", share_column="spur_pixels"):
     """Removes parts of the mask that are narrower than a disk."""
 
     name: str = "spur"
@@ -214,4 +224,4 @@ class Spurs(QcCheck, kind="spurs"):
     def __call__(self, view: QcView) -> Outcome:
         radius_px = view.length_px(self.radius)
         new = morphology.opened_by_disk(view.ns, view.mask_use, radius_px)
-        return view.left(new, "spur_pixels")
+        return view.left(new, self.share_column)

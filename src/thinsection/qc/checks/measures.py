@@ -28,7 +28,7 @@ _Indices = npt.NDArray[np.integer]
 _TEXTURE = ("contrast", "dissimilarity", "homogeneity", "ASM", "energy", "correlation")
 
 
-class Contrast(QcCheck, kind="contrast"):
+class Contrast(QcCheck, kind="contrast", marks=False):
     """Measures Tenengrad, Michelson and RMS contrast of the grey image."""
 
     name: str = "contrast"
@@ -67,7 +67,7 @@ class Contrast(QcCheck, kind="contrast"):
         return Outcome(scores=scores)
 
 
-class Brightness(QcCheck, kind="brightness"):
+class Brightness(QcCheck, kind="brightness", marks=False):
     """Measures mean and standard deviation of grey or each channel; -100 and 0 without tissue."""
 
     name: str = "brightness"
@@ -105,7 +105,7 @@ class Brightness(QcCheck, kind="brightness"):
         return rgb[:, channel].astype(float)
 
 
-class Stains(QcCheck, kind="stains"):
+class Stains(QcCheck, kind="stains", marks=False):
     """Measures mean and standard deviation of each stain in the mask, and draws each stain."""
 
     name: str = "stains"
@@ -169,7 +169,7 @@ class Stains(QcCheck, kind="stains"):
         return view.ns.download(picture)
 
 
-class Histogram(QcCheck, kind="histogram"):
+class Histogram(QcCheck, kind="histogram", marks=False):
     """Measures the histogram of each channel, and its distance to those of template pictures."""
 
     name: str = "histogram"
@@ -213,7 +213,7 @@ class Histogram(QcCheck, kind="histogram"):
         return np.asarray(np.stack(binned, axis=1) / total / (255 / self.bins))
 
 
-class Texture(QcCheck, kind="texture"):
+class Texture(QcCheck, kind="texture", marks=False):
     """Measures co-occurrence of grey values over random squares; warns if there is no square."""
 
     name: str = "texture"
@@ -283,7 +283,7 @@ class Texture(QcCheck, kind="texture"):
         return {name: graycoprops(stacked, name)[:, 0] for name in _TEXTURE}
 
 
-class CountPieces(QcCheck, kind="count_pieces"):
+class CountPieces(QcCheck, kind="count_pieces", marks=False):
     """Counts the pieces of tissue that are left, with their mean and largest area in pixels."""
 
     name: str = "tissue_pieces"
@@ -293,7 +293,7 @@ class CountPieces(QcCheck, kind="count_pieces"):
         return Outcome(scores=view.region_scores(self.name, mask, float(mask.mean())))
 
 
-class Equalised(QcCheck, kind="equalised"):
+class Equalised(QcCheck, kind="equalised", marks=False):
     """Measures nothing; writes a grey picture with an equalised histogram."""
 
     name: str = "equalised"
@@ -305,7 +305,7 @@ class Equalised(QcCheck, kind="equalised"):
         return Outcome(tables={self.name: view.ns.download(picture)})
 
 
-class SavedMask(QcCheck, kind="saved_mask"):
+class SavedMask(QcCheck, kind="saved_mask", marks=False):
     """Measures nothing; writes the mask at this point as a picture."""
 
     name: str = "saved_mask"
@@ -324,7 +324,7 @@ class SavedMask(QcCheck, kind="saved_mask"):
         return Outcome(tables={self.name: picture})
 
 
-class SavedMacro(QcCheck, kind="saved_macro"):
+class SavedMacro(QcCheck, kind="saved_macro", marks=False):
     """Measures nothing; writes the slide's macro picture."""
 
     name: str = "macro"
