@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import shapely
 from PIL import Image
@@ -199,7 +200,8 @@ def test_a_correction_is_the_drawn_area_and_leaves_the_checks_and_the_other_slid
     page = (out / f"{folder_of(out, 's0').name}.html").read_text()
     assert page.count("2 areas corrected by hand") == 1
     summary_rows = table(out / "summary.csv")
-    assert [summary_rows[name]["edited_areas"] for name in ("s0", "s1")] == ["2", ""]
+    assert [summary_rows[name]["edited_areas"] for name in ("s0", "s1")] == ["2", "0"]
+    assert "edited_areas" not in (out / "failed.csv").read_text()
 
 
 def test_tiles_lie_on_the_corrected_tissue_with_the_corrected_shares(
@@ -277,6 +279,11 @@ def test_a_later_grid_and_a_run_after_qc_alone_take_the_corrected_masks(
     histoqc = replace_flat(config, {"write": ("histoqc",), "qc_edits": None})
     check_slides(slides, out=out, config=histoqc)
     checks.runs = 2
+    parquet = replace_flat(config, {"write": ("parquet",), "qc_edits": None})
+    check_slides(slides, out=out, config=parquet)
+    (path,) = out.glob("qc_*.parquet")
+    column = pq.read_table(path).column("edited_areas")
+    assert str(column.type) == "int64" and column.to_pylist() == [0, 1]
     assert "edited_areas" not in (out / "results.tsv").read_text()
     assert "edited_areas" in next(out.glob("qc_*.csv")).read_text()
     work(slides, out, pipeline, tile_px=128)
@@ -407,6 +414,24 @@ def test_a_source_that_fits_no_slide_is_refused_and_left_over_files_are_named(
     assert any(
         "x.geojson" in text and "no slide of this run" in text for text in messages
     )
+
+
+def test_corrections_that_are_stored_with_other_checks_are_named(
+    slides: Path, pipeline: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    path = draw(tmp_path / "s0.geojson", ("keep dark", KEEP), ("remove", REMOVE))
+    work(slides / "s0.svs", out, pipeline, until="qc", qc_edits=str(path))
+    (first,) = out.glob("slides/s0/qc_*")
+    summary = work(slides / "s0.svs", out, pipeline, until="qc", qc_strict=True)
+    text = str(summary.results[0].facts["warnings"])
+    assert f"{first.name} has 2 corrected areas, which {first.name}_strict" in text
+    assert "pass qc_edits=" in text
+    summary = work(
+        slides / "s0.svs", out, pipeline, until="qc", qc_strict=True, qc_edits=str(path)
+    )
+    assert "corrected areas" not in str(summary.results[0].facts["warnings"])
+    assert len(load_qc(out / "slides" / "s0" / f"{first.name}_strict").edits) == 2
 
 
 def test_a_column_of_the_cohort_names_the_files(
@@ -627,10 +652,12 @@ def test_corrections_are_never_overruled_and_the_readers_folder_stays_as_it_is(
     result = load_qc(folder_of(out, "s0"))
     assert not result.tissue.mask.any()
     assert result.masks["dark"].all()
+    assert "all tissue was removed by hand" in result.row["warnings"]
     assert sorted(path.parent.iterdir()) == before
     with zipfile.ZipFile(folder_of(out, "s0") / QC_FILE) as file:
         (feature,) = json.loads(file.read("edits.geojson"))["features"]
         assert "edited_mask_use.tif" not in file.namelist(), "an empty mask has no file"
+        assert json.loads(file.read("qc.json"))["masks"]["edited_mask_use"] == 0
         with file.open("dark.tif") as member, Image.open(member) as picture:
             assert result.checked is not None
             np.testing.assert_array_equal(

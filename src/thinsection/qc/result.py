@@ -130,6 +130,8 @@ class QcResult:
         check_names(edits, checked.editable_checks)
         edited = _with_edited_masks(checked, edits)
         warnings = [_edit_warning(checked, edited, edit) for edit in edits]
+        if checked.tissue.mask.any() and not edited.tissue.mask.any():
+            warnings.append("all tissue was removed by hand")
         return replace(
             edited,
             scores=_edited_scores(checked, edited),

@@ -75,7 +75,7 @@ def verdict(
         verdicts.append("look")
         words.append(f"unusual stain ({', '.join(unusual)})")
     num_edited = row.get(EDITED_AREAS)
-    if isinstance(num_edited, float) and num_edited:
+    if isinstance(num_edited, int | float) and num_edited:
         words.append(f"{counted(int(num_edited), 'area')} corrected by hand")
     worst = max(verdicts, key=_VERDICTS.index)
     return worst, ", ".join(dict.fromkeys(words))

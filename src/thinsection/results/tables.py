@@ -87,14 +87,18 @@ def write_tables(
         if entry.slide_id not in known_ids:
             rows.append({**asdict(entry), **entry.more, "status": "missing"})
     more: dict[str, None] = {}
-    if any(row.get(EDITED_AREAS) for row in rows):
-        more[EDITED_AREAS] = None
     for slide in slides:
         more |= dict.fromkeys(slide.more)
     for entry in waiting:
         more |= dict.fromkeys(entry.more)
     rows.sort(key=lambda row: str(row["slide_id"]))
-    write_table(out / "summary.csv", rows, (*SUMMARY_COLUMNS, *more))
+    columns = [*SUMMARY_COLUMNS, *more]
+    if any(row.get(EDITED_AREAS) for row in rows):
+        columns.insert(len(SUMMARY_COLUMNS), EDITED_AREAS)
+        for row in rows:
+            if row["status"] in ("done", "empty", "excluded"):
+                row.setdefault(EDITED_AREAS, 0)
+    write_table(out / "summary.csv", rows, columns)
     write_table(out / "failed.csv", failed, (*FAILED_COLUMNS, *more))
     return equal
 

@@ -300,7 +300,7 @@ class SlideProcessor:
                 failure_path(self.out, entry.slide_id).unlink(missing_ok=True)
             facts = {**work.facts(), **work.download_counts()}
             # about this run, so it is in no ledger
-            notes = [facts.get("warnings"), work.note_on_removed]
+            notes = [facts.get("warnings"), work.note_on_removed, *work.run_notes]
             facts["warnings"] = "; ".join(note for note in notes if note)
             result = SlideResult.of(entry, status, facts)
         self._close_slide(entry, result)

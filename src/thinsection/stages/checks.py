@@ -53,7 +53,7 @@ from thinsection.store.ledger import SLIDES, SlideLedger
 from thinsection.store.outcome import KnownSlide
 from thinsection.tiles import TileTable
 from thinsection.tiles.table import Columns
-from thinsection.types import Document, PlainValues
+from thinsection.types import Document, PlainValues, counted
 
 if TYPE_CHECKING:
     from thinsection.qc import Pipeline
@@ -180,6 +180,18 @@ class QcStage(Stage[CheckedTissue]):
             )
         return edits
 
+    def _notes_on_others(self, work: SlideWork) -> list[str]:
+        """Sentences on corrections that are stored with other checks of the slide."""
+        notes = []
+        for address, record in work.ledger.stages.items():
+            num_areas = record.facts.get(EDITED_AREAS)
+            if num_areas and address != self.address:
+                notes.append(
+                    f"{address.rpartition('/')[2]} has {counted(num_areas, 'corrected area')}, "
+                    f"which qc_{self.name} does not use; pass qc_edits=... with their file"
+                )
+        return notes
+
     def _key_with(self, work: SlideWork, edits: str) -> str:
         """Key of the result with corrections of this hash; '' is that of the checks alone."""
         return self.key(replace(work.source, annotation_hashes={ROLE: edits}))
@@ -235,6 +247,8 @@ class QcStage(Stage[CheckedTissue]):
             "stain": result.scores.get("stain", ""),
             "warnings": "; ".join(result.warnings),
         }
+        if self.edits is None and not result.edits:
+            work.run_notes += self._notes_on_others(work)
         if result.edits:
             facts[EDITED_AREAS] = len(result.edits)
             facts[_KEY_FACT] = edits_key(result.edits)

@@ -251,7 +251,7 @@ def qc_rows(slides: Sequence[KnownSlide], stage: AnyStage) -> list[QcRow]:
     if any(EDITED_AREAS in row for row in rows):
         for row in rows:
             if row["status"] == "done":
-                row.setdefault(EDITED_AREAS, 0.0)
+                row[EDITED_AREAS] = int(row.get(EDITED_AREAS, 0))
     return rows
 
 

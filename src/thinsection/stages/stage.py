@@ -372,6 +372,8 @@ class SlideWork:
         self.embeddings_before_edit: dict[Path, str] = {}
         # addresses of results that an edit removed and that no stage of this run makes again
         self.removed_by_edit: list[str] = []
+        # sentences for the slide's line that are about this run, and so in no ledger
+        self.run_notes: list[str] = []
         # `Stage.key` of each stage by its address
         self._keys: dict[str, str] = {}
         # value of each stage by its address
