@@ -42,4 +42,5 @@ def test_pages_work_in_one_folder_one_after_the_other_and_again(
     for page in (*PAGES, *PAGES):
         paste(page, home)
     grids = {path.parent.name for path in (home / "results").glob("*/tiles")}
-    assert grids == {"256px_0.5mpp", "256px_0.5mpp_qc-auto"}
+    plain, checked = "256px_0.5mpp", "256px_0.5mpp_qc-auto"
+    assert grids == {plain, checked, f"{checked}_remove_dust_folds"}
