@@ -153,7 +153,8 @@ class QcResult:
         Stripes mark tissue that at least one check did not judge.
         """
         colors = self.colors
-        tints = [(mask, colors[name]) for name, mask in self.masks.items()]
+        # each mask is unpacked when it is its turn
+        tints = ((mask, colors[name]) for name, mask in self.masks.items())
         shown = [(self.masks[n], colors[n]) for n in self.masks if n in self.shown]
         stripes = self.unjudged_tissue & diagonal_stripes(self.mask_use.shape)
         return overlay(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -86,10 +86,7 @@ class Tint:
 
     def paint(self, image: Image.Image, size_l0: Size) -> None:
         """Draws the colour."""
-        mask: npt.NDArray[Any] = np.asarray(
-            self.mask.unpacked() if isinstance(self.mask, PackedArray) else self.mask
-        )
-        cover = _smooth_resize(mask, image.size).astype(np.float32)
+        cover = _smooth_resize(self.mask, image.size).astype(np.float32)
         _blend(image, self.color, cover * (self.opacity / 255))
 
 
@@ -339,11 +336,12 @@ def _paste_tiles(layer: TileLayer, image: Image.Image, size_l0: Size) -> None:
     image.paste(colors, (0, 0), mask)
 
 
-def _smooth_resize(mask: MaskArray, size: Size) -> npt.NDArray[np.uint8]:
+def _smooth_resize(mask: MaskArray | PackedArray, size: Size) -> npt.NDArray[np.uint8]:
     """Mask at another size with smooth edges: (H, W), 0 to 255, with the border at 127.5."""
+    pixels = mask.unpacked() if isinstance(mask, PackedArray) else mask
     growth = max(1.0, size[0] / mask.shape[1], size[1] / mask.shape[0])
     resampling = Image.Resampling.BILINEAR if growth > 1 else Image.Resampling.BOX
-    image = Image.fromarray(mask).convert("L").resize(size, resampling)
+    image = Image.fromarray(pixels).convert("L").resize(size, resampling)
     return np.asarray(image.filter(ImageFilter.GaussianBlur(0.9 * growth)))
 
 

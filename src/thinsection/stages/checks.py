@@ -124,11 +124,9 @@ class QcStage(Stage[CheckedTissue]):
 
     def annotation_hash(self, entry: SlideEntry, ledger: SlideLedger) -> str:
         """Hash of the wanted corrections; without a file for this slide, of the stored ones."""
-        path = None
         if self.edits == NO_EDITS:
             return ""
-        if self.edits is not None:
-            path = edits_file(self.edits, entry)
+        path = self._edits_file(entry)
         record = ledger.stages.get(self.address)
         facts: Document = {} if record is None else record.facts
         if path is None:
@@ -142,6 +140,10 @@ class QcStage(Stage[CheckedTissue]):
     @property
     def _check_names(self) -> list[str]:
         return self.pipeline.editable_checks
+
+    def _edits_file(self, entry: SlideEntry) -> Path | None:
+        """File with the corrections of a slide that the run names; None: it names none."""
+        return None if self.edits is None else edits_file(self.edits, entry)
 
     def _stored_edits(self, out: Path, slide_id: str) -> tuple[QcEdit, ...]:
         """Corrections in the slide's `qc.zip`, also in one that no ledger lists."""
@@ -160,9 +162,7 @@ class QcStage(Stage[CheckedTissue]):
         if not wanted_key:
             return ()
         slide_id = work.entry.slide_id
-        path = None
-        if self.edits is not None:
-            path = edits_file(self.edits, work.entry)
+        path = self._edits_file(work.entry)
         if path is None:
             edits = self._stored_edits(work.out, slide_id)
             if edits_key(edits) != wanted_key:
@@ -209,7 +209,7 @@ class QcStage(Stage[CheckedTissue]):
         work.fetch(self)
         edits = self._wanted_edits(work)
         facts = work.ledger.stages[self.address].facts
-        is_stored = self.edits is None or edits_file(self.edits, work.entry) is None
+        is_stored = self._edits_file(work.entry) is None
         if edits and is_stored and facts.get(_SLIDE_FACT) != work.source.key:
             raise InvalidInputError(
                 f"stored corrections must belong to the slide's file, got those of another file "
@@ -253,9 +253,7 @@ class QcStage(Stage[CheckedTissue]):
             facts[EDITED_AREAS] = len(result.edits)
             facts[_KEY_FACT] = edits_key(result.edits)
             facts[_SLIDE_FACT] = work.source.key
-            path = None
-            if self.edits is not None:
-                path = edits_file(self.edits, work.entry)
+            path = self._edits_file(work.entry)
             if path is not None:
                 facts[_FILE_FACT] = file_sum(path)
         return Output(
