@@ -227,6 +227,28 @@ def test_histoqcs_pictures_are_taken_from_the_folder_that_is_given(
         chosen_pipeline(settings(histoqc_data=tmp_path / "nowhere"))
 
 
+def test_the_folder_that_is_given_wins_over_an_installed_histoqc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("given", "installed"):
+        write_histoqcs_pictures(tmp_path / place)
+    shutil.rmtree(tmp_path / "given" / "models")
+    name = "thinsection.qc.pipeline.installed_folders"
+    monkeypatch.setattr(name, lambda: [tmp_path / "installed"])
+    for given, pen_place in ((None, "installed"), (tmp_path / "given", "given")):
+        pipeline = chosen_pipeline(settings(qc="histoqc-default", histoqc_data=given))
+        checks: dict[str, Any] = {check.name: check for check in pipeline.checks}
+        places = {
+            check: {
+                Path(file).relative_to(tmp_path).parts[0]
+                for file in checks[check].files
+            }
+            for check in ("pen_markings", "coverslip_edge")
+        }
+        # what the folder lacks comes from the installed one
+        assert places == {"pen_markings": {pen_place}, "coverslip_edge": {"installed"}}
+
+
 def test_a_folder_without_any_of_histoqcs_pictures_is_refused_by_name(
     tmp_path: Path,
 ) -> None:

@@ -42,7 +42,11 @@ from thinsection.qc.checks.measures import (
     Texture,
 )
 from thinsection.qc.checks.tissue import Tissue
-from thinsection.qc.histoqc_pictures import installed_folders, with_pictures
+from thinsection.qc.histoqc_pictures import (
+    installed_folders,
+    refuse_folder_without_pictures,
+    with_pictures,
+)
 from thinsection.qc.segmenter_classes import ClassCheck, SegmenterClasses, beside
 from thinsection.registry import Entry, Registry
 from thinsection.types import Document, PlainValues
@@ -206,18 +210,25 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _PRESETS.glob("*.toml")))
 
 
-def load_pipeline(source: str | Path, *, remove: Sequence[str] = ()) -> Pipeline:
+def load_pipeline(
+    source: str | Path,
+    *,
+    remove: Sequence[str] = (),
+    histoqc_data: Path | None = None,
+) -> Pipeline:
     """Loads a preset by name, or the pipeline of a TOML file.
 
-    HistoQC's presets take the pictures of an installed HistoQC.
+    HistoQC's presets take each picture from `histoqc_data`, the current folder or an installed
+    HistoQC: the first that has it. Pictures of your own file stay those that it names.
 
     Args:
         source: name of the preset, or path of the file.
         remove: checks that remove what they find, although their setting is to show it only.
+        histoqc_data: folder with HistoQC's example pictures and templates.
 
     Raises:
-        ConfigError: no such preset or file, an unknown key, or a value that is not
-            allowed.
+        ConfigError: no such preset or file, an unknown key, a value that is not allowed, or a
+            folder without HistoQC's pictures.
     """
     presets = preset_names()
     path = Path(source)
@@ -233,8 +244,12 @@ def load_pipeline(source: str | Path, *, remove: Sequence[str] = ()) -> Pipeline
         )
     with naming_file(path):
         pipeline = pipeline_from_mapping(read_toml(path), folder=path.parent)
-    if path.parent == _PRESETS:
-        checks = with_pictures(pipeline.checks, installed_folders())
+    folders = [Path(), *installed_folders()]
+    if histoqc_data is not None:
+        refuse_folder_without_pictures(pipeline.checks, histoqc_data)
+        folders.insert(0, histoqc_data)
+    if histoqc_data is not None or path.parent == _PRESETS:
+        checks = with_pictures(pipeline.checks, folders)
         pipeline = replace(pipeline, checks=checks)
     return pipeline.removing(remove)
 

@@ -15,10 +15,6 @@ from thinsection.files.urls import without_secrets
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.histoqc_config import pipeline_from_ini
-from thinsection.qc.histoqc_pictures import (
-    refuse_folder_without_pictures,
-    with_pictures,
-)
 from thinsection.qc.pipeline import dump_pipeline
 from thinsection.qc.rules import QcRule
 from thinsection.report.qc_pictures import write_histoqc
@@ -147,12 +143,7 @@ def chosen_pipeline(config: QcRunConfig) -> Pipeline:
     if checks.from_histoqc is not None:
         pipeline = pipeline_from_ini(checks.from_histoqc, data)
     else:
-        pipeline = load_pipeline(checks.qc)
-        if data is not None:
-            refuse_folder_without_pictures(pipeline.checks, data)
-            # pictures of the user's own pipeline stay those that its file names
-            found = with_pictures(pipeline.checks, [data, Path()])
-            pipeline = dataclasses.replace(pipeline, checks=found)
+        pipeline = load_pipeline(checks.qc, histoqc_data=data)
     return pipeline.removing(checks.qc_remove)
 
 
