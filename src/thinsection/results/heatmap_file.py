@@ -88,8 +88,8 @@ def write_heatmap(
         mpp: of an OME-TIFF: its resolution in µm/px; None gives a tile 32 pixels.
 
     Memory:
-        The picture of at most 1600 pixels, and 200 bytes per tile. For `.ome.tif` 30 MiB, and 30 MiB
-        per CPU, in place of the picture, whatever the size of the slide.
+        The picture of at most 1600 pixels, and 200 bytes per tile. For `.ome.tif` 30 MiB, and
+        30 MiB per CPU, in place of the picture, whatever the size of the slide.
 
     Raises:
         InvalidInputError: another end of the path, no such column, another number of values, or an
