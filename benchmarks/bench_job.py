@@ -4,13 +4,14 @@ A mosaic of real tissue comes first, a generated slide beside it (`benchmarks/mo
 tiles at 0.5 µm/px from a scan of 0.252 µm/px with levels 1/4/16, and at native resolution. The same
 coordinates, normalisation and network (a mean over pixels; ResNet-18 under the same random weights)
 for every way, one decoding worker and one thread, each in a process of its own from opening the
-slide to rows. Each peer reads with the fastest reader that it offers (`job_work.READERS`). Each
-first writes a sample of its tiles, to be compared with ours. Then come the peaks of our job alone
-on 1, 4 and 16 times the area.
+slide to rows. Each peer reads with the fastest reader that it offers (`job_work.READERS`). Beside
+the packages stand loops by an expert (`job_loops.py`), also at 1 µm/px and on a mosaic as most 40x
+archives are stored: YCbCr 4:2:0 of quality 80. Each way first writes a sample of its tiles, to be
+compared with ours. Then come the peaks of our job alone on 1, 4 and 16 times the area.
 
 `python -m benchmarks.bench_job --peers-python PATH`: a Python that has the peers (CONTRIBUTING.md
 says how it is made); without it only ours and OpenSlide with Pillow run, and the rest is listed.
-It takes about 8 minutes of one idle core.
+It takes about 12 minutes of one idle core.
 """
 
 import json
@@ -49,6 +50,14 @@ PEERS = {
     "atlaspatch": ("atlas-patch",),
     "tiatoolbox": ("tiatoolbox",),
 }
+# loops around a fast reader, by the distribution of the reader
+LOOPS = {
+    "cucim_loop": ("cucim-cu12",),
+    "fastslide_loop": ("fastslide",),
+    "microtome_loop": ("microtome-wsi",),
+}
+STORED_ONLY = "microtome_loop"  # it reads tiles that the file stores as they are
+SUBSAMPLED = "real_420"  # the mosaic with YCbCr 4:2:0 of quality 80
 Row = dict[str, Any]
 
 
@@ -108,10 +117,11 @@ def through(way: str, python: str | None, job: Job) -> Measured | str:
         command = [python, "-m", "benchmarks.job_ours", str(described)]
         env = dict(os.environ)
     else:
-        script = Path(__file__).with_name("job_peers.py")
+        name = "job_loops.py" if way in LOOPS else "job_peers.py"
+        script = Path(__file__).with_name(name)
         command = [python, "-W", "ignore", str(script), way, str(described)]
         env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    env["OMP_NUM_THREADS"] = "1"
+    env["OMP_NUM_THREADS"] = env["RAYON_NUM_THREADS"] = "1"
     child = subprocess.run(
         command, capture_output=True, text=True, check=False, env=env
     )
@@ -169,11 +179,17 @@ class Bench:
             print(way, told, file=sys.stderr, flush=True)
             yield way, found, np.load(job.rows).astype(np.float32)
 
-    def rates(self, job: Job) -> Row:
-        """What each way takes, and how far from ours its tiles and rows are."""
+    def rates(self, job: Job, ways: Iterable[str] | None = None) -> Row:
+        """What each way takes, and how far from ours its tiles and rows are.
+
+        `ways` begin with ours; None takes all that can do the job.
+        """
         found: Row = {}
         reference = pixels = np.empty(0)
-        for way, measured, rows in self.run(job, self.pythons):
+        chosen = [*(self.pythons if ways is None else ways)]
+        if job.size_l0 != TILE_PX and STORED_ONLY in chosen:
+            chosen.remove(STORED_ONLY)
+        for way, measured, rows in self.run(job, chosen):
             tiles = np.load(job.pixels).astype(np.float32).ravel()
             if way == OURS:
                 reference = rows
@@ -188,7 +204,7 @@ class Bench:
             far = rms(rows - reference) / rms(reference)
             found[way] = described(measured)
             found[way] |= {"grey_levels_from_ours": grey, "rows_from_ours": far}
-        return found | beside_peers(found)
+        return found | beside_peers(found) | beside_loops(found)
 
     def areas(self, paths: Iterable[Path]) -> list[Row]:
         """Rate and peak of our job at 0.5 µm/px over whole slides of growing area."""
@@ -222,6 +238,16 @@ def beside_peers(found: Row) -> Row:
     }
 
 
+def beside_loops(found: Row) -> Row:
+    """The fastest loop, and ours beside it."""
+    loops = [way for way in LOOPS if way in found]
+    if not loops:
+        return {}
+    best = max(loops, key=lambda way: found[way]["tiles_per_cpu_s"])
+    speed = found[OURS]["tiles_per_cpu_s"] / found[best]["tiles_per_cpu_s"]
+    return {"best_loop": best, "ours_over_the_best_loop": round(speed, 2)}
+
+
 def rms(values: np.ndarray) -> float:
     """Root of the mean square."""
     return float(np.sqrt(np.square(values, dtype=np.float64).mean()))
@@ -247,7 +273,7 @@ def versions(python: str) -> Row:
         "torch",
         "openslide-python",
         "pillow",
-        *(n for peer in PEERS.values() for n in peer),
+        *(n for way in (PEERS | LOOPS).values() for n in way),
     ]
     code = "import sys, importlib.metadata as m; n = {d.name: d.version for d in m.distributions()}"
     code += "; import json; print(json.dumps({k: n.get(k) for k in sys.argv[1:]}))"
@@ -262,6 +288,9 @@ def compare(bench: Bench, scale: Scale) -> Row:
     paths = mosaic.write_slides(bench.folder, "slide", scale.size, mpp=MPP)
     results: Row = mosaic.described(paths, scale.size)
     results |= {"slide_mpp": MPP, "times": scale.passes, "readers": READERS}
+    if mosaic.REAL in paths:
+        paths[SUBSAMPLED] = bench.folder / f"slide-{SUBSAMPLED}.svs"
+        mosaic.write_mosaic(paths[SUBSAMPLED], scale.size, mpp=MPP, ycbcr=True)
     first, *others = paths
     network = write_network(bench.folder / "resnet18")
     jobs = {
@@ -273,9 +302,16 @@ def compare(bench: Bench, scale: Scale) -> Row:
     for name, (mpp, net, tiles) in jobs.items():
         job = bench.job(paths[first], mpp, net, tiles=tiles)
         results[first][name] = bench.rates(job)
+    against_loops = (OURS, *LOOPS)
+    job = bench.job(paths[first], 1.0, "mean", tiles=scale.half // 4)
+    results[first]["mean_1.0"] = bench.rates(job, against_loops)
     for other in others:
-        job = bench.job(paths[other], 0.5, "mean", tiles=scale.generated)
+        tiles = scale.half if other == SUBSAMPLED else scale.generated
+        job = bench.job(paths[other], 0.5, "mean", tiles=tiles)
         results[other] = {"mean_0.5": bench.rates(job)}
+    if SUBSAMPLED in paths:
+        job = bench.job(paths[SUBSAMPLED], MPP, "mean", tiles=scale.native)
+        results[SUBSAMPLED]["mean_native"] = bench.rates(job, against_loops)
     larger = []
     for number, size in enumerate(scale.areas):
         larger.append(bench.folder / f"area-{number}.svs")
@@ -345,7 +381,7 @@ def main() -> None:
     scale = SCALES["smoke" if args.smoke else "full"]
     with tempfile.TemporaryDirectory() as name:
         pythons = {OURS: sys.executable, PLAIN: sys.executable}
-        pythons |= dict.fromkeys(PEERS, args.peers_python)
+        pythons |= dict.fromkeys((*LOOPS, *PEERS), args.peers_python)
         bench = Bench(
             folder=Path(name), pythons=pythons, missing={}, passes=scale.passes
         )

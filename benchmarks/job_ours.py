@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.job_work import CPU, MEAN, STD, TILE_PX, Job, measure
+from benchmarks.job_work import CPU, MEAN, STD, TILE_PX, Job, exact_means, measure
 from thinsection.encode import (
     EncoderSpec,
     NetworkTileEncoder,
@@ -42,13 +42,8 @@ class MeanEncoder(TileEncoder):
     )
 
     def encode(self, tiles_u8: Any) -> torch.Tensor:
-        """See `TileEncoder.encode`. Sums of pixels are exact integers, divided once in float64."""
-        tiles = np.asarray(tiles_u8)
-        # a column of 256 pixels sums to 65,280 at most
-        columns = [tile.reshape(TILE_PX, -1).sum(0, dtype=np.uint16) for tile in tiles]
-        sums = np.reshape(columns, (-1, TILE_PX, 3)).sum(1, dtype=np.int64)
-        means = (sums / (TILE_PX**2 * 255) - MEAN) / STD
-        return torch.from_numpy(means.astype(np.float32))
+        """See `TileEncoder.encode`."""
+        return torch.from_numpy(exact_means(np.asarray(tiles_u8)))
 
 
 def warm(job: Job) -> TileEncoder:

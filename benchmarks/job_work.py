@@ -69,6 +69,14 @@ class Mean(nn.Module):
         return tiles.mean((2, 3))
 
 
+def exact_means(tiles_u8: np.ndarray) -> np.ndarray:
+    """Means of normalised tiles, uint8 (b, H, W, 3): sums are integers, divided once in float64."""
+    # a column of 256 pixels sums to 65,280 at most
+    columns = [tile.reshape(TILE_PX, -1).sum(0, dtype=np.uint16) for tile in tiles_u8]
+    sums = np.reshape(columns, (-1, TILE_PX, 3)).sum(1, dtype=np.int64)
+    return ((sums / (TILE_PX**2 * 255) - MEAN) / STD).astype(np.float32)
+
+
 class Pixels(nn.Module):
     """The grey levels that were normalised: what the check of the pixels compares."""
 

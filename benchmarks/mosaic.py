@@ -24,6 +24,7 @@ from thinsection.types import RgbArray, Size
 SOURCE = "CMU-1-Small-Region.svs"
 DOWNSAMPLES = (1, 4, 16)
 QUALITY = 30  # of the CMU slide
+YCBCR_QUALITY = 80  # of most 40x archives
 TILE_PX = 256
 _SQUARE_PX = 1024  # edge of a square, level-0 px
 _BLOCK_PX = 8  # edge of a block of the file's JPEG, px
@@ -101,7 +102,9 @@ def squares_of(path: Path, rng: np.random.Generator) -> list[dict[int, RgbArray]
     return found
 
 
-def write_mosaic(path: Path, size: Size, *, mpp: float, seed: int = 1) -> None:
+def write_mosaic(
+    path: Path, size: Size, *, mpp: float, seed: int = 1, ycbcr: bool = False
+) -> None:
     """Writes a mosaic with levels 1, 4 and 16, like a scan of Aperio's.
 
     Args:
@@ -109,6 +112,7 @@ def write_mosaic(path: Path, size: Size, *, mpp: float, seed: int = 1) -> None:
         size: (width, height) of level 0.
         mpp: µm/px that the file states for level 0; the pixels were scanned at 0.499.
         seed: decides places and order of the squares.
+        ycbcr: store YCbCr with chroma at half the resolution, and quality 80.
 
     Memory: some 300 MB, whatever the size; tiles are written row by row.
     """
@@ -120,21 +124,24 @@ def write_mosaic(path: Path, size: Size, *, mpp: float, seed: int = 1) -> None:
     shape = (-(-size[1] // _SQUARE_PX) + 4, -(-size[0] // _SQUARE_PX) + 4)
     order = rng.integers(len(squares), size=shape)  # 4 more fill the last tile
     extent = f"{size[0]}x{size[1]}"
-    image = f"{extent} [0,0 {extent}] ({TILE_PX}x{TILE_PX}) JPEG/RGB Q={QUALITY}"
+    quality = YCBCR_QUALITY if ycbcr else QUALITY
+    colors = "YCC" if ycbcr else "RGB"
+    image = f"{extent} [0,0 {extent}] ({TILE_PX}x{TILE_PX}) JPEG/{colors} Q={quality}"
     description = f"Aperio Image Library v12.0.0\r\n{image}"
     description += f"|AppMag = {10 / mpp:g}|MPP = {mpp:g}"
-    tables, _ = split_jpeg(_encoded(squares[0][1][:TILE_PX, :TILE_PX]))
+    tables, _ = split_jpeg(_encoded(squares[0][1][:TILE_PX, :TILE_PX], ycbcr=ycbcr))
     with tifffile.TiffWriter(path, bigtiff=True) as writer:
         for index, downsample in enumerate(DOWNSAMPLES):
             width, height = (length // downsample for length in size)
             writer.write(
-                _tiles(squares, order, downsample, (width, height)),
+                _tiles(squares, order, downsample, (width, height), ycbcr=ycbcr),
                 shape=(height, width, 3),
                 dtype=np.uint8,
                 tile=(TILE_PX, TILE_PX),
-                photometric="rgb",
+                photometric="ycbcr" if ycbcr else "rgb",
+                subsampling=(2, 2) if ycbcr else None,
                 compression="jpeg",
-                compressionargs={"outcolorspace": "RGB"},
+                compressionargs=None if ycbcr else {"outcolorspace": "RGB"},
                 jpegtables=tables,
                 description=description if index == 0 else None,
                 subfiletype=int(index > 0),
@@ -144,7 +151,12 @@ def write_mosaic(path: Path, size: Size, *, mpp: float, seed: int = 1) -> None:
 
 
 def _tiles(
-    squares: list[dict[int, RgbArray]], order: np.ndarray, downsample: int, size: Size
+    squares: list[dict[int, RgbArray]],
+    order: np.ndarray,
+    downsample: int,
+    size: Size,
+    *,
+    ycbcr: bool,
 ) -> Iterator[bytes]:
     """Encoded tiles of one level, row by row; equal tiles are encoded once."""
     edge = _SQUARE_PX // downsample
@@ -161,19 +173,19 @@ def _tiles(
                 for line in numbers
             ]
             tile = np.vstack(rows)[top : top + TILE_PX, left : left + TILE_PX]
-            encoded[key] = split_jpeg(_encoded(tile))[1]
+            encoded[key] = split_jpeg(_encoded(tile, ycbcr=ycbcr))[1]
         yield encoded[key]
 
 
-def _encoded(tile: RgbArray) -> bytes:
-    """A JPEG of R, G and B as they are, with the default Huffman tables."""
+def _encoded(tile: RgbArray, *, ycbcr: bool) -> bytes:
+    """A JPEG with the default Huffman tables: of R, G and B as they are, or of YCbCr 4:2:0."""
     return bytes(
         imagecodecs.jpeg8_encode(
             np.ascontiguousarray(tile),
-            level=QUALITY,
+            level=YCBCR_QUALITY if ycbcr else QUALITY,
             colorspace="RGB",
-            outcolorspace="RGB",
-            subsampling="444",
+            outcolorspace="YCBCR" if ycbcr else "RGB",
+            subsampling="420" if ycbcr else "444",
             optimize=False,
         )
     )
