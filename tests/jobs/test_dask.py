@@ -207,8 +207,9 @@ def test_an_output_that_dask_jobqueue_would_not_quote_is_refused(
 
 
 def test_gpus_without_dask_cuda_are_refused_with_another_way(
-    tmp_path: Path, slides: list[Path]
+    tmp_path: Path, slides: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     config = ExecutorConfig(executor="dask", gpus="0,1")
     assert local_shape(config)[0] == 2
     with pytest.raises(

@@ -1,6 +1,7 @@
 """The executor's settings and chunks, and the inline executor."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,7 +20,12 @@ from thinsection.jobs.backend import (
     weighted_chunks,
 )
 from thinsection.jobs.execute import execute
-from thinsection.jobs.executor import ExecutorConfig, chosen_executor
+from thinsection.jobs.executor import (
+    ExecutorConfig,
+    check_gpus,
+    chosen_executor,
+    local_shape,
+)
 from thinsection.jobs.task import Report, Task
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import with_all_gpus
@@ -101,6 +107,54 @@ def test_all_gpus_are_those_that_this_process_may_use(
     assert ExecutorConfig(gpus="none", jobqueue="slurm").gpu_ids == ()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
     assert chosen_executor(ExecutorConfig(gpus="all")) == "inline"
+
+
+def test_one_gpu_that_is_named_has_a_worker_that_sees_no_other() -> None:
+    for named in ("0", "1", "GPU-a"):
+        assert chosen_executor(ExecutorConfig(gpus=named)) == "pool"
+        assert local_shape(ExecutorConfig(gpus=named))[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("visible", "asked", "message"),
+    [
+        ("", "all", "where no GPU is visible, got 'all'.*thinsection doctor"),
+        ("-1", "0,1", "where no GPU is visible, got '0,1'"),
+        ("2,3", "3,0", "among the visible GPUs 2, 3, got '0'"),
+        ("0,1", "2", "among the visible GPUs 0, 1, got '2'"),
+        ("GPU-a,GPU-b", "GPU-c", "among the visible GPUs GPU-a, GPU-b, got 'GPU-c'"),
+        ("GPU-a,GPU-b", "0", "among the visible GPUs GPU-a, GPU-b, got '0'"),
+        ("0,1", "1,0", None),
+        ("0,1", "all", None),
+        ("0,1", "GPU-a", None),  # CUDA compares it
+        ("GPU-a,GPU-b", "GPU-b", None),
+        ("", "none", None),
+        ("", None, None),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused_by_name(
+    visible: str,
+    asked: str | None,
+    message: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with (
+        nullcontext() if message is None else pytest.raises(ConfigError, match=message)
+    ):
+        check_gpus(ExecutorConfig(gpus=asked))
+
+
+@pytest.mark.parametrize(
+    ("executor", "other_way"),
+    [("inline", "device='cuda:1'"), ("ray", "gres='gpu:1'"), ("slurm", "gres='gpu:1'")],
+)
+def test_executors_that_do_not_choose_gpus_refuse_them(
+    executor: str, other_way: str
+) -> None:
+    assert ExecutorConfig(executor=executor, gpus="none").gpu_ids == ()
+    with pytest.raises(ConfigError, match=f"left out with .*{executor}.*{other_way}"):
+        ExecutorConfig(executor=executor, gpus="1")
 
 
 def test_a_run_takes_all_gpus_where_nothing_else_is_chosen(

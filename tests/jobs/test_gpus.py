@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from thinsection.errors import ConfigError
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import OnEvent, Report, Task
@@ -38,7 +39,10 @@ def gpus_of_processes(folder: Path, config: ExecutorConfig) -> dict[int, str]:
 
 
 @pytest.mark.check
-def test_each_of_four_gpus_has_a_worker_of_its_own(tmp_path: Path) -> None:
+def test_each_of_four_gpus_has_a_worker_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,4,6")
     config = ExecutorConfig(gpus="0,1,4,6", chunk_slides=1, threads=1)
     seen = gpus_of_processes(tmp_path, config)
     assert sorted(seen.values()) == ["0", "1", "4", "6"]
@@ -46,7 +50,29 @@ def test_each_of_four_gpus_has_a_worker_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.check
-def test_more_workers_than_gpus_share_them_evenly(tmp_path: Path) -> None:
+def test_more_workers_than_gpus_share_them_evenly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4,5")
     config = ExecutorConfig(gpus="3,5", workers=4, chunk_slides=1, threads=1)
     seen = gpus_of_processes(tmp_path, config)
     assert sorted(seen.values()) == ["3", "3", "5", "5"]
+
+
+@pytest.mark.check
+def test_one_gpu_that_is_named_is_the_one_that_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    config = ExecutorConfig(gpus="1", chunk_slides=1, threads=1)
+    seen = gpus_of_processes(tmp_path, config)
+    assert [*seen.values()] == ["1"]
+    assert os.getpid() not in seen
+
+
+def test_gpus_that_are_not_there_are_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(ConfigError, match="visible GPUs 0, 1, got '2'"):
+        gpus_of_processes(tmp_path, ExecutorConfig(gpus="0,2"))

@@ -42,6 +42,7 @@ from thinsection.jobs.executor import (
     ExecutorConfig,
     Resource,
     ResourceStep,
+    check_gpus,
     chosen_executor,
 )
 from thinsection.jobs.task import AnyReport, Entry, OnEvent, Report, Result, Task
@@ -94,6 +95,7 @@ def execute(
             if event is not None:
                 on_event(event)
 
+    check_gpus(config)
     backend_type = load_backend(chosen_executor(config, cluster=cluster))
     unfinished: list[Entry] = []
     finished: list[Result] = []

@@ -62,6 +62,12 @@ _BUILT_IN = (
 )
 # The classes use these settings, so `backend.load_backend` checks that they are backends.
 EXECUTORS: Registry[type] = Registry("executor", "thinsection.executors", _BUILT_IN)
+# what to do in place of `gpus` with executors that do not choose GPUs
+_OTHER_WAYS = {
+    "inline": "name its GPU with device='cuda:1'",
+    "ray": "ask Ray for a GPU with gres='gpu:1'",
+    "slurm": "ask Slurm for GPUs with gres='gpu:1'",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +119,9 @@ class ExecutorConfig:
     )
     gpus: str | None = option(
         None,
-        "GPUs of this machine to use, with one worker each: 0,1, all or none. [default: all, "
-        "if `thinsection run` encodes on GPUs and there are several]",
+        "GPUs of this machine to use, with one worker each: 0,1, all or none. One that is not "
+        "there is refused. [default: all, if `thinsection run` encodes on GPUs and there are "
+        "several]",
     )
     jobqueue: str | None = option(
         None, "Batch system on which Dask starts its workers as jobs: slurm."
@@ -194,6 +201,11 @@ class ExecutorConfig:
             raise ConfigError(
                 "executor must have at most one of scheduler, gpus and jobqueue, got several"
             )
+        if gpus is not None and self.executor in _OTHER_WAYS:
+            raise ConfigError(
+                f"executor.gpus must be left out with executor {self.executor!r}, got {gpus!r}; "
+                f"{_OTHER_WAYS[self.executor]}"
+            )
 
     @property
     def in_process(self) -> bool:
@@ -253,6 +265,32 @@ class ExecutorConfig:
         )
 
 
+def check_gpus(config: ExecutorConfig) -> None:
+    """Refuses GPUs that this process may not use.
+
+    Call it where the work begins: settings may be read on another machine. A UUID is not compared
+    with indices.
+
+    Raises:
+        ConfigError: names the GPUs that there are.
+    """
+    if config.gpus in (None, NO_GPUS):
+        return
+    visible = visible_gpus()
+    if not visible:
+        raise ConfigError(
+            f"executor.gpus must be left out where no GPU is visible, got {config.gpus!r}; "
+            "`thinsection doctor` says what this machine has"
+        )
+    is_indices = all(name.isdigit() for name in visible)
+    for gpu in config.gpu_ids:
+        comparable = gpu.isdigit() or not is_indices
+        if comparable and gpu not in visible:
+            raise ConfigError(
+                f"executor.gpus must be among the visible GPUs {', '.join(visible)}, got {gpu!r}"
+            )
+
+
 def chosen_executor(config: ExecutorConfig, *, cluster: object = None) -> str:
     """Name in `EXECUTORS` for these settings.
 
@@ -268,7 +306,10 @@ def chosen_executor(config: ExecutorConfig, *, cluster: object = None) -> str:
         return "ray"
     if config.scheduler or config.jobqueue:
         return "dask"
-    return "pool" if max(config.workers, len(config.gpu_ids)) > 1 else "inline"
+    # one GPU that is named needs a worker that sees no other
+    names_gpus = config.gpus not in (None, NO_GPUS, ALL_GPUS)
+    is_many = max(config.workers, len(config.gpu_ids)) > 1
+    return "pool" if is_many or names_gpus else "inline"
 
 
 def local_shape(config: ExecutorConfig) -> tuple[int, int]:
