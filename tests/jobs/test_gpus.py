@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import thinsection as ts
 from thinsection.errors import ConfigError
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import OnEvent, Report, Task
+from thinsection.testing.synthetic import write_he_slide
 
 
 @dataclass(frozen=True)
@@ -76,3 +78,13 @@ def test_gpus_that_are_not_there_are_refused_before_the_work(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(ConfigError, match="visible GPUs 0, 1, got '2'"):
         gpus_of_processes(tmp_path, ExecutorConfig(gpus="0,2"))
+
+
+def test_a_run_that_asks_for_a_gpu_that_is_not_there_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    write_he_slide(tmp_path / "a.svs", (600, 400))
+    with pytest.raises(ConfigError, match=r"where no GPU is visible, got '1'"):
+        ts.run(tmp_path / "a.svs", out=tmp_path / "out", gpus="1", until="tiles")
+    assert not (tmp_path / "out").exists()

@@ -23,7 +23,7 @@ from thinsection.files.lock import sweep_old
 from thinsection.files.urls import hide_secret, is_url
 from thinsection.jobs.backend import Submitted, ignore_event
 from thinsection.jobs.execute import execute, skipped_line
-from thinsection.jobs.executor import chosen_executor
+from thinsection.jobs.executor import check_gpus, chosen_executor
 from thinsection.jobs.task import Report, merge_reports
 from thinsection.qc.edits import check_edits_source
 from thinsection.results import records
@@ -167,6 +167,7 @@ def run(
         on_event=on_event or ignore_event, on_message=on_message or ignore_message
     )
     spec.check_packages()
+    check_gpus(spec.executor)
     entries = cohort_of(slides, spec.slides, spec.regions, listeners.on_message)
     if spec.qc.qc_edits is not None:
         check_edits_source(spec.qc.qc_edits, entries, listeners.on_message)
