@@ -9,6 +9,15 @@ from thinsection.errors import InvalidInputError
 from thinsection.pool.gigapath import LongNetConfig
 from thinsection.types import MIB
 
+
+@pytest.fixture(params=["in blocks", "fused"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As on a CPU; and as on a card, by PyTorch's fused attention for CPUs."""
+    if request.param == "fused":
+        monkeypatch.setattr("thinsection.attention.dilated.is_fused", lambda q: True)
+    return str(request.param)
+
+
 BRANCHES = ((8, 1), (22, 2), (45, 4), (64, 8), (256, 16))
 
 
@@ -51,6 +60,30 @@ def test_a_part_of_the_heads_sees_its_own_offsets() -> None:
     whole = ours(x)
     part = ours(tuple(t[4:8] for t in x), first_head=4)
     torch.testing.assert_close(part, whole[4:8], rtol=0, atol=1e-14)
+
+
+def test_launches_are_few_and_small(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Of 16 heads and 8,000 tokens: a launch has all heads that see the same tokens."""
+    shapes: list[tuple[int, ...]] = []
+
+    def counted(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        shapes.append(tuple(q.shape))
+        return q, q[..., 0]
+
+    monkeypatch.setattr("thinsection.attention.dilated.fused_attention", counted)
+    if way == "in blocks":
+        return
+    x = torch.zeros(16, 8_000, 48)
+    branches = LongNetConfig().branches
+    dilated_heads((x, x, x), branches, first_head=0, num_heads=16, budget_bytes=MIB)
+    assert sum(s * g * n for s, g, n, _ in shapes) == 16 * 8_000 * (
+        1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16
+    )
+    assert max(s * g * n for s, g, n, _ in shapes) <= 1 << 17
+    # whole segments and the rest: two of the first branch, four of the second, then one a group
+    assert len(shapes) == 2 + 4 + 4 + 8 + 16
 
 
 def test_zero_padding_takes_part() -> None:

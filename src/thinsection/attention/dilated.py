@@ -3,8 +3,11 @@
 Nothing is padded in memory: the published zero padding takes part in the softmax (logit 0,
 value 0), which adds its count to the denominator.
 
-Shapes: h heads (a part of all H), L tokens, D channels of a head; s segments of n tokens that a
-head sees.
+Heads that see the same tokens of a segment are computed together on a card, in one launch of
+PyTorch's fused attention for many segments; on a CPU they follow one another.
+
+Shapes: h heads (a part of all H), L tokens, D channels of a head; g heads that see the same tokens,
+s segments of n tokens that they see.
 
 Source: Ding et al., "LongNet: Scaling Transformers to 1,000,000,000 Tokens", 2023.
 """
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from thinsection.attention.blocks import plan_blocks
 from thinsection.attention.chunked import forward_chunked
+from thinsection.attention.fused import fused_attention, is_fused
 from thinsection.attention.gradient import gradients
 from thinsection.attention.products import fast_products
 from thinsection.attention.reach import LOG2E
@@ -27,6 +31,8 @@ from thinsection.errors import InvalidInputError
 
 # tokens that a head sees in the equal segments of one call; each call has costs of its own
 CALL_TOKENS = 8192
+# tokens of all heads of one launch on a card, if L is not more: 100 MB for heads of 128 channels
+_LAUNCH_TOKENS = 1 << 17
 # log2 units; the published weight of tokens that a branch does not cover
 UNCOVERED = -1e8 * LOG2E
 
@@ -60,7 +66,8 @@ def dilated_heads(
         budget_bytes: memory for blocks.
 
     Memory: the output, 2 h L floats, one head's branch output (of CALL_TOKENS, or one segment), and
-    budget_bytes.
+    budget_bytes. On a card one and a half heads' output of L tokens (or _LAUNCH_TOKENS, or of one
+    segment) in place of the last two.
     """
     _check_branches(branches, num_heads)
     sums = _mixed_sums(
@@ -109,19 +116,26 @@ def _mixed_sums(
     top = mixed.new_full((heads, tokens), -math.inf)
     for branch in branches:
         seen_with_padding = -(-min(branch.length, tokens) // branch.dilation)
-        for head, cut in _cuts(branch, tokens, heads, first_head, num_heads):
-            segments = [cut.view(x[head]) for x in qkv]
-            if segments[0].numel() == 0:
-                continue
-            padding = seen_with_padding - segments[0].shape[1]
-            values, log_sums = _attend_segments(segments, padding, budget_bytes)
-            _mix_in(
-                values,
-                log_sums,
-                mixed=cut.view(mixed[head]),
-                weights=cut.view(weights[head]),
-                top=cut.view(top[head]),
-            )
+        groups = _head_groups(branch, heads, first_head, num_heads, fused=is_fused(q))
+        for group in groups:
+            for cut in _cuts(branch, tokens, group):
+                segments = [cut.view(x) for x in qkv]
+                if segments[0].numel() == 0:
+                    continue
+                padding = seen_with_padding - segments[0].shape[2]
+                attended = (
+                    _attend_fused(segments)
+                    if group.fused
+                    else _attend_in_blocks(segments, budget_bytes)
+                )
+                values, log_sums = _with_padding(*attended, padding)
+                _mix_in(
+                    values,
+                    log_sums,
+                    mixed=cut.view(mixed),
+                    weights=cut.view(weights),
+                    top=cut.view(top),
+                )
     return _Sums(mixed, weights, top)
 
 
@@ -178,31 +192,58 @@ def dilated_gradients(
         for _ in qkv
     ]
     for branch in branches:
-        for head, cut in _cuts(branch, tokens, heads, 0, heads):
-            segments = [cut.view(x[head]) for x in qkv]
-            if segments[0].numel() == 0:
-                continue
-            parts = gradients(
-                _segments_item(segments),
-                cut.view(out[head]),
-                cut.view(log_sums[head]),
-                cut.view(d_out[head]),
-                plan_blocks(segments[0], budget_bytes=budget_bytes),
-            )
-            for total, part in zip(totals, parts, strict=True):
-                cut.view(total[head]).add_(part)
+        for group in _head_groups(branch, heads, 0, heads, fused=False):
+            for cut in _cuts(branch, tokens, group):
+                segments = [cut.view(x)[0] for x in qkv]
+                if segments[0].numel() == 0:
+                    continue
+                parts = gradients(
+                    _segments_item(segments),
+                    cut.view(out)[0],
+                    cut.view(log_sums)[0],
+                    cut.view(d_out)[0],
+                    plan_blocks(segments[0], budget_bytes=budget_bytes),
+                )
+                for total, part in zip(totals, parts, strict=True):
+                    cut.view(total)[0].add_(part)
     return totals[0], totals[1], totals[2]
 
 
-def _cuts(
-    branch: Branch, tokens: int, heads: int, first_head: int, num_heads: int
-) -> "Iterator[tuple[int, _Cut]]":
-    """For each of h heads, the tokens that it sees, in calls of equal segments."""
+@dataclass(frozen=True, slots=True)
+class _HeadGroup:
+    """Heads that see the same tokens: every `dilation`-th of a segment, from `offset` on."""
+
+    heads: slice  # among the h heads
+    offset: int
+    fused: bool  # computed in one launch; else it is one head
+
+
+def _head_groups(
+    branch: Branch, heads: int, first_head: int, num_heads: int, *, fused: bool
+) -> Iterator[_HeadGroup]:
+    """Groups of the h heads; of one head each if they are not computed in one launch."""
+
+    def offset_of(head: int) -> int:
+        return (first_head + head) * branch.dilation // num_heads
+
+    start = 0
+    for stop in range(1, heads + 1):
+        ends = stop == heads or offset_of(stop) != offset_of(start)
+        if ends or not fused:
+            yield _HeadGroup(slice(start, stop), offset_of(start), fused)
+            start = stop
+
+
+def _cuts(branch: Branch, tokens: int, group: _HeadGroup) -> "Iterator[_Cut]":
+    """The tokens that the heads see, in calls of equal segments."""
     length = min(branch.length, tokens)
-    for head in range(heads):
-        offset = (first_head + head) * branch.dilation // num_heads
-        for part, size in _equal_segments(tokens, length, branch.dilation):
-            yield head, _Cut(part, size, offset, branch.dilation)
+    num_heads = group.heads.stop - group.heads.start
+    call_tokens = CALL_TOKENS
+    if group.fused:
+        call_tokens = max(tokens, _LAUNCH_TOKENS) // num_heads
+    tokens_per_call = length * max(1, call_tokens * branch.dilation // length)
+    for part, size in _equal_segments(tokens, length, tokens_per_call):
+        yield _Cut(group.heads, part, size, group.offset, branch.dilation)
 
 
 def _check_branches(branches: tuple[Branch, ...], num_heads: int) -> None:
@@ -217,11 +258,10 @@ def _check_branches(branches: tuple[Branch, ...], num_heads: int) -> None:
 
 
 def _equal_segments(
-    tokens: int, length: int, dilation: int
+    tokens: int, length: int, tokens_per_call: int
 ) -> Iterator[tuple[slice, int]]:
     """Ranges of tokens with the size of their segments: several of `length`, then a shorter one."""
     whole = tokens // length * length
-    tokens_per_call = length * max(1, CALL_TOKENS * dilation // length)
     for start in range(0, whole, tokens_per_call):
         yield slice(start, min(start + tokens_per_call, whole)), length
     if whole < tokens:
@@ -230,25 +270,38 @@ def _equal_segments(
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The tokens of a range that one head sees: every `dilation`-th of each segment of `size`."""
+    """The tokens of a range that heads see: every `dilation`-th of each segment of `size`."""
 
+    heads: slice
     part: slice
     size: int
     offset: int
     dilation: int
 
     def view(self, x: Tensor) -> Tensor:
-        """View (s, n, ...) of x (L, ...)."""
-        segments = x[self.part].unflatten(0, (-1, self.size))  # type: ignore[no-untyped-call]
-        return cast(Tensor, segments[:, self.offset :: self.dilation])
+        """View (g, s, n, ...) of x (h, L, ...)."""
+        tokens = x[self.heads, self.part]
+        segments = tokens.unflatten(1, (-1, self.size))  # type: ignore[no-untyped-call]
+        return cast(Tensor, segments[:, :, self.offset :: self.dilation])
 
 
-def _attend_segments(
-    qkv: list[Tensor], padding: int, budget_bytes: int
-) -> tuple[Tensor, Tensor]:
-    """Attention (s, n, D) within segments (s, n, D), each with `padding` zeros; log-sum-exp2."""
-    plan = plan_blocks(qkv[0], budget_bytes=budget_bytes)
-    out, log_sums = forward_chunked(_segments_item(qkv), plan)
+def _attend_fused(qkv: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Attention (g, s, n, D) within segments (g, s, n, D) in one launch; log2-sum-exp2."""
+    q, k, v = (x.transpose(0, 1) for x in qkv)
+    out, log_sums = fused_attention(q, k, v)
+    return out.transpose(0, 1), log_sums.transpose(0, 1)
+
+
+def _attend_in_blocks(qkv: list[Tensor], budget_bytes: int) -> tuple[Tensor, Tensor]:
+    """The same of one head (1, s, n, D), in blocks."""
+    segments = [x[0] for x in qkv]
+    plan = plan_blocks(segments[0], budget_bytes=budget_bytes)
+    out, log_sums = forward_chunked(_segments_item(segments), plan)
+    return out[None], log_sums[None]
+
+
+def _with_padding(out: Tensor, log_sums: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+    """The same where `padding` more keys have the logit 0 and the value 0."""
     values = out.to(log_sums.dtype)
     if padding:
         log_padding = log_sums.new_tensor(math.log2(padding))
