@@ -128,6 +128,30 @@ def test_a_tissue_mask_comes_back_to_the_bit(opened: Opened, work: SlideWork) ->
     assert record.facts["tissue_fraction"] == round(fresh.tissue_fraction, 6)
 
 
+def test_the_warning_of_a_smear_is_kept_and_one_of_an_older_version_is_none(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(1)
+    pixels = rng.normal(242, 1.5, (300, 400, 3))
+    for row, column in rng.integers(0, (298, 398), (1500, 2)):
+        pixels[row : row + 2, column : column + 2] = (165, 120, 180)
+    path = tmp_path / "smear.tif"
+    image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+    # 1,250 pixels per cm: 8 µm/px
+    image.save(path, resolution_unit=3, x_resolution=1250.0, y_resolution=1250.0)
+    opened = open_work(path, tmp_path / "out")
+    with opened.slide:
+        opened.perform(MASK)
+    fresh: TissueMask = opened.work.value(MASK)
+    assert "smear" in fresh.warning
+    assert MASK.load(later(opened.work)).warning == fresh.warning
+    record = opened.work.ledger.stages[MASK.address]
+    assert record.facts["warnings"] == fresh.warning
+    older = later(opened.work)
+    del older.ledger.stages[MASK.address].facts["warnings"]
+    assert MASK.load(older).warning == ""
+
+
 FILES_OF_A_MASK = ("tissue.png", "picture.jpg")
 
 

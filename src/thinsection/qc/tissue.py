@@ -15,7 +15,7 @@ from thinsection.arrays.morphology import drop_small
 from thinsection.config import option
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
-from thinsection.qc.checks.tissue import Tissue, detect_tissue
+from thinsection.qc.checks.tissue import Detected, Tissue, detect_tissue
 from thinsection.qc.work_image import resolution_of, work_size
 from thinsection.slide import Slide, check_slide, read_resized
 from thinsection.types import (
@@ -95,6 +95,8 @@ class TissueMask:
     stain: str = ""
     # share of the slide that would be tissue but for ink, [0, 1]
     pen_fraction: float = 0.0
+    # says why the share of tissue was not judged; '' if it was
+    warning: str = ""
 
     @property
     def tissue_fraction(self) -> float:
@@ -138,11 +140,11 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     check_slide(slide)
     config = config or TissueConfig()
     picture = work_frame(slide, config.mask_mpp)
-    detected, stain = segment_tissue(picture.thumbnail, config, px_um=picture.px_um)
-    mask = detected
-    if detected.any():
-        mask = detected & ~find_pen_ink(picture.thumbnail, picture.px_um)
-    pen_fraction = float((detected & ~mask).mean())
+    detected = _detect(picture.thumbnail, config, px_um=picture.px_um)
+    mask = detected.mask
+    if mask.any():
+        mask = mask & ~find_pen_ink(picture.thumbnail, picture.px_um)
+    pen_fraction = float((detected.mask & ~mask).mean())
     if pen_fraction:
         # specks that remain of a piece between two strokes
         least_px = config.min_speck_um2 / picture.px_um**2
@@ -152,8 +154,9 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
         frame=picture.frame,
         mask_mpp=picture.mask_mpp,
         thumbnail=picture.thumbnail,
-        stain=stain,
+        stain=detected.stain,
         pen_fraction=pen_fraction,
+        warning=detected.warning,
     )
 
 
@@ -187,7 +190,12 @@ def segment_tissue(
     rgb: RgbArray, config: TissueConfig, *, px_um: float
 ) -> tuple[MaskArray, str]:
     """Mask (H, W) and measured stain of an RGB thumbnail (H, W, 3) of px of px_um µm."""
-    detected = detect_tissue(
+    detected = _detect(rgb, config, px_um=px_um)
+    return detected.mask, detected.stain
+
+
+def _detect(rgb: RgbArray, config: TissueConfig, *, px_um: float) -> Detected:
+    return detect_tissue(
         get_namespace("cpu"),
         rgb,
         px_um,
@@ -195,7 +203,6 @@ def segment_tissue(
         min_hole_px=config.min_hole_um2 / px_um**2,
         black_level=config.black_level,
     )
-    return detected.mask, detected.stain
 
 
 def hues(num: int) -> list[Color]:

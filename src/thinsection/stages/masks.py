@@ -72,6 +72,7 @@ class TissueStage(Stage[TissueMask]):
             "pen_fraction": round(tissue.pen_fraction, 6),
             "mask_mpp": tissue.mask_mpp,
             "size_l0": tissue.frame.size_l0,
+            "warnings": tissue.warning,
         }
         return Output(files=(mask_name, picture_name), facts=facts, value=tissue)
 
@@ -97,6 +98,8 @@ class TissueStage(Stage[TissueMask]):
             thumbnail=np.array(small),
             stain=facts["stain"],
             pen_fraction=facts["pen_fraction"],
+            # folders of older versions have no warning
+            warning=facts.get("warnings", ""),
         )
 
     def _name(self, slide_id: str, stem: str, suffix: str) -> str:

@@ -89,6 +89,10 @@ _CLEAR = 0.03
 _CLEAR_SHARE = 0.5
 _LEAST_DARK_SHARE = 0.05
 _LARGEST_SPECK_SHARE = 0.12
+_SCATTERED = (
+    "the share of tissue was not judged, because cells lie apart as in a smear; the mask is the "
+    "area that they span"
+)
 
 # The slide's edge: dark, flat, at the border, and with little colour for its density. Least
 # density; largest colour of pale pixels, and largest colour as a fraction of the density of dark
@@ -154,16 +158,12 @@ class Tissue(QcCheck, kind="tissue", removes_glass=True):
         outcome = view.left(view.mask_use & mask, self.name)
         scores = {**outcome.scores, "stain": detected.stain}
         outcome = replace(outcome, scores=scores, stain=detected.stain)
-        if not detected.is_scattered:
+        if not detected.warning:
             return outcome
-        warning = (
-            f"{self.name}: the share of tissue was not judged, because cells lie apart as in a "
-            "smear; the mask is the area that they span"
-        )
         return replace(
             outcome,
             unjudged_area=view.mask_use & mask,
-            warnings=(*outcome.warnings, warning),
+            warnings=(*outcome.warnings, f"{self.name}: {detected.warning}"),
         )
 
     @property
@@ -179,8 +179,9 @@ class Detected:
     mask: Array  # bool (H, W)
     stain: Stain
     shows_glass: bool  # False if tissue fills the field
-    # True if the mask is the area that single cells span, as in a smear
-    is_scattered: bool
+    # says that the share of tissue was not judged, since the mask is the area that single cells
+    # span, as in a smear; '' elsewhere
+    warning: str
 
 
 def detect_tissue(
@@ -232,7 +233,7 @@ def detect_tissue(
         mask=enlarged[: rgb.shape[0], : rgb.shape[1]],
         stain=_measure_stain(ns, absorption, mask),
         shows_glass=shows_glass,
-        is_scattered=_is_scattered(ns, evidence, mask),
+        warning=_SCATTERED if _is_scattered(ns, evidence, mask) else "",
     )
 
 
