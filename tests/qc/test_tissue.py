@@ -281,7 +281,8 @@ def test_fat_tissue_and_empty_glass_are_judged(image: np.ndarray) -> None:
 
 
 def test_a_run_without_quality_control_says_that_a_smear_was_not_judged() -> None:
-    for image, is_smear in ((cells(0.05, seed=3), True), (with_tissue(False)[0], False)):
+    tissue = with_tissue(False)[0]
+    for image, is_smear in ((cells(0.05, seed=3), True), (tissue, False)):
         slide = ArraySlide([image], slide_mpp=(8.0, 8.0), objective_power=None)
         found = tissue_mask(slide)
         assert found.tissue_fraction > 0.1
