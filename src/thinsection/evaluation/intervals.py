@@ -284,7 +284,7 @@ def interval(
 
     `scorer` maps row weights (B, N) to scores (B,). `metric` decides the kind of the interval
     (`metrics.kind_of`), see `bounds_of`; means of shares use `bounds_of_shares`. `seed` is the seed
-    of the bootstrap, which only the calibration error (a distance) needs.
+    of the bootstrap, which only the calibration error (a distance) and medians need.
 
     There is no interval if a class has fewer than MIN_UNITS units, or if the score has no value
     without one of the units; `missing` then gives the reason.
@@ -300,6 +300,9 @@ def interval(
         spread = scorer.spread  # type: ignore[attr-defined]
         resampled = np.concatenate([spread(w) for w in sampling.weights(seed)])
         low, high = distance_bounds(point, resampled, sampling)
+    elif not missing and kind == "median":
+        drawn = np.concatenate([scorer(w) for w in sampling.weights(seed)])
+        low, high = median_bounds(point, drawn, sampling)
     elif not missing:
         chance = chance_of(metric, len(sampling.units_by_stratum))
         shares = _parts_of(scorer, ShareScorer)
@@ -366,6 +369,7 @@ METHODS: dict[Kind, str] = {
     "error": "jackknife, Wilson's score interval",
     "explained": "jackknife of log(1 - R²)",
     "distance": "Bayesian bootstrap (Rubin 1981), triangle inequality",
+    "median": "Bayesian bootstrap (Rubin 1981), percentiles",
 }
 
 
@@ -666,6 +670,18 @@ def _share_law(sampling: Sampling) -> Callable[[float], float]:
     counts = [max(1, int(count)) for count in units]
     effective = len(counts) ** 2 / sum(1 / count for count in counts)
     return lambda true: true * (1 - true) / effective
+
+
+def median_bounds(
+    point: float, drawn: FloatVector, sampling: Sampling
+) -> tuple[float, float]:
+    """Percentiles of `drawn` (B,), a median of resampled units: the jackknife of one is wrong.
+
+    Their distances from the score are widened for few units, as in `drawn_variance`.
+    """
+    few = ((sampling.fewest + 1) / (sampling.fewest - 1)) ** 0.5
+    low, high = np.quantile(drawn, [TAIL, 1 - TAIL])
+    return point - few * (point - float(low)), point + few * (float(high) - point)
 
 
 def distance_bounds(

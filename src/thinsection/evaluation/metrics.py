@@ -39,6 +39,7 @@ Kind = Literal[
     "error",
     "explained",
     "distance",
+    "median",
 ]
 _KINDS: dict[str, Kind] = {
     "auroc": "ranking",
@@ -51,6 +52,7 @@ _KINDS: dict[str, Kind] = {
     "spearman": "correlation",
     "cosine": "correlation",
     "r2": "explained",
+    "croma": "median",
 }
 _CHANCE = {
     "auroc": 0.5,
@@ -118,6 +120,22 @@ def chance_of(metric: str, num_classes: int) -> float | None:
 def pooled_over(metric: str) -> str:
     """Cases or pairs that a metric of several folds is computed from, in words."""
     return _POOLED.get(metric, "all cases")
+
+
+def weighted_median(values: FloatVector, weights: Weights) -> FloatVector:
+    """Medians (B,) of values (N,) that count weights (B, N) times; NaN for weights of 0.
+
+    With integer weights it is the median of the repeated values.
+    """
+    order = np.argsort(values)
+    sums = weights[:, order].cumsum(axis=1)
+    half = sums[:, -1:] / 2
+    middle = values[order][
+        [(sums >= half).argmax(axis=1), (sums > half).argmax(axis=1)]
+    ]
+    found: FloatVector = middle.mean(axis=0)
+    found[half[:, 0] == 0] = np.nan
+    return found
 
 
 def ratio(

@@ -45,6 +45,7 @@ METRIC_WORDS = {
     "cosine": "mean cosine",
     "clustering_score": "clustering score",
     "apd": "average performance drop",
+    "croma": "cross-confounder robustness margin",
 }
 
 
@@ -274,7 +275,36 @@ class Ratios(_Rows):
         return {"top": self.top.tolist(), "bottom": self.bottom.tolist()}
 
 
-Rows = Predictions | Risks | Values | Ratios
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Margins(_Rows):
+    """Numbers whose score is their median; where there are parts, the median of their medians."""
+
+    metric: str
+    margin: FloatVector  # (N,)
+    part: IndexArray  # (N,), number of the part of each row
+
+    @property
+    def scorers(self) -> Scorers:
+        """The one metric."""
+        parts = [np.flatnonzero(self.part == part) for part in np.unique(self.part)]
+
+        def median(weights: Weights) -> FloatVector:
+            medians = [
+                metrics.weighted_median(self.margin[rows], weights[:, rows])
+                for rows in parts
+            ]
+            # a part that no weight has is left out
+            return np.nanmedian(np.stack(medians), axis=0)
+
+        return {self.metric: median}
+
+    @property
+    def columns(self) -> dict[str, Iterable[object]]:
+        """For the table of rows, by header."""
+        return {"margin": self.margin.tolist()}
+
+
+Rows = Predictions | Risks | Values | Ratios | Margins
 
 
 def per_class_rows(predictions: Predictions) -> list[Details]:

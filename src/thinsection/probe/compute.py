@@ -56,6 +56,7 @@ def nearest_rows(
     *,
     similarity: Similarity = "cosine",
     groups: IndexArray | None = None,
+    query_groups: IndexArray | None = None,
     device: str = "cpu",
     budget_bytes: int = GIB,
 ) -> IndexArray:
@@ -64,9 +65,9 @@ def nearest_rows(
     Similarity 'cosine' compares unit rows in float32; 'l2' compares squared Euclidean
     distances, which are computed in float64 and ranked in float32.
 
-    Rows on disk are read block by block. `groups` (N,), only where queries and bank are the same
-    rows, leaves out those of a query's own group; -1 then fills the places of one with fewer than k
-    rows of other groups.
+    Rows on disk are read block by block. `groups` (N,) leaves out those of a query's own group; -1
+    then fills the places of one with fewer than k rows of other groups. `query_groups` (Nq,) may be
+    left out where queries and bank are the same rows.
 
     Memory: budget_bytes + 8 Nq k, whatever N (on CUDA one block of the bank is there at a time).
     """
@@ -107,7 +108,8 @@ def nearest_rows(
                     del rows_of_bank
                 keys = _sortable_keys(scores, first_column=left)
                 if groups is not None:
-                    same_group = groups[part, None] == groups[block]
+                    own = groups if query_groups is None else query_groups
+                    same_group = own[part, None] == groups[block]
                     keys.masked_fill_(to_device(same_group, where), NO_KEY)
                 best_of_block = keys.topk(min(k, keys.shape[1]), dim=1).values
                 del scores, keys  # before the next block is built

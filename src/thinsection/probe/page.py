@@ -45,6 +45,7 @@ PROBE_WORDS = {
     "retrieval": "Retrieval",
     "calibration": "Calibration of the linear probe",
     "invariance": "Invariance under stain, blur, JPEG and rotation",
+    "croma": "Cross-confounder robustness margin (CRoMa)",
     "clustering": "Clustering score (PathoROB)",
     "apd": "Average performance drop (PathoROB)",
 }

@@ -260,6 +260,22 @@ def invariance(data: Path, config: ProbeConfig) -> ProbeResult:
     return invariance_probe(data, config)
 
 
+def croma(data: RobustnessSet, config: ProbeConfig) -> ProbeResult:
+    """Measure the margin between biology and hospital (CRoMa).
+
+    The score is the median of the cross-confounder robustness margin over tiles: above 0 the same
+    class from other hospitals is nearer than other classes from the same hospital.
+    """
+    from thinsection.probe.probes.croma import croma_probe
+
+    return croma_probe(
+        data,
+        protocol=config.protocol,
+        device=config.compute.device,
+        budget_bytes=config.budget_bytes,
+    )
+
+
 def clustering(data: RobustnessSet, config: ProbeConfig) -> ProbeResult:
     """Test if clusters follow biology or hospital (PathoROB)."""
     from thinsection.probe.probes.pathorob import clustering_probe
@@ -304,6 +320,7 @@ _OUR_PROBES: tuple[ProbeFunction, ...] = (
     retrieval,
     calibration,
     invariance,
+    croma,
     clustering,
     apd,
 )

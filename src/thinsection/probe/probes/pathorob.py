@@ -33,6 +33,7 @@ from thinsection.types import GIB
 
 APD_CS = 10 ** np.linspace(-8, 4, 15)  # of the logistic regressions
 FIRST_SEED = 1337  # of k-means
+_BLOCK_ROWS = 256  # rows whose distances are computed at once
 _Chunks = list[IndexArray]  # the rows of each slide of one class and centre
 
 
@@ -51,19 +52,16 @@ def robustness_probe(
     centre, OS another class and the same centre. The index is SO / (SO + OS): 1 follows biology
     only, 0 the centre only. Without `k` the protocol decides it by the subset's name; `choose_k`
     takes the one whose majority vote names the biological class with the best balanced accuracy.
+    `details` has the margin-aware index (MaRI), in which a neighbour at cosine distance d counts
+    exp(-d / temperature); the temperature is the median d of SO and OS.
     Where the data have pairs (`pair`, TCGA's 2 x 2 of classes and centres), neighbours are sought
     within each pair, and a tile that several pairs list counts in each.
 
-    Memory: budget_bytes + 20 N k. Raises InvalidInputError: columns of different lengths, NaN, no
+    Memory: budget_bytes + 28 N k. Raises InvalidInputError: columns of different lengths, NaN, no
     pairs in a set that PathoROB scores by pairs, or no SO and no OS neighbour.
     """
-    settings = protocol.require("robustness", suites.RobustnessSettings)
-    _check_columns(data, settings)
-    # rows of each pair, in the order of the pairs' names; all rows where there is none
-    pairs = [np.arange(len(data.slide_id))]
-    if data.pair:
-        pair = np.array(data.pair)
-        pairs = [np.flatnonzero(pair == name) for name in np.unique(pair)]
+    settings = check_columns(data, protocol)
+    pairs = rows_of_pairs(data)
     if k is None:
         k = dict(settings.k_by_subset).get(data.name, settings.default_k)
     most = dict(settings.max_k_by_subset).get(data.name, settings.max_k)
@@ -102,8 +100,18 @@ def robustness_probe(
         top=so.astype(np.float64),
         bottom=either.astype(np.float64),
     )
+    distances = [
+        _typed_distances(data, rows, near[:, :k])
+        for near, rows in zip(near_of_pair, pairs, strict=True)
+    ]
+    so_distances, os_distances = (
+        np.concatenate(parts) for parts in zip(*distances, strict=True)
+    )
+    margin_aware, temperature = margin_aware_index(so_distances, os_distances)
     details: dict[str, object] = {
         "k": k,
+        "margin_aware_index": margin_aware,
+        "temperature": temperature,
         "so": int(so.sum()),
         "os": int(os.sum()),
         "ss": int(ss.sum()),
@@ -122,7 +130,7 @@ def robustness_probe(
         ratios.metric,
         protocol=protocol,
         details=details,
-        facts=_facts(data, dim=data.embeddings.shape[1]),
+        facts=facts_of(data, dim=data.embeddings.shape[1]),
     )
 
 
@@ -136,16 +144,80 @@ def _count_neighbours(
         rows: the tiles that are neighbours of each other, (n,).
         near: neighbours of each of them (n, k), as places in `rows`; -1 for none.
     """
+    return np.stack([kind.sum(axis=1) for kind in _neighbour_kinds(data, rows, near)])
+
+
+def _neighbour_kinds(
+    data: RobustnessSet, rows: IndexArray, near: IndexArray
+) -> list[Flags]:
+    """Flags (n, k) of the neighbours of each kind, see `_count_neighbours`."""
     biology = np.array(data.biological_class)[rows]
     centre = np.array(data.medical_center)[rows]
     kin = biology[near] == biology[:, None]
     home = centre[near] == centre[:, None]
     kinds = (kin & ~home, ~kin & home, kin & home, ~kin & ~home)
-    return np.stack([(kind & (near >= 0)).sum(axis=1) for kind in kinds])
+    return [kind & (near >= 0) for kind in kinds]
 
 
-def _check_columns(data: RobustnessSet, settings: suites.RobustnessSettings) -> None:
-    """Raises InvalidInputError: see `robustness_probe`."""
+def cosine_distances(
+    x: npt.NDArray[np.floating], rows: IndexArray, near: IndexArray
+) -> npt.NDArray[np.float64]:
+    """Cosine distances (n, m) in float64 of rows of x (N, D) to their neighbours (n, m).
+
+    Memory: the result, and 24 D m bytes for each of a few hundred rows.
+    """
+    distances = np.empty(near.shape)
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        part = slice(start, start + _BLOCK_ROWS)
+        q = _unit(x[rows[part]])
+        distances[part] = 1 - np.einsum("nd,nmd->nm", q, _unit(x[near[part]]))
+    return distances.clip(0, 2)
+
+
+def _unit(x: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    wide = x.astype(np.float64)
+    wide /= np.sqrt((wide * wide).sum(axis=-1, keepdims=True))
+    return wide
+
+
+def _typed_distances(
+    data: RobustnessSet, rows: IndexArray, near: IndexArray
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Cosine distances of all SO and of all OS neighbours; arguments of `_count_neighbours`."""
+    kinds = _neighbour_kinds(data, rows, near)
+    distances = cosine_distances(data.embeddings, rows, rows[near])
+    return distances[kinds[0]], distances[kinds[1]]
+
+
+def margin_aware_index(
+    so_distances: npt.NDArray[np.float64], os_distances: npt.NDArray[np.float64]
+) -> tuple[float, float]:
+    """MaRI, and its temperature: the median distance; without a scale (0) all count alike.
+
+    Source: Grisi et al., "A distributional robustness margin for pathology foundation models",
+    2026.
+    """
+    temperature = float(np.median(np.concatenate([so_distances, os_distances])))
+    scale = temperature or np.inf
+    so, os = (np.exp(-d / scale).sum() for d in (so_distances, os_distances))
+    return float(so / (so + os)), temperature
+
+
+def rows_of_pairs(data: RobustnessSet) -> list[IndexArray]:
+    """Rows of each pair, in the order of the pairs' names; all rows where there is none."""
+    if not data.pair:
+        return [np.arange(len(data.slide_id))]
+    pair = np.array(data.pair)
+    return [np.flatnonzero(pair == name) for name in np.unique(pair)]
+
+
+def check_columns(data: RobustnessSet, protocol: Protocol) -> suites.RobustnessSettings:
+    """The protocol's settings of robustness.
+
+    Raises InvalidInputError: columns of different lengths, NaN, or no pairs in a set that PathoROB
+    scores by pairs.
+    """
+    settings = protocol.require("robustness", suites.RobustnessSettings)
     lengths = [len(column) for column in _columns(data)]
     if data.pair:
         lengths.append(len(data.pair))
@@ -160,6 +232,7 @@ def _check_columns(data: RobustnessSet, settings: suites.RobustnessSettings) -> 
             f"{data.name!r} must have the column subset, got none; PathoROB scores its pairs of "
             "classes and centres separately; use its table of 2 x 2 pairs, or rename the table"
         )
+    return settings
 
 
 def _other_slides(
@@ -196,7 +269,7 @@ def _columns(data: RobustnessSet) -> tuple[tuple[str, ...], ...]:
     return data.biological_class, data.medical_center, data.slide_id
 
 
-def _facts(data: RobustnessSet, **sizes: int) -> dict[str, object]:
+def facts_of(data: RobustnessSet, **sizes: int) -> dict[str, object]:
     return {
         "tiles": len(data.slide_id),
         "slides": len(set(data.slide_id)),
@@ -271,7 +344,7 @@ def clustering_probe(
         interval=None,  # it is one number of all tiles
         protocol=protocol,
         details=details,
-        facts=_facts(data),
+        facts=facts_of(data),
     )
 
 
@@ -291,7 +364,8 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
     from the first, and the other way round for the other half, from none to all. Per split a
     logistic regression, its C by a validation slide's worth of tiles; the score is the mean over
     splits of accuracy over that of split 0, minus 1: 0 loses nothing. As PathoROB has it for
-    camelyon and tolkach_esca, without the latter's list of feasible splits.
+    camelyon and tolkach_esca, without the latter's list of feasible splits. `details` has nIPD, the
+    loss of what lies above chance.
 
     Memory: 24 n D. Raises InvalidInputError: fewer than 2 centres, fewer than 5 slides of a
     class at a centre, or one tile a slide.
@@ -336,8 +410,14 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
             scores.append(_accuracies(x, y, train, val, (test, outside)))
     accuracy = np.reshape(scores, (-1, base + 1, 2))  # (iterations, splits, 2)
     drops = (accuracy[:, 1:] / accuracy[:, :1]).mean(axis=1).mean(axis=0) - 1
+    nipd, nipd_outside = (
+        normalized_degradation(accuracy[:, :, domain].mean(axis=0), 1 / len(classes))
+        for domain in (0, 1)
+    )
     details = {
         "apd_out_of_domain": float(drops[1]) if len(outside) else None,
+        "nipd": nipd,
+        "nipd_out_of_domain": nipd_outside if len(outside) else None,
         "accuracy_by_split": accuracy[:, :, 0].mean(axis=0).tolist(),
         "accuracy_by_split_out_of_domain": accuracy[:, :, 1].mean(axis=0).tolist(),
         "centres": inside,
@@ -350,8 +430,30 @@ def apd_probe(data: RobustnessSet, *, protocol: Protocol = NANOPATH) -> ProbeRes
         interval=None,  # it is one number of all tiles
         protocol=protocol,
         details=details,
-        facts=_facts(data),
+        facts=facts_of(data),
     )
+
+
+def normalized_degradation(
+    accuracy: npt.NDArray[np.float64], chance: float
+) -> float | None:
+    """nIPD: the mean loss of accuracy above chance, over Cramér's V from 0 to 1 (trapezoids).
+
+    Args:
+        accuracy: mean over iterations (S,) of splits in equal steps of V, from none to all.
+        chance: accuracy of a guess.
+
+    Returns:
+        0 loses nothing, -0.5 falls in a line to chance. None where split 0 is at chance.
+
+    Source: Grisi et al., "A distributional robustness margin for pathology foundation models",
+    2026.
+    """
+    above = float(accuracy[0] - chance)
+    if not above > 0:
+        return None
+    loss = (accuracy - accuracy[0]) / above
+    return float(((loss[1:] + loss[:-1]) / 2).mean())
 
 
 def _slides(data: RobustnessSet, chosen: Flags) -> _Chunks:
