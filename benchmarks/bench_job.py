@@ -159,6 +159,8 @@ class Bench:
             mpp=MPP,
             tile_mpp=tile_mpp,
             size_l0=table.plan.size_l0[0],
+            level=table.plan.level,
+            size_lv=table.plan.size_lv[0],
             network=network,
             passes=self.passes,
         )
@@ -187,7 +189,7 @@ class Bench:
         found: Row = {}
         reference = pixels = np.empty(0)
         chosen = [*(self.pythons if ways is None else ways)]
-        if job.size_l0 != TILE_PX and STORED_ONLY in chosen:
+        if (job.level or job.size_l0 != TILE_PX) and STORED_ONLY in chosen:
             chosen.remove(STORED_ONLY)
         for way, measured, rows in self.run(job, chosen):
             tiles = np.load(job.pixels).astype(np.float32).ravel()

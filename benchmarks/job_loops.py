@@ -33,9 +33,9 @@ def cucim_loop(job: Job, encode: Encode) -> np.ndarray:
     """cuCIM's own batches, which its thread decodes while this one computes."""
     from cucim.clara import CuImage
 
-    size, corners = (job.size_l0, job.size_l0), job.coords_l0().tolist()
+    size, corners = (job.size_lv, job.size_lv), job.coords_l0().tolist()
     options = {"batch_size": job.batch_size, "num_workers": 1}
-    batches = CuImage(job.path).read_region(corners, size, level=0, **options)
+    batches = CuImage(job.path).read_region(corners, size, level=job.level, **options)
     tiles = (np.asarray(batch) for batch in batches)
     # the last batch may be one tile without the axis of tiles
     shaped = (batch.reshape(-1, *size[::-1], 3) for batch in tiles)
@@ -46,14 +46,15 @@ def fastslide_loop(job: Job, encode: Encode) -> np.ndarray:
     """FastSlide, tile by tile; it averages chroma in another way than libjpeg."""
     from fastslide import FastSlide
 
-    slide, size = FastSlide.from_file_path(job.path), (job.size_l0, job.size_l0)
+    slide, size = FastSlide.from_file_path(job.path), (job.size_lv, job.size_lv)
+    # its corners are px of the level
+    corners = (job.coords_l0() * job.size_lv // job.size_l0).tolist()
 
     def batches() -> Iterator[np.ndarray]:
-        corners = job.coords_l0().tolist()
         for start in range(0, len(corners), job.batch_size):
             part = corners[start : start + job.batch_size]
             yield np.stack(
-                [slide.read_region((x, y), 0, size).numpy() for x, y in part]
+                [slide.read_region((x, y), job.level, size).numpy() for x, y in part]
             )
 
     return np.concatenate([encode(shrunk(batch)) for batch in batches()])

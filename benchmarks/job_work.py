@@ -41,6 +41,8 @@ class Job:
     mpp: float  # of level 0
     tile_mpp: float
     size_l0: int  # edge of a tile, level-0 px
+    level: int  # that our plan reads
+    size_lv: int  # edge of a tile, px of that level
     network: str  # 'mean', or a folder with ResNet-18
     batch_size: int = 32
     limit: int | None = None  # so many of the coordinates
