@@ -1,7 +1,8 @@
 """Writes figures of README and paper, date and commit from the JSON: `python -m benchmarks.readme`.
 
 A row ends with a comment such as `<!-- bench_job: real/mean_0.5 -->`, which names the JSON and the
-job. The name of the row stays.
+job; `<!-- loop of bench_job: real/mean_0.5 -->` is a row beside the fastest loop. The name of the
+row stays.
 """
 
 import json
@@ -14,6 +15,9 @@ from benchmarks.harness import RESULTS
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "paper" / "paper.md")
 _ROW = re.compile(r"^\| ([^|]+) \|.*(<!-- (\w+): (\w+)/(\S+) -->) \|$", re.MULTILINE)
+_LOOP_ROW = re.compile(
+    r"^\| ([^|]+) \|.*(<!-- loop of (\w+): (\w+)/(\S+) -->) \|$", re.MULTILINE
+)
 _MADE = re.compile(r"(`benchmarks/results/(\w+)\.json`\s+)\(\S+\s+commit\s+\S+\)")
 _NAMES = {
     "trident": "TRIDENT",
@@ -43,6 +47,23 @@ def row(match: re.Match[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def loop_row(match: re.Match[str]) -> str:
+    """One row of the table of loops with the figures of its JSON."""
+    title, comment, name, slide, job = match.groups()
+    results = json.loads((RESULTS / f"{name}.json").read_text())["results"]
+    figures: dict[str, Any] = results[slide][job]
+    ours, loop = figures["thinsection"], figures[figures["best_loop"]]
+    cells = (
+        title,
+        printed(ours["tiles_per_cpu_s"]),
+        printed(loop["tiles_per_cpu_s"]),
+        f"{figures['ours_over_the_best_loop']:.2f}",
+        f"{int(ours['peak_rss_mb'] + 0.5)} MB",
+        f"{int(loop['peak_rss_mb'] + 0.5)} MB {comment}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
 def made(match: re.Match[str]) -> str:
     """Name of a JSON, with its date and commit."""
     source, name = match.groups()
@@ -58,7 +79,7 @@ def printed(rate: float) -> str:
 def main() -> None:
     """Rewrites the rows and the source above them."""
     for page in PAGES:
-        text = _ROW.sub(row, page.read_text())
+        text = _LOOP_ROW.sub(loop_row, _ROW.sub(row, page.read_text()))
         page.write_text(_MADE.sub(made, text))
 
 
