@@ -21,6 +21,7 @@ from thinsection.slide.formats.jpeg_streams import (
     START_OF_SCAN,
     walk_segments,
 )
+from thinsection.slide.formats.tiff_decoder import JpegStreams
 from thinsection.types import RgbArray
 
 SIZE = (300, 200)
@@ -309,3 +310,37 @@ def test_stray_bytes_belong_to_no_part_and_a_cut_segment_is_refused() -> None:
     assert list(walk_segments(data, max_stray_bytes=4)) == []
     with pytest.raises(ValueError, match="ends within one of its segments"):
         list(walk_segments(data[:20]))
+
+
+def test_segments_that_begin_unalike_are_completed_as_if_each_were_the_first(
+    tmp_path: Path, pixels: RgbArray
+) -> None:
+    """Sizes, markers, qualities and damage of two kinds take turns, and repeat."""
+    write(tmp_path / "a.tif", pixels, Stream(), YCBCR)
+    stored = []
+    for quality, size, extra in (
+        (50, (64, 64), {}),
+        (50, (64, 48), {}),
+        (90, (64, 64), {"exif": b"Exif\0\0" + bytes(8)}),
+        (50, (64, 64), {"progressive": True}),
+    ):
+        file = io.BytesIO()
+        picture = Image.fromarray(pixels).resize(size)
+        picture.save(file, "JPEG", quality=quality, **extra)
+        data = file.getvalue()
+        middle = data.index(b"\xff\xc2" if extra.get("progressive") else b"\xff\xc0")
+        damaged = data[: middle + 7] + b"\x20" + data[middle + 8 :]
+        stored += [data, data[:-40], damaged, data[:60]]
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        page = file.pages[0]
+        streams = JpegStreams(page)
+        order = np.random.default_rng(0).integers(len(stored), size=200)
+        for number in [*range(len(stored)), *order.tolist()]:
+            data = memoryview(stored[number])
+            try:
+                alone = JpegStreams(page).whole(data)
+            except ValueError as error:
+                with pytest.raises(ValueError, match=str(error)):
+                    streams.whole(data)
+            else:
+                assert streams.whole(data) == alone

@@ -57,12 +57,14 @@ class JpegHeader:
         marked: colours according to the JFIF or Adobe marker; None without a marker.
         kept: bytes after the start marker, without application data; for tables without the end
             marker.
+        scan: place of the marker of the first scan; 0 for tables.
     """
 
     size: Size
     components: bytes
     marked: Colours | None
     kept: tuple[Buffer, ...]
+    scan: int
 
 
 def read_jpeg_header(data: Buffer) -> JpegHeader:
@@ -78,9 +80,11 @@ def read_jpeg_header(data: Buffer) -> JpegHeader:
     kept: list[Buffer] = []
     kept_from = 2
     is_whole = False
+    scan = 0
     for marker, begin, end in walk_segments(data, max_stray_bytes=_MAX_STRAY_BYTES):
         is_whole = marker in (START_OF_SCAN, END)
         if marker == START_OF_SCAN:
+            scan = begin
             break
         if marker == END or marker in _APPLICATION:
             kept.append(data[kept_from:begin])
@@ -104,7 +108,7 @@ def read_jpeg_header(data: Buffer) -> JpegHeader:
         raise ValueError("a JPEG that ends within its header")
     kept.append(data[kept_from:])
     marked = "YCbCr" if has_jfif else adobe
-    return JpegHeader(size, names, marked, tuple(kept))
+    return JpegHeader(size, names, marked, tuple(kept), scan)
 
 
 class Segment(NamedTuple):

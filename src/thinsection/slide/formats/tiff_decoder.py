@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 import imagecodecs
 import numpy as np
@@ -112,6 +113,14 @@ def codec_of(page: TiffPage, segment: Size) -> Codec | None:
     return partial(_unpack, PICTURE_CODECS[compression])
 
 
+class _Start(NamedTuple):
+    """How a segment begins, up to the marker of its first scan; most of a page begin alike."""
+
+    stored: bytes
+    complete: bytes  # what a complete JPEG has in its place
+    size: Size
+
+
 class JpegStreams:
     """JPEG segments of a page, with the colour space that the page states."""
 
@@ -121,6 +130,7 @@ class JpegStreams:
         self.tables: JpegHeader | None = None
         if page.jpegtables:
             self.tables = read_jpeg_header(page.jpegtables)
+        self._last: _Start | None = None
 
     def whole(self, data: Buffer) -> tuple[bytes, Size]:
         """Returns a segment as a complete JPEG, and its (width, height).
@@ -128,8 +138,16 @@ class JpegStreams:
         Raises:
             ValueError: the segment is not a JPEG.
         """
+        last = self._last
+        if last is not None and data[: len(last.stored)] == last.stored:
+            return b"".join((last.complete, data[len(last.stored) :])), last.size
         header = read_jpeg_header(data)
-        return with_colours(header, self.colours, self.tables), header.size
+        jpeg = with_colours(header, self.colours, self.tables)
+        if header.scan:
+            num_bytes = header.scan + 2
+            start = jpeg[: len(jpeg) - (len(data) - num_bytes)]
+            self._last = _Start(bytes(data[:num_bytes]), start, header.size)
+        return jpeg, header.size
 
 
 def colour_note(page: TiffPage, file: FileHandle) -> str:
