@@ -366,6 +366,29 @@ def naming_file(*paths: str | Path) -> Iterator[None]:
 
 
 @contextmanager
+def errors_of_others(rule: str, name: str, remedy: str) -> Iterator[None]:
+    """Raises WeightsError in place of any error of another package's code, with its first line.
+
+    Models of other packages raise what they like at a name or a config that they cannot build.
+
+    Args:
+        rule: beginning of the message, such as "encoder must be one that can be read".
+        name: what was asked for.
+        remedy: what to do.
+    """
+    try:
+        yield
+    except (ThinsectionError, MemoryError):
+        raise
+    except Exception as error:
+        lines = str(error).splitlines()
+        reason = lines[0].rstrip(".") if lines else "no message"
+        raise WeightsError(
+            f"{rule}, got {name!r}: {type(error).__name__}: {reason}; {remedy}"
+        ) from error
+
+
+@contextmanager
 def stopping() -> Iterator[None]:
     """Raises `Stopped` in the main thread when a signal asks the process to end.
 

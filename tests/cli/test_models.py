@@ -37,7 +37,7 @@ def test_the_table_and_the_json_have_every_declared_encoder() -> None:
     assert [e["name"] for e in listed] == list(declared_encoders())
     for spec in declared_encoders().values():
         assert spec.name in table.stdout and str(spec.dim) in table.stdout
-    assert "token (gated)" in table.stdout and "timm:<name>" in table.stdout
+    assert "pinned, gated" in table.stdout and "timm:<name>" in table.stdout
 
 
 def test_into_a_pipe_a_line_is_an_encoder_and_no_name_is_broken() -> None:
@@ -54,8 +54,15 @@ def test_into_a_pipe_a_line_is_an_encoder_and_no_name_is_broken() -> None:
     for spec in declared_encoders().values():
         row = rows[spec.name]
         assert row["from"] == (spec.repo or spec.source.split(";")[0])
-        commit = spec.revision[:7] if spec.revision else "not pinned"
-        assert row["revision"] == (commit if spec.repo else "in this package")
+        assert row["revision"] == (spec.revision[:7] if spec.revision else "")
+        gated = ", gated" if spec.gated else ""
+        assert row["weights"] == f"{spec.pin}{gated}"
+    assert rows["efficientnet_lite0"]["weights"] == "packaged"
+    assert rows["uni"]["weights"] == "pinned, gated"
+    assert rows["hibou_l"]["weights"] == "unpinned, gated"
+    assert rows["phikon"]["weights"] == "pinned"
+    assert rows["efficientnet_lite0"]["fingerprint"].startswith("by a port, timm")
+    assert rows["uni"]["fingerprint"] == "none"
     assert [
         line.split("\t")[1] for line in lines if line.startswith("slide encoder")
     ] == [
@@ -91,6 +98,15 @@ def test_with_a_token_but_no_network_it_names_the_command_for_another_machine(
     assert result.exit_code == 1
     command = "hf download paige-ai/Virchow2 model.safetensors --revision 3158645804b69e3f3bc4439d"
     assert command in result.stdout.replace("\n", " ")
+
+
+def test_an_unpinned_encoder_would_not_load_unless_its_name_states_a_commit(
+    empty_cache, monkeypatch
+) -> None:
+    monkeypatch.setattr(hub_module, "is_reachable", lambda _endpoint: True)
+    result = invoke("check", "keep", "--device", "cpu")
+    assert result.exit_code == 1 and "'keep@main'" in result.stdout
+    assert invoke("check", "keep@main", "--device", "cpu").exit_code == 0
 
 
 def test_cached_weights_are_found(empty_cache) -> None:

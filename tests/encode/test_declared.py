@@ -1,5 +1,7 @@
 """Every declaration is consistent: it builds, its dimension and size are those that it states."""
 
+import re
+
 import pytest
 import torch
 
@@ -64,6 +66,19 @@ def test_every_pathology_encoder_states_licence_source_and_resolution() -> None:
         assert spec.repo is not None or spec.architecture.kind == "lite0", spec.name
         is_for_any = spec.name.startswith("dinov2") or spec.name == "plip"
         assert spec.tile_mpp == (None if is_for_any else 0.5), spec.name
+
+
+def test_public_records_of_files_belong_to_pinned_encoders() -> None:
+    recorded = [spec for spec in SPECS if spec.published]
+    assert len(recorded) >= 10
+    for spec in recorded:
+        assert spec.pin == "pinned", spec.name
+        for file in spec.published:
+            assert file.name in spec.weights_files
+            assert re.fullmatch("[0-9a-f]{64}", file.sha256)
+            # float32 weights, with a header and at most a head beside them
+            if file.size_bytes is not None and spec.num_params and spec.name != "conch":
+                assert file.size_bytes == pytest.approx(4 * spec.num_params, rel=0.01)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

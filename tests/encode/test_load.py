@@ -1,5 +1,6 @@
 """Loading: strict, without code, without network surprises, and the same every time."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -14,8 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from thinsection.encode import TileEncoder, declared_encoders, load_encoder
+from thinsection.encode import load as load_module
 from thinsection.encode.backbone import PACKAGED_WEIGHTS
-from thinsection.encode.registry import ENCODERS
+from thinsection.encode.registry import ENCODERS, PublishedFile
 from thinsection.errors import (
     InvalidInputError,
     MissingDependencyError,
@@ -162,6 +164,115 @@ def test_code_of_a_repository_does_not_run_unless_allowed(
         load_encoder(str(tmp_path), pretrained=False)
     with pytest.raises(SystemExit, match="ran"):  # allowed, it does run
         load_encoder(str(tmp_path), allow_remote_code=True)
+
+
+def test_an_encoder_without_a_known_commit_is_refused_unless_its_name_states_one(
+    monkeypatch,
+) -> None:
+    asked = []
+
+    def downloaded(repo, _names, *, revision=None):
+        asked.append((repo, revision))
+        raise WeightsError("no network")
+
+    monkeypatch.setattr("thinsection.encode.backbone.hub_file", downloaded)
+    with pytest.raises(
+        WeightsError, match=r"pinned to a commit of 'vinid/plip'.*'plip@main'"
+    ):
+        load_encoder("plip", device="cpu")
+    assert not asked
+    commit = "0123456789" * 4
+    for name in ("plip@main", f"plip@{commit}", f"uni_v1@{commit}", "uni"):
+        with pytest.raises(WeightsError, match="no network"):
+            load_encoder(name, device="cpu")
+    pinned = declared_encoders()["uni"].revision
+    assert asked == [
+        ("vinid/plip", "main"),
+        ("vinid/plip", commit),
+        ("MahmoodLab/UNI", commit),
+        ("MahmoodLab/UNI", pinned),
+    ]
+    with pytest.raises(UnknownEncoderError, match="commit or branch"):
+        load_encoder("plip@", device="cpu")
+    with pytest.raises(UnknownEncoderError, match="commit or branch"):
+        load_encoder("efficientnet_lite0@main", device="cpu")
+
+
+def test_random_weights_and_own_weights_need_no_commit() -> None:
+    encoder = load_encoder("lunit_vits16", pretrained=False, device="cpu")
+    assert encoder.spec.pin == "unpinned"
+
+
+def test_a_file_that_is_not_the_published_one_is_refused(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"weights")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    file = PublishedFile(name=path.name, sha256=digest, size_bytes=7)
+    spec = replace(declared_encoders()["uni"], published=(file,))
+    load_module._check_published(spec, path)
+    other = replace(spec, published=(replace(file, size_bytes=8),))
+    with pytest.raises(WeightsError, match=r"must have 8 bytes, got 7 in .*delete it"):
+        load_module._check_published(other, path)
+    path.write_bytes(b"Weights")
+    with pytest.raises(WeightsError, match=f"must have sha256 {digest}, got "):
+        load_module._check_published(spec, path)
+    load_module._check_published(spec, path.rename(tmp_path / "pytorch_model.bin"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "timm:resnet18.untrained",
+            r"with published weights, got 'timm:resnet18.untrained'; timm has resnet18\.",
+        ),
+        ("timm:vit_small_patch14_dinov2.nope", r"timm has .*dinov2\.lvd142m; random"),
+        ("hf:a/b/c", r"got 'hf:a/b/c': HFValidationError: Repo id must be .*; check"),
+    ],
+)
+def test_a_name_that_another_package_rejects_is_a_line_of_ours(
+    name: str, message: str
+) -> None:
+    error = UnknownEncoderError if name.startswith("timm") else WeightsError
+    with pytest.raises(error, match=message) as raised:
+        load_encoder(name, device="cpu", pretrained=False)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"architecture": "resnet18.untrained"}, "Invalid pretrained tag"),
+        (
+            {"architecture": "vit_tiny_patch16_224", "model_args": {"no_such": 3}},
+            "network must build, got .* unexpected keyword argument 'no_such'",
+        ),
+        (
+            {
+                "architecture": "vit_tiny_patch16_224",
+                "pretrained_cfg": {"input_size": [3, 100, 100]},
+            },
+            r"can be read, got .*AssertionError: Input height \(100\)",
+        ),
+        ({"model_type": "no_such", "hidden_size": 3}, "model type `no_such`"),
+        (
+            {"model_type": "bert", "hidden_size": 32},
+            "network must build, got .*not a multiple of the number of attention heads",
+        ),
+    ],
+)
+def test_a_config_that_another_package_rejects_is_a_line_of_ours(
+    tmp_path: Path, config, message
+) -> None:
+    shown = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": 56}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(shown))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsError, match=message) as raised:
+        load_encoder(str(tmp_path), device="cpu", pretrained=False)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_checkpoint_without_config_says_how_to_name_its_architecture(

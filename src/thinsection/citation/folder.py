@@ -381,7 +381,7 @@ class FolderAccount:
         ):
             if one.value(fact):
                 facts.append(f"{words} {one.value(fact)[:_SHOWN_HASH]}")
-        for fact in ("precision", "engine"):
+        for fact in ("precision", "engine", "fingerprint"):
             if one.value(fact):
                 facts.append(one.value(fact))
         facts.append(counted(len(one.records), "slide"))

@@ -235,6 +235,7 @@ class EncoderRow:
     revision: str | None
     weights_files: tuple[str, ...]
     gated: bool
+    pin: str
     needs: tuple[str, ...]
 
 

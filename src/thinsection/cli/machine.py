@@ -30,7 +30,7 @@ from thinsection.cli.documents import (
     print_document,
 )
 from thinsection.cli.flags import AsJson
-from thinsection.errors import MissingDependencyError
+from thinsection.errors import InvalidInputError, MissingDependencyError
 from thinsection.extras import check_slides, remedy_for
 from thinsection.registry import Registry
 from thinsection.types import format_bytes
@@ -56,6 +56,11 @@ EXIT_WOULD_NOT_LOAD = 1
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 _ALSO = "also: timm:<name>, hf:<repo>[@<revision>], the path of a checkpoint with its config.json"
 _EPILOG = "Examples: thinsection models, thinsection models check uni2_h"
+_ENCODER_HELP = (
+    "Encoder: a name that `thinsection models` lists, timm:NAME, hf:REPO, or the path of a "
+    "checkpoint."
+)
+_DEVICE_HELP = "Device of the encoder: auto, cpu, cuda or cuda:1."
 
 app = typer.Typer()
 models = typer.Typer(
@@ -234,10 +239,10 @@ def list_models(context: typer.Context, as_json: AsJson = False) -> None:
 
 def _row(spec: "EncoderSpec") -> dict[str, str]:
     """Row in the list of encoders, by heading."""
+    from thinsection.encode.fingerprint import find_fingerprint
+
     needs = [package for package in spec.needs if package != "huggingface_hub"]
-    if spec.gated:
-        needs.append("token (gated)")
-    pinned = spec.revision[:7] if spec.revision else "not pinned"
+    fingerprint = find_fingerprint(spec.name)
     return {
         "name": spec.name,
         "dim": str(spec.dim),
@@ -247,7 +252,9 @@ def _row(spec: "EncoderSpec") -> dict[str, str]:
         "licence": spec.licence,
         "needs": ", ".join(needs) or "nothing",
         "from": spec.repo or spec.source.split(";")[0],
-        "revision": pinned if spec.repo else "in this package",
+        "weights": f"{spec.pin}, gated" if spec.gated else spec.pin,
+        "fingerprint": "none" if fingerprint is None else f"by {fingerprint.maker}",
+        "revision": spec.revision[:7] if spec.revision else "",
     }
 
 
@@ -269,18 +276,15 @@ def _table(rows: list[dict[str, str]]) -> Table:
 def check_loading(
     name: Annotated[
         str,
-        typer.Argument(
-            help="Encoder: a name that `thinsection models` lists, timm:NAME, hf:REPO, or the path "
-            "of a checkpoint."
-        ),
+        typer.Argument(help=_ENCODER_HELP),
     ],
-    device: Annotated[
-        str,
-        typer.Option(help="Device of the encoder: auto, cpu, cuda or cuda:1."),
-    ] = "auto",
+    device: Annotated[str, typer.Option(help=_DEVICE_HELP)] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Check that an encoder can be loaded, and give the reason if not.
+    """Check that an encoder can be loaded and gives its fingerprint, and give the reason if not.
+
+    If its weights are here and it has a fingerprint, it is loaded and compared: in fp32 with torch,
+    and in the precision and engine of a run.
 
     Exit code: 0 it loads, 1 it does not.
 
@@ -299,9 +303,101 @@ def check_loading(
         for check in checks:
             mark = " yes" if check.ok else "  no"
             style = "green" if check.ok else "red"
-            console.print(mark, style=style, end=f"  {check.name:<9} ")
+            console.print(mark, style=style, end=f"  {check.name:<11} ")
             console.print(check.detail, markup=False, highlight=False, soft_wrap=True)
         verdict = f"{name} would {'' if loads else 'not '}load here"
         console.print(verdict, style="bold", markup=False, highlight=False)
     if not loads:
+        raise typer.Exit(EXIT_WOULD_NOT_LOAD)
+
+
+@models.command("fingerprint")
+def make_fingerprint(  # noqa: PLR0917 - options of a command
+    name: Annotated[str, typer.Argument(help=_ENCODER_HELP)],
+    tile: Annotated[
+        Path | None,
+        typer.Option(
+            help="Only write the fixed tile to this PNG file, for a script of the authors."
+        ),
+    ] = None,
+    embedding: Annotated[
+        Path | None,
+        typer.Option(
+            help="Embedding of that tile by other code, (D,) in an .npy file. Without it "
+            "Thinsection embeds the tile: the fingerprint then only shows later changes."
+        ),
+    ] = None,
+    code: Annotated[
+        str,
+        typer.Option(help="The other code, with its version or commit."),
+    ] = "",
+    port: Annotated[
+        bool,
+        typer.Option(help="The other code is not that of the encoder's authors."),
+    ] = False,
+    who: Annotated[str, typer.Option(help="Your name and the date.")] = "",
+    write: Annotated[
+        bool,
+        typer.Option(
+            help="Keep it for this machine, where each load compares with it."
+        ),
+    ] = False,
+    device: Annotated[str, typer.Option(help=_DEVICE_HELP)] = "auto",
+) -> None:
+    """Make the fingerprint of an encoder whose weights are here: the embedding of a fixed tile.
+
+    The TOML is printed. It proves the features of the encoder on any other machine.
+
+    Exit code: 0 the encoder agrees with the fingerprint, 1 it does not.
+
+    \b
+    Example:
+      thinsection models fingerprint uni --tile tile.png
+      thinsection models fingerprint uni --embedding uni.npy --code "UNI at 1a2b3c4" > uni.toml
+    """
+    import numpy as np
+    from PIL import Image
+
+    from thinsection.encode.agreement import (
+        compare,
+        make_fingerprint,
+        unnoticed_faults,
+    )
+    from thinsection.encode.encoder import NetworkTileEncoder
+    from thinsection.encode.fingerprint import drawn_tile, fingerprint_paths
+    from thinsection.encode.load import load_unproved
+    from thinsection.files.atomic import write_text
+
+    if tile is not None:
+        Image.fromarray(drawn_tile()).save(tile, format="PNG")
+        return
+    if embedding is not None and not code:
+        raise InvalidInputError(
+            "code must be given with --embedding, got none; name the code that made it, with its "
+            'version or commit: --code "UNI at 1a2b3c4"'
+        )
+    encoder = load_unproved(name, device=device, precision="fp32", engine="torch")
+    if not isinstance(encoder, NetworkTileEncoder):
+        raise InvalidInputError(
+            f"encoder must be one that Thinsection builds, got {name!r} of another package"
+        )
+    vector = None
+    if embedding is not None:
+        vector = np.load(embedding, allow_pickle=False)
+    fingerprint = make_fingerprint(
+        encoder, embedding=vector, code=code, made_by_authors=not port, who=who
+    )
+    print(fingerprint.to_toml(), end="")
+    messages = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    agreement = compare(encoder, fingerprint)
+    messages.print(str(agreement))
+    unnoticed = unnoticed_faults(encoder)
+    if unnoticed:
+        messages.print(f"this fingerprint would not notice: {'; '.join(unnoticed)}")
+    if write:
+        path = fingerprint_paths(encoder.spec.name)[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, fingerprint.to_toml())
+        messages.print(f"written to {path}")
+    if not agreement.agrees:
         raise typer.Exit(EXIT_WOULD_NOT_LOAD)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from thinsection.encode.registry import EncoderSpec, Pooling
-from thinsection.errors import WeightsError
+from thinsection.errors import WeightsError, errors_of_others
 from thinsection.weights.files import WEIGHTS_FILES, fill_strictly, read_state_dict
 from thinsection.weights.hub import hub_file
 from thinsection.weights.origin import commit_of
@@ -191,7 +191,9 @@ def build_backbone(
     """Declared network with seeded random weights; on device 'meta' it takes no memory."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(seed)
-        return _build(spec)
+        remedy = "check the architecture in its config.json"
+        with errors_of_others("network must build", spec.name, remedy):
+            return _build(spec)
 
 
 def _build(spec: EncoderSpec) -> Backbone:

@@ -7,6 +7,9 @@ import psutil
 import torch
 
 from thinsection import errors
+from thinsection.encode.engine import EngineChoice
+from thinsection.encode.fingerprint import find_fingerprint
+from thinsection.encode.load import check_pinned, load_encoder
 from thinsection.encode.registry import ENCODERS, EncoderSpec, is_brought
 from thinsection.encode.specs import find_spec
 from thinsection.extras import missing_of, remedy_for
@@ -19,7 +22,7 @@ from thinsection.weights.placement import resolve_device
 class Check:
     """Condition for loading."""
 
-    name: str  # declared, packages, weights, device or memory
+    name: str  # declared, packages, weights, device, memory or fingerprint
     ok: bool
     detail: str  # result of the check, with a remedy if the condition does not hold
 
@@ -46,6 +49,11 @@ def _checks(name: str, device: str) -> Iterator[Check]:
         return
     needs = ", ".join(spec.needs) or "no packages beyond those of thinsection"
     yield Check("packages", True, needs)
+    try:
+        check_pinned(spec, name)
+    except errors.WeightsError as error:
+        yield Check("weights", False, str(error))
+        return
     yield _check_weights(spec)
     try:
         placed_on = resolve_device(device)
@@ -53,7 +61,42 @@ def _checks(name: str, device: str) -> Iterator[Check]:
         yield Check("device", False, str(error))
         return
     yield Check("device", True, str(placed_on))
-    yield _check_memory(spec, placed_on)
+    memory = _check_memory(spec, placed_on)
+    yield memory
+    if memory.ok:
+        yield from _check_fingerprint(name, spec, device)
+
+
+def _check_fingerprint(name: str, spec: EncoderSpec, device: str) -> Iterator[Check]:
+    """Comparisons with the fingerprint: exact, and in the precision and engine of a run."""
+    fingerprint = find_fingerprint(spec.name)
+    if fingerprint is None:
+        detail = (
+            "none, so nobody has proved these embeddings; whoever has the weights can make it: "
+            f"thinsection models fingerprint {name}"
+        )
+        yield Check("fingerprint", True, detail)
+        return
+    if find_local_weights(spec) is None:
+        detail = "not compared, since the weights are not here"
+        yield Check("fingerprint", True, detail)
+        return
+    choices: tuple[tuple[str, EngineChoice], ...] = (
+        ("fp32", "torch"),
+        ("auto", "auto"),
+    )
+    seen = set()
+    for precision, engine in choices:
+        try:
+            encoder = load_encoder(
+                name, device=device, precision=precision, engine=engine
+            )
+        except errors.WeightsError as error:
+            yield Check("fingerprint", False, str(error))
+            return
+        if encoder.fingerprint not in seen:
+            yield Check("fingerprint", True, encoder.fingerprint)
+        seen.add(encoder.fingerprint)
 
 
 def _check_entry(name: str) -> Check:

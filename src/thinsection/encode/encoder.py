@@ -70,6 +70,8 @@ class TileEncoder(ABC):
         origin: origin of the weights; `load_encoder` sets it.
         engine: name and version, and why no other engine is used. It is recorded, but is not part
             of the identity: in fp32, engines differ only as sums in another order do.
+        fingerprint: result of the comparison with the encoder's fingerprint, in words; 'none' if
+            it has none. It is recorded, but is not part of the identity either.
     """
 
     spec: EncoderSpec
@@ -78,6 +80,7 @@ class TileEncoder(ABC):
     version: str = ""
     origin: Origin = Origin()
     engine: str = f"torch {torch.__version__}"
+    fingerprint: str = "none"
 
     def __init__(
         self, *, device: str | torch.device = "cpu", precision: str = "fp32"
@@ -157,8 +160,11 @@ class TileEncoder(ABC):
 
     @property
     def provenance(self) -> dict[str, str]:
-        """Identity and engine, as results and records state them."""
-        return self.identity | {"engine": self.engine}
+        """Identity, engine and fingerprint, as results and records state them."""
+        return self.identity | {
+            "engine": self.engine,
+            "fingerprint": self.fingerprint,
+        }
 
     @property
     def label(self) -> str:
@@ -344,11 +350,27 @@ class NetworkTileEncoder(TileEncoder):
         embeddings, tokens = self._answers(tiles_u8, with_tokens=True)
         return embeddings, tokens
 
+    def encode_as(
+        self, tiles_u8: TilePixels, spec: EncoderSpec
+    ) -> tuple[Tensor, Tensor]:
+        """Embeddings and tokens under the preprocessing of another spec with the same input size.
+
+        Memory: as `encode_with_tokens`.
+        """
+        embeddings, tokens = self._answers(tiles_u8, with_tokens=True, spec=spec)
+        return embeddings, tokens
+
     def tiles_at_once(self, batch_size: int) -> int:
         """Number of tiles of a batch that the network receives at a time on this device."""
         return min(batch_size, CPU_TILES) if self.device.type == "cpu" else batch_size
 
-    def _answers(self, tiles_u8: TilePixels, *, with_tokens: bool) -> list[Tensor]:
+    def _answers(
+        self,
+        tiles_u8: TilePixels,
+        *,
+        with_tokens: bool,
+        spec: EncoderSpec | None = None,
+    ) -> list[Tensor]:
         """Embeddings and, if requested, tokens of a batch, float32, computed part by part."""
         assert self._network is not None, "its graph is loaded by to_openvino"
         batch = as_uint8_batch(tiles_u8)
@@ -359,7 +381,7 @@ class NetworkTileEncoder(TileEncoder):
         with torch.no_grad(), arithmetic(self.device, self.precision):
             for start in range(0, max(len(batch), 1), step):
                 tiles = batch[start : start + step].to(self.device, non_blocking=True)
-                pixels = preprocess(tiles, self.spec, out=pixels)
+                pixels = preprocess(tiles, spec or self.spec, out=pixels)
                 answers = self._network(pixels)[:num_answers]
                 parts = [answer.float() for answer in answers]
                 if len(batch) <= step:

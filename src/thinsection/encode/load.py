@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import file_digest
 from pathlib import Path
 
 import torch
 
+from thinsection.encode.agreement import prove
 from thinsection.encode.answers import load_from_package
 from thinsection.encode.backbone import (
     Backbone,
@@ -25,10 +27,11 @@ from thinsection.encode.registry import (
     HUB_PREFIX,
     EncoderSpec,
     is_brought,
+    is_declared_encoder,
     needs_of_encoder,
 )
 from thinsection.encode.specs import find_spec
-from thinsection.errors import InvalidInputError, StoreError
+from thinsection.errors import InvalidInputError, StoreError, WeightsError
 from thinsection.extras import require_packages
 from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES, hash_state_dict
@@ -72,8 +75,35 @@ def load_encoder(
 
     Memory: the weights once, in float32; twice while OpenVINO converts their layout.
     Raises UnknownEncoderError, DeviceError, MissingDependencyError; WeightsError: the weights
-    cannot be downloaded, may not be used, or do not match.
+    cannot be downloaded, may not be used, or do not match, or the embedding of the fixed tile is
+    not that of the encoder's fingerprint.
     """
+    encoder = load_unproved(
+        name,
+        device=device,
+        precision=precision,
+        weights=weights,
+        pretrained=pretrained,
+        allow_remote_code=allow_remote_code,
+        seed=seed,
+        engine=engine,
+    )
+    prove(encoder)
+    return encoder
+
+
+def load_unproved(
+    name: str,
+    *,
+    device: str | torch.device = "auto",
+    precision: str = "auto",
+    weights: str | Path | None = None,
+    pretrained: bool = True,
+    allow_remote_code: bool = False,
+    seed: int = 0,
+    engine: EngineChoice = "auto",
+) -> TileEncoder:
+    """Encoder as of `load_encoder`, which is not compared with its fingerprint."""
     is_registered = name in ENCODERS
     path = Path(name) if not is_registered and Path(name).exists() else None
     origin = Origin(
@@ -174,10 +204,13 @@ def find_weights_file(
         path = hub.find_weights(source, files=spec.weights_files)
         files: tuple[str, ...] | None = files_of(path)
     else:
+        check_pinned(spec, name)
         path = published_weights(spec)
+        _check_published(spec, path)
         revision = commit_of(path)
         # 'hf:' without a commit means the current commit of the repository
-        is_moving = name.startswith(HUB_PREFIX) and str(revision) not in name
+        can_move = name.startswith(HUB_PREFIX) or "@" in name
+        is_moving = can_move and str(revision) not in name
         is_pinned = spec.revision == revision and not is_moving
         files = files_of(path) if is_pinned else None
     return WeightsFile(
@@ -188,6 +221,44 @@ def find_weights_file(
         stamps=read_stamps(files_of(path)[1:]),
         network=f"{spec.name}|{spec.architecture}",
     )
+
+
+def check_pinned(spec: EncoderSpec, name: str) -> None:
+    """Raises WeightsError: no commit of a declared encoder is known, and the name states none."""
+    if spec.pin == "unpinned" and is_declared_encoder(name):
+        raise WeightsError(
+            f"encoder must be pinned to a commit of {spec.repo!r}, got {name!r}, of which no "
+            f"commit is known here; pass '{name}@COMMIT', or '{name}@main' for its weights of today"
+        )
+
+
+def _check_published(spec: EncoderSpec, path: Path) -> None:
+    """Compares a file with the public records of it; it is hashed once, and known by its stamps.
+
+    Raises:
+        WeightsError: its size or its sha256 differs.
+    """
+    for file in spec.published:
+        if file.name != path.name:
+            continue
+        size_bytes = path.stat().st_size
+        remedy = "delete it, so that it is downloaded again"
+        if file.size_bytes not in (None, size_bytes):
+            raise WeightsError(
+                f"weights of {spec.name!r} must have {file.size_bytes} bytes, got {size_bytes} in "
+                f"{str(path)!r}; {remedy}"
+            )
+        stamps = read_stamps([path])
+        digest = known_hash("sha256", stamps)
+        if digest is None:
+            with path.open("rb") as content:
+                digest = file_digest(content, "sha256").hexdigest()
+            keep_hash("sha256", stamps, digest)
+        if digest != file.sha256:
+            raise WeightsError(
+                f"weights of {spec.name!r} must have sha256 {file.sha256}, got {digest} in "
+                f"{str(path)!r}; {remedy}"
+            )
 
 
 def _load_weights(spec: EncoderSpec, file: WeightsFile) -> tuple[Backbone, str]:

@@ -4,7 +4,7 @@ The declarations are in `encoders_own.toml` and `encoders_timm.toml` in this fol
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -67,6 +67,15 @@ class Architecture:
     options: Document = field(default_factory=dict, hash=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedFile:
+    """File of weights as its repository holds it at the pinned commit."""
+
+    name: str
+    sha256: str
+    size_bytes: int | None = None  # None if no public record names it
+
+
 _NOT_BUILT_HERE = Architecture(kind="custom", model="")
 
 
@@ -100,12 +109,21 @@ class EncoderSpec:
     licence: str = "unknown"  # SPDX identifier, or the publisher's name for it
     source: str = ""  # paper or project
     repo: str | None = None  # repository on the Hugging Face hub
-    # pinned commit of `repo`; None uses main, with a warning that names the commit
+    # pinned commit of `repo`; None: not known, so that a name must state it ('plip@COMMIT')
     revision: str | None = None
     # names of the weights file, the preferred one first
     weights_files: tuple[str, ...] = ("model.safetensors", "pytorch_model.bin")
     # True if the hub requires a token of an account that accepted the terms
     gated: bool = False
+    # what public records state about files at `revision`; other files are not compared
+    published: tuple[PublishedFile, ...] = ()
+
+    @property
+    def pin(self) -> Literal["packaged", "pinned", "unpinned"]:
+        """Whether the weights are always the same: in this package, or at a fixed commit."""
+        if self.architecture.kind == "lite0":
+            return "packaged"
+        return "pinned" if self.revision else "unpinned"
 
     @property
     def preprocessing(self) -> PlainValues:
@@ -169,7 +187,9 @@ def _spec(row: Document) -> EncoderSpec:
     )
     fields: Document = {"half_precision": True}
     for name, value in row.items():
-        if name not in ("kind", "model", "options"):
+        if name == "published":
+            fields[name] = tuple(PublishedFile(**file) for file in value)
+        elif name not in ("kind", "model", "options"):
             fields[name] = tuple(value) if isinstance(value, list) else value
     if fields.get("tile_mpp") == "any":
         fields["tile_mpp"] = None
@@ -221,7 +241,9 @@ def needs_of_encoder(name: str, *, from_hub: bool = True) -> Need:
         from_hub: False if the weights are given, or random.
     """
     packages: tuple[str, ...] = ()
-    if name in ENCODERS:
+    if is_declared_encoder(name):
+        packages = encoder_spec(name).needs
+    elif name in ENCODERS:
         packages = ENCODERS.entry(name).needs
     elif name.startswith(TIMM_PREFIX):
         packages = ("timm", "huggingface_hub")
@@ -245,12 +267,25 @@ def check_encoder_name(name: str) -> None:
 
 
 def is_declared_encoder(name: str) -> bool:
-    """True for a name of the registry, also in the words of another tool."""
-    return name in declared_encoders() or our_name(name) in declared_encoders()
+    """True for a name of the registry, also in the words of another tool, or with '@REVISION'."""
+    plain = name.partition("@")[0]
+    return plain in declared_encoders() or our_name(plain) in declared_encoders()
 
 
 def encoder_spec(name: str) -> EncoderSpec:
-    """Declaration for a registry name, or another tool's name; else UnknownEncoderError."""
+    """Declaration for a registry name, or another tool's name; else UnknownEncoderError.
+
+    'NAME@REVISION' is the declaration at another commit or branch of its repository.
+    """
+    plain, at, revision = name.partition("@")
+    if at and is_declared_encoder(plain):
+        spec = encoder_spec(plain)
+        if not revision or spec.repo is None:
+            raise UnknownEncoderError(
+                "encoder must be followed by a commit or branch of its repository after '@', "
+                f"got {name!r}; write {plain!r}"
+            )
+        return replace(spec, revision=revision, published=())
     if name not in ENCODERS:
         name = our_name(name)
     if name in declared_encoders():

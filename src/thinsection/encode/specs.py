@@ -24,9 +24,9 @@ from thinsection.encode.registry import (
     declared_encoders,
     encoder_spec,
 )
-from thinsection.errors import UnknownEncoderError, WeightsError
+from thinsection.errors import UnknownEncoderError, WeightsError, errors_of_others
 from thinsection.files.atomic import read_json
-from thinsection.types import Document, Json
+from thinsection.types import Document, Json, shortened
 from thinsection.weights import hub
 from thinsection.weights.files import WEIGHTS_FILES
 from thinsection.weights.origin import commit_of
@@ -72,6 +72,12 @@ def find_spec(name: str) -> EncoderSpec:
     """
     if name in declared_encoders():
         return encoder_spec(name)
+    remedy = "check the name, and the config.json of a checkpoint"
+    with errors_of_others("encoder must be one that can be read", name, remedy):
+        return _undeclared_spec(name)
+
+
+def _undeclared_spec(name: str) -> EncoderSpec:
     if name.startswith(TIMM_PREFIX):
         return _timm_spec(name)
     if name.startswith(HUB_PREFIX):
@@ -97,6 +103,13 @@ def _timm_spec(name: str) -> EncoderSpec:
         hint = f"; did you mean 'timm:{near[0]}'?" if near else ""
         raise UnknownEncoderError(
             f"encoder must be a model of timm, got {name!r}{hint}"
+        )
+    architecture, _, tag = model.partition(".")
+    if tag and model not in timm.list_models(f"{architecture}.*", pretrained=True):
+        tags = timm.list_models(f"{architecture}.*", pretrained=True)
+        raise UnknownEncoderError(
+            f"encoder must be a model of timm with published weights, got {name!r}; timm has "
+            f"{shortened(tags)}; random weights are 'timm:{architecture}' with pretrained=False"
         )
     published = timm.get_pretrained_cfg(model)
     return _from_timm(name, model, {}, published.to_dict() if published else {})

@@ -38,7 +38,7 @@ from thinsection.config import (
     replace_flat,
     section,
 )
-from thinsection.encode.registry import check_encoder_name
+from thinsection.encode.registry import check_encoder_name, is_declared_encoder
 from thinsection.errors import ConfigError, InvalidInputError, UnknownEncoderError
 from thinsection.extras import require_packages
 from thinsection.files.atomic import output_errors, read_json, write_json, write_table
@@ -266,6 +266,9 @@ def _load(
                 f"text_encoder must be given for embeddings of {name!r}, got none; pass "
                 "text_encoder=... with the encoder of the run"
             ) from error
+        revision = facts.get("revision")
+        if revision and is_declared_encoder(name):
+            name = f"{name}@{revision}"  # the weights of the embeddings
     return load_text_encoder(
         name,
         weights=options.weights,

@@ -176,13 +176,13 @@ def result_fields(identity: PlainValues) -> PlainValues:
     """The fields of an encoder's identity that decide a result; a change there runs stages again.
 
     Other fields are only recorded. The revision of the weights is one, since the hash covers every
-    weight. So are the engine, although engines differ in the last bits, and the sample of
-    embeddings of a caller's encoder.
+    weight. So are the engine, although engines differ in the last bits, the comparison with the
+    fingerprint, and the sample of embeddings of a caller's encoder.
     """
     return {
         name: value
         for name, value in identity.items()
-        if name not in ("revision", "engine", "sample")
+        if name not in ("revision", "engine", "fingerprint", "sample")
     }
 
 

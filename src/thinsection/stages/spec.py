@@ -211,7 +211,11 @@ def check_run(spec: RunConfig) -> tuple[AnyStage, ...]:
     for stage in stages:
         stage.check_run()
     # refuse tiles that a slide encoder was not trained on, before any weights are loaded
-    declared = [name for name in spec.encoding.encoders if is_declared_encoder(name)]
+    declared = [
+        name.partition("@")[0]
+        for name in spec.encoding.encoders
+        if is_declared_encoder(name)
+    ]
     for slide_encoder in spec.encoding.slide_encoders:
         for tile_encoder in declared:
             check_declared_fit(slide_encoder, tile_encoder, spec.tiles.tile_px)
