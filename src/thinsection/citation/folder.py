@@ -381,9 +381,14 @@ class FolderAccount:
         ):
             if one.value(fact):
                 facts.append(f"{words} {one.value(fact)[:_SHOWN_HASH]}")
-        for fact in ("precision", "engine", "fingerprint"):
+        for fact in ("precision", "engine"):
             if one.value(fact):
                 facts.append(one.value(fact))
+        fingerprint = one.value("fingerprint")
+        if fingerprint.startswith("none"):
+            fingerprint = "not compared with the authors' code"
+        if fingerprint:
+            facts.append(fingerprint)
         facts.append(counted(len(one.records), "slide"))
         method = Method("tile_encoder", name, ", ".join(facts))
         stain = _STAIN.search(one.name)

@@ -289,7 +289,8 @@ class NetworkTileEncoder(TileEncoder):
             return _empty_encoder, (type(self), needed), vars(self)
         placement = Placement(self.device, self.precision)  # type: ignore[arg-type]
         arguments = (self.spec, placement, self.origin, self.weights_hash)
-        return _load_graph_again, (*arguments, self._graphs, self.reload)
+        recorded = {"fingerprint": self.fingerprint}
+        return _load_graph_again, (*arguments, self._graphs, self.reload), recorded
 
     @cached_property
     def backbone(self) -> Backbone:
