@@ -17,6 +17,7 @@ from thinsection.arrays.polygons import mask_outlines
 from thinsection.errors import ConfigError, InvalidInputError, rewording
 from thinsection.files.tables import open_table
 from thinsection.slide.annotation_formats import Shape, box_ring, read_geojson, read_xml
+from thinsection.slide.cell_files import refuse_cells, refuse_detections
 from thinsection.slide.cohort_table import named_columns
 from thinsection.slide.ids import KnownIds
 from thinsection.types import MaskFrame, Size
@@ -48,7 +49,8 @@ def read_shapes(path: Path, size_l0: Size, slide_id: str) -> list[Shape]:
     """Reads the shapes of a file by its suffix; from a CSV only the rows of one slide.
 
     Raises:
-        InvalidInputError: the message names the file, the feature and the fault.
+        InvalidInputError: the message names the file, the feature and the fault; also a file of
+            cells.
     """
     read = _READERS.get(path.suffix.lower())
     if read is None:
@@ -57,7 +59,9 @@ def read_shapes(path: Path, size_l0: Size, slide_id: str) -> list[Shape]:
         )
     rule = f"regions must be readable {path.suffix}"
     with rewording(rule, path, *_DAMAGE, error=InvalidInputError):
-        return list(read(path, size_l0, slide_id))
+        shapes = list(read(path, size_l0, slide_id))
+    refuse_cells(shapes, path)
+    return shapes
 
 
 def read_class_names(path: Path, slide_id: str) -> set[str]:
@@ -197,6 +201,7 @@ def _mask_values(path: Path) -> npt.NDArray[np.generic]:
 
 
 def _geojson(path: Path, size_l0: Size, slide_id: str) -> Iterator[Shape]:
+    refuse_detections(path)
     return read_geojson(path)
 
 
