@@ -64,8 +64,11 @@ def test_every_pathology_encoder_states_licence_source_and_resolution() -> None:
     for spec in SPECS:
         assert spec.licence != "unknown" and spec.source, spec.name
         assert spec.repo is not None or spec.architecture.kind == "lite0", spec.name
-        is_for_any = spec.name.startswith("dinov2") or spec.name == "plip"
-        assert spec.tile_mpp == (None if is_for_any else 0.5), spec.name
+        is_for_any = spec.name.startswith("dino") or spec.name in (
+            *("plip", "efficientnet_lite0"),
+        )
+        expected = 0.25 if spec.name == "gpfm" else 0.5
+        assert spec.tile_mpp == (None if is_for_any else expected), spec.name
 
 
 def test_public_records_of_files_belong_to_pinned_encoders() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from thinsection.encode.backbone import PACKAGED_WEIGHTS
+from thinsection.errors import WeightsError
 from thinsection.run import task
 from thinsection.run.models import load_models
 from thinsection.run.run import run
@@ -163,3 +164,25 @@ def test_several_encoders_and_tokens_are_recognised_too(slide, tmp_path, loads) 
             run([slide], out=tmp_path / "out", **settings).counts["skipped"] == 1
             and not loads
         )
+
+
+def test_a_run_says_once_that_an_encoder_was_made_for_other_tiles(
+    slide, tmp_path, monkeypatch
+) -> None:
+    def refuse(*_arguments):
+        raise WeightsError("not loaded in this test")
+
+    monkeypatch.setattr(task, "load_models", refuse)
+    for tile_px, count in ((256, 1), (224, 0)):
+        messages: list[str] = []
+        with pytest.raises(WeightsError, match="not loaded"):
+            run(
+                [slide],
+                out=tmp_path / str(tile_px),
+                encoders=["lunit_vits16"],
+                tile_px=tile_px,
+                on_message=messages.append,
+                **QUIET,
+            )
+        notes = [text for text in messages if "was made for tiles of 224 px" in text]
+        assert len(notes) == count and all(n.startswith("note: lunit") for n in notes)

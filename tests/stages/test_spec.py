@@ -16,7 +16,8 @@ from thinsection.errors import (
 )
 from thinsection.slide.annotations import RegionsConfig
 from thinsection.stages.config import EncodeConfig, QcConfig, RunConfig
-from thinsection.stages.spec import check_run, resolve
+from thinsection.stages.spec import check_run, notes_on_tiles, resolve
+from thinsection.tiles import TilesConfig
 from thinsection.tiles.budget import StreamConfig
 from thinsection.types import GIB, MIB
 
@@ -138,3 +139,27 @@ def test_a_run_travels_by_pickle_and_as_json() -> None:
     document = json.loads(json.dumps(as_mapping(spec)))
     assert from_mapping(RunConfig, document) == spec
     assert hash(spec.encoding) == hash(resolve(RunConfig()).encoding)
+
+
+def test_a_run_says_for_which_tiles_a_declared_encoder_was_made() -> None:
+    def notes(*encoders: str, **tiles: object) -> list[str]:
+        config = RunConfig(
+            encode=EncodeConfig(encoders=encoders), tiles=TilesConfig(**tiles)
+        )
+        return notes_on_tiles(config)
+
+    assert notes("uni2_h") == []
+    assert notes("uni2_h", tile_mpp="0.51") == []  # within the tolerance of levels
+    assert notes("uni2_h", tile_mpp="0.25") == [
+        "uni2_h was made for tiles of 256 px at 0.5 µm/px; yours are 256 px at 0.25 µm/px, and "
+        "the network sees 224 px"
+    ]
+    (px,) = notes("virchow2", tile_px=256)
+    assert "tiles of 224 px at 0.5 µm/px; yours are 256 px at 0.5 µm/px" in px
+    # one line for each encoder and grid, also by another tool's name and at another commit
+    several = notes("uni2_h", "uni_v1", "plip@main", tile_mpp=("0.5", "1"))
+    assert [line.split()[0] for line in several] == ["uni2_h", "uni"]
+    assert all("yours are 256 px at 1 µm/px" in line for line in several)
+    # encoders for any tiles, undeclared ones, and a resolution that only the slide knows
+    assert notes("efficientnet_lite0", "timm:resnet18", tile_px=64) == []
+    assert notes("uni2_h", tile_mpp="native") == []

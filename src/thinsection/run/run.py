@@ -48,6 +48,7 @@ from thinsection.stages.spec import (
     check_run,
     cohort_of,
     grid_names,
+    notes_on_tiles,
     resolve,
     stages_of,
 )
@@ -272,6 +273,9 @@ def _run_in_folder(
     listeners = listeners.logged(task.record)
     for stage in stages:
         for note in stage.notes:
+            listeners.on_message(f"note: {note}")
+    if own_encoder is None:
+        for note in notes_on_tiles(spec):
             listeners.on_message(f"note: {note}")
     reports: list[Report[SlideResult]] = []
     begun = False

@@ -15,6 +15,7 @@ from thinsection.config import keywords_in_errors, replace_flat
 from thinsection.encode.registry import (
     EncoderIdentity,
     check_encoder_name,
+    encoder_spec,
     is_declared_encoder,
 )
 from thinsection.errors import ConfigError, InvalidInputError
@@ -222,6 +223,31 @@ def check_run(spec: RunConfig) -> tuple[AnyStage, ...]:
     batch_size = spec.batch_size(on_gpu=False) if spec.encoding.batch_size else 1
     spec.stream_budget(batch_size)
     return stages
+
+
+def notes_on_tiles(spec: RunConfig) -> list[str]:
+    """A line for each declared encoder that was made for other tiles than those of the run.
+
+    Encoders for any resolution are left out, and so are grids at the slide's own resolution, which
+    is not known yet.
+    """
+    notes = []
+    for name in spec.encoding.encoders:
+        if not is_declared_encoder(name):
+            continue
+        encoder = encoder_spec(name)
+        for grid in spec.tiles.grids:
+            if encoder.tile_mpp is None or grid.mpp is None:
+                continue
+            is_same_mpp = abs(grid.mpp / encoder.tile_mpp - 1) <= grid.mpp_tolerance
+            if is_same_mpp and grid.tile_px == encoder.tile_px:
+                continue
+            notes.append(
+                f"{encoder.name} was made for tiles of {encoder.tile_px} px at "
+                f"{encoder.tile_mpp:g} µm/px; yours are {grid.tile_px} px at {grid.mpp:g} µm/px, "
+                f"and the network sees {encoder.input_px} px"
+            )
+    return notes
 
 
 @dataclass(frozen=True, kw_only=True)
