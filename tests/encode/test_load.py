@@ -17,7 +17,12 @@ from safetensors.torch import save_file
 from thinsection.encode import TileEncoder, declared_encoders, load_encoder
 from thinsection.encode import load as load_module
 from thinsection.encode.backbone import PACKAGED_WEIGHTS
-from thinsection.encode.registry import ENCODERS, PublishedFile
+from thinsection.encode.registry import (
+    ENCODERS,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    PublishedFile,
+)
 from thinsection.errors import (
     InvalidInputError,
     MissingDependencyError,
@@ -106,6 +111,34 @@ def test_a_folder_of_transformers_form_gives_its_class_token(
         encoder.encode(tiles), expected[:, 0], rtol=1e-5, atol=1e-5
     )
     assert encoder.encode_tokens(tiles).shape == (4, 16, 32)
+
+
+def test_what_no_checkpoint_holds_is_computed_when_the_network_is_built(
+    tmp_path: Path,
+) -> None:
+    timm = optional_package("timm")
+    torch.manual_seed(3)
+    theirs = timm.create_model("vit_small_patch16_dinov3_qkvb", num_classes=0).eval()
+    state = theirs.state_dict()
+    assert not [name for name in state if "periods" in name]  # of rotary positions
+    save_file(state, tmp_path / "model.safetensors")
+    encoder = load_encoder(
+        "dinov3_vits16",
+        weights=tmp_path / "model.safetensors",
+        device="cpu",
+        precision="fp32",
+        engine="torch",
+    )
+    tiles = np.random.default_rng(1).integers(0, 256, (1, 256, 256, 3), dtype=np.uint8)
+    mean = torch.tensor(IMAGENET_MEAN)[:, None, None]
+    std = torch.tensor(IMAGENET_STD)[:, None, None]
+    pixels = (torch.from_numpy(tiles).permute(0, 3, 1, 2) / 255 - mean) / std
+    with torch.no_grad():
+        expected = theirs.forward_features(pixels)
+    torch.testing.assert_close(
+        encoder.encode(tiles), expected[:, 0], rtol=1e-4, atol=1e-5
+    )
+    assert encoder.encode_tokens(tiles).shape == (1, 256, 384)
 
 
 def test_weights_of_another_architecture_are_refused_by_name(timm_folder: Path) -> None:

@@ -274,10 +274,17 @@ def _check_packaged(path: Path) -> None:
 def unfilled_backbone(spec: EncoderSpec) -> Backbone:
     """Network before its weights are read.
 
-    It is on the meta device if the spec states its number of parameters, else on the CPU. Such a
-    network has all of its state in the state dict, so that nothing stays on the meta device.
+    It is on the meta device if the spec states its number of parameters, and if the state dict has
+    all of its state. Else it is on the CPU: a buffer that no checkpoint has, such as the periods of
+    rotary positions, gets its values when the network is built.
     """
-    return build_backbone(spec, device="cpu" if spec.num_params is None else "meta")
+    if spec.num_params is None:
+        return build_backbone(spec)
+    backbone = build_backbone(spec, device="meta")
+    stored = backbone.state_dict().keys()
+    if all(name in stored for name, _ in backbone.named_buffers()):
+        return backbone
+    return build_backbone(spec)
 
 
 def published_weights(spec: EncoderSpec) -> Path:
