@@ -120,3 +120,18 @@ def test_a_bag_without_tiles_of_two_encoders_or_with_nan_is_refused(
         Bags([[tmp_path / "four.h5", tmp_path / "five.h5"]]).read(0)
     with pytest.raises(InvalidInputError, match=r"1 of 1 rows \(0\) of .*nan\.h5"):
         Bags([[tmp_path / "nan.h5"]]).read(0)
+
+
+def test_a_small_bag_in_memory_is_joined_once_within_the_budget(
+    tmp_path: Path, slides: tuple[Path, Path]
+) -> None:
+    joined_bytes = 733 * 24 * 4
+    for budget_bytes, is_kept in ((joined_bytes, False), (2 * joined_bytes, True)):
+        with Bags([slides, slides[:1]], budget_bytes=budget_bytes) as bags:
+            (read,) = bags.stream([0])
+            first, second = bags.stream([0, 0])
+            assert (first[1] is second[1]) == is_kept
+            for _, bag in (first, second):
+                np.testing.assert_array_equal(bag.features, read[1].features)
+            # a bag of one slide takes no memory beside the slide
+            assert bags._bytes_left == 0

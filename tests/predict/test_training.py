@@ -467,6 +467,64 @@ def test_a_head_that_has_not_learnt_starts_again_from_other_weights(
     assert len(learnt.losses) <= FIT.epochs
 
 
+def over_after(trainer: Trainer, losses: list[tuple[float, float]]) -> bool:
+    """True if a start with these losses is over, in shares of a constant prediction's."""
+    train, inner = trainer._constant
+    trainer.losses = [(a * train, b * inner) for a, b in losses]
+    trainer.starts = [0]
+    return trainer._start_is_over()
+
+
+def test_a_start_ends_early_only_where_nothing_more_is_learnt(tmp_path: Path) -> None:
+    root = planted(tmp_path / "f", cases=18, tiles=(20, 30))
+    labels = LabelsConfig(labels=root / "labels.csv", target=("label",))
+    trainer, _ = trainer_for(
+        root, labels, replace(FIT, epochs=50, patience=20, starts=1)
+    )
+    at_chance = [(1.0, 1.0)] * 19
+    assert not over_after(trainer, at_chance)
+    assert over_after(trainer, [*at_chance, (1.0, 1.0), (1.0, 1.0)])
+    # the training cases are known by heart, and the validation loss is flat
+    assert not over_after(trainer, [(0.9, 0.8), (0.01, 0.7), (0.01, 0.7)])
+    assert over_after(trainer, [(0.9, 0.8), *[(0.01, 0.7)] * 4])
+    # it still falls
+    assert not over_after(trainer, [(0.01, 0.7 - 0.02 * i) for i in range(12)])
+    # small falls count together
+    slow = [(1.0, 1.0 - 0.002 * i) for i in range(30)]
+    assert not over_after(trainer, slow)
+    assert over_after(trainer, [*slow, *[slow[-1]] * 20])
+    # the training loss is low, and that of the validation cases is worse than a guess
+    assert over_after(trainer, [(0.8, 1.0), *[(0.4, 1.2)] * 3])
+    assert not over_after(trainer, [(0.8, 1.0), *[(0.4, 0.99)] * 3])
+    assert over_after(trainer, [(1.0 - i / 100, 1.0 - i / 100) for i in range(50)])
+
+
+@pytest.mark.parametrize("task", ["classes", "cox"])
+def test_cases_learnt_by_heart_take_few_epochs(tmp_path: Path, task: str) -> None:
+    """Embeddings without any signal, in more channels than cases."""
+    rng = np.random.default_rng(0)
+    root = tmp_path / "f"
+    root.mkdir()
+    rows = ["slide_id,label,dead,days"]
+    for i in range(24):
+        write_embeddings(root / f"s{i:02}.h5", rng.normal(size=(6, 256)))
+        rows.append(f"s{i:02},{'ab'[i % 2]},{int(i % 3 > 0)},{rng.integers(1, 99)}")
+    (root / "labels.csv").write_text("\n".join(rows) + "\n")
+    labels = LabelsConfig(labels=root / "labels.csv", target=("label",))
+    if task == "cox":
+        labels = LabelsConfig(
+            labels=root / "labels.csv", target=("dead",), time="days", task="cox"
+        )
+    fit = replace(FIT, epochs=100, patience=40, starts=1)
+    trainer, _ = trainer_for(root, labels, fit)
+    trainer.run(replace(SMALL, dropout=0.0), tmp_path / "c", "")
+    assert len(trainer.losses) <= 40
+    train, inner = trainer.losses[-1]
+    constant = trainer._constant
+    too_much = train < 0.5 * constant.train and inner > constant.inner
+    assert train < 0.02 * constant.train or too_much
+
+
 def test_a_training_that_ends_in_its_second_start_goes_on_to_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,13 +563,13 @@ def test_the_constant_prediction_is_that_of_the_training_cases(tmp_path: Path) -
     inner = float(np.mean(trainer.cohort.array[list(trainer.part.stop), 0]))
     assert share < 0.45
     expected = -inner * np.log(share) - (1 - inner) * np.log(1 - share)
-    assert trainer._constant_loss() == pytest.approx(expected, rel=1e-4)
+    assert trainer._constant.inner == pytest.approx(expected, rel=1e-4)
     cox = survival_cohort(tmp_path / "s")
     labels = LabelsConfig(labels=cox / "labels.csv", target=("dead",), time="days")
     trainer, _ = trainer_for(cox, labels, replace(FIT, starts=1))
     stop = list(trainer.part.stop)
     expected = float(cox_loss(torch.zeros(len(stop)), trainer.y[stop]))
-    assert trainer._constant_loss() == pytest.approx(expected, rel=1e-6)
+    assert trainer._constant.inner == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_head_is_trained_by_its_own_recipe_unless_told_otherwise() -> None:

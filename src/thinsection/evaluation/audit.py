@@ -32,6 +32,8 @@ MAX_P = 1e-3  # p value below which the site is said to be associated with the c
 MAX_P_DETERMINED = 0.05  # the same limit if the site determines the class
 # largest number of values of a column that may be the target under another name
 MAX_VALUES = 10
+# embeddings that are kept for the search of copies, which reads a slide several times
+KEPT_BYTES = 64 << 20
 _PARTS = re.compile(r"[^\W\d_]+|\d+")
 
 
@@ -211,11 +213,20 @@ def copies_between_patients(
 
 
 def reader_of(cohort: Cohort) -> Callable[[int], Reals]:
-    """Reads the embeddings (N, D) of the slide with an index from its file."""
+    """Reads the embeddings (N, D) of the slide with an index from its file.
+
+    Memory: KEPT_BYTES of embeddings, which are read once.
+    """
     files = [path for paths in cohort.paths for path in paths]
+    kept: dict[int, Reals] = {}
 
     def read(slide: int) -> Reals:
-        return open_embeddings(files[slide])[:]
+        if slide in kept:
+            return kept[slide]
+        tiles = open_embeddings(files[slide])[:]
+        if sum(own.nbytes for own in kept.values()) + tiles.nbytes <= KEPT_BYTES:
+            kept[slide] = tiles
+        return tiles
 
     return read
 

@@ -58,9 +58,9 @@ class Difference:
     @property
     def detectable(self) -> float:
         """Smallest true difference that a test of this level would find with the power POWER."""
-        from scipy.stats import norm
+        from scipy.special import ndtri
 
-        return float(norm.ppf([1 - TAIL, POWER]).sum() * self.standard_error)
+        return float(ndtri([1 - TAIL, POWER]).sum() * self.standard_error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,13 +166,13 @@ def jackknife(
 
 def _tested(value: float, error: float, *, degrees: float, groups: int) -> Difference:
     """The difference with its interval and p value by Student's t."""
-    from scipy.stats import t
+    from scipy.special import stdtr, stdtrit
 
-    half = float(t.ppf(1 - TAIL, degrees)) * error
+    half = float(stdtrit(degrees, 1 - TAIL)) * error
     if value == 0:
         p_value = 1.0  # equal predictions have no spread and do not differ
     elif error:
-        p_value = float(2 * t.sf(abs(value) / error, degrees))
+        p_value = float(2 * stdtr(degrees, -abs(value) / error))
     else:
         p_value = 0.0
     return Difference(

@@ -149,7 +149,7 @@ def chance_level(similar: Floats, cases: IndexArray) -> float:
     taken from the cohort's own cosines. So d is small if classes, sites and stains make many slides
     similar.
     """
-    from scipy.stats import norm
+    from scipy.special import ndtri
 
     upper = np.triu(cases[:, None] != cases, k=1)
     cosines = similar[upper]
@@ -158,7 +158,7 @@ def chance_level(similar: Floats, cases: IndexArray) -> float:
     fisher_z = np.arctanh(np.clip(cosines, -0.999999, 0.999999))
     low, middle, high = np.quantile(fisher_z, (0.025, 0.5, 0.975))
     error = max((high - middle) / 1.96, (middle - low) / 1.96)
-    quantile = norm.isf(CHANCE / len(cosines))
+    quantile = -ndtri(CHANCE / len(cosines))
     return float(np.tanh(middle + quantile * error))
 
 

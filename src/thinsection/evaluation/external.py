@@ -233,7 +233,7 @@ def _sandwich(
     codes: IndexArray,
 ) -> Fit:
     """Fit with the covariance of a cluster sandwich, from the score (n, P) of each case."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     units = int(codes.max()) + 1
     score = np.zeros((units, scores.shape[1]))
@@ -241,7 +241,7 @@ def _sandwich(
     degrees = max(1, units - scores.shape[1])
     bread = np.linalg.inv(information)
     covariance = bread @ (score.T @ score) @ bread * units / degrees
-    return Fit(beta, covariance, float(t.ppf(1 - TAIL, degrees)))
+    return Fit(beta, covariance, float(stdtrit(degrees, 1 - TAIL)))
 
 
 def coefficient(fit: Fit, place: int, groups: Groups) -> Estimate:
@@ -309,14 +309,14 @@ def decision_curve(
 
 def _reach_of_means(deviations: Floats, sampling: Sampling) -> FloatVector:
     """Half of the 95 % interval of T means, from the deviations (T, n) of cases from them."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     units = sampling.units
     sums = np.zeros((units, len(deviations)))
     np.add.at(sums, sampling.codes, deviations.T)
     variance = (sums**2).sum(axis=0) * units / (units - 1) / deviations.shape[1] ** 2
     variance *= sampling.fold_inflation()
-    return np.asarray(float(t.ppf(1 - TAIL, units - 1)) * np.sqrt(variance))
+    return np.asarray(float(stdtrit(units - 1, 1 - TAIL)) * np.sqrt(variance))
 
 
 def difference(first: Estimate, second: Estimate) -> tuple[float, float, float]:

@@ -544,7 +544,7 @@ def _shares_of(
     sampling: Sampling, scorer: ShareScorer, weight: float
 ) -> Iterator[_Share]:
     """The shares of a mean, for the classes that have rows."""
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     present = np.flatnonzero(scorer.rows.any(axis=0))
     values = scorer.shares(np.ones((1, len(sampling.codes))))[0]
@@ -571,7 +571,7 @@ def _shares_of(
             ),
             paired=scorer.paired,
             trials=trials,
-            quantile=float(t.ppf(1 - TAIL, degrees)),
+            quantile=float(stdtrit(degrees, 1 - TAIL)),
         )
 
 
@@ -621,11 +621,11 @@ def _inverted(
 ) -> tuple[float, float]:
     """Lowest and highest true value between `ends` that are compatible with the point."""
     from scipy.optimize import brentq
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     at_point = law(point)
     ratio = _variance_ratio(variance, at_point, prior)
-    quantile = float(t.ppf(1 - TAIL, variance.degrees + prior))
+    quantile = float(stdtrit(variance.degrees + prior, 1 - TAIL))
     error = (ratio * max(at_point, EPSILON**2)) ** 0.5
 
     def excess(true: float) -> float:

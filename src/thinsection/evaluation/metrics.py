@@ -344,8 +344,8 @@ def spearman(
     """
     out = np.empty((len(weights), x.shape[1]))
     for t in range(x.shape[1]):
-        a = _ranks(x[:, t], weights)
-        b = _ranks(y[:, t], weights)
+        a = weighted_ranks(x[:, t], weights)
+        b = weighted_ranks(y[:, t], weights)
         sums = np.zeros((3, len(weights)))
         for rows in folds_of(fold, len(x)):
             w = weights[:, rows]
@@ -373,7 +373,7 @@ def absolute_error(x: FloatVector, y: FloatVector, weights: Weights) -> FloatVec
     return ratio(weights @ np.abs(x - y), weights.sum(axis=1, keepdims=True))
 
 
-def _ranks(values: FloatVector, weights: Weights) -> FloatVector:
+def weighted_ranks(values: FloatVector, weights: Weights) -> FloatVector:
     """Mean rank (B, N) that each row would have among the rows repeated by their weights."""
     place = np.unique(values, return_inverse=True)[1]
     of_place = np.stack([np.bincount(place, w) for w in weights])

@@ -1,5 +1,6 @@
 """Folds of rows, drawn as benchmark suites draw them: stratified, grouped, few-shot."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,7 +8,8 @@ import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.cases import Groups
-from thinsection.evaluation.metrics import Fold, IndexArray
+from thinsection.evaluation.metrics import FloatVector, Fold, IndexArray
+from thinsection.types import Floats
 
 
 def stratified_folds(
@@ -19,12 +21,14 @@ def stratified_folds(
 ) -> list[Fold]:
     """Stratified, shuffled folds: StratifiedKFold(folds, shuffle, random_state=seed).
 
+    Written here because the import of scikit-learn costs more than a small training.
+
     Raises InvalidInputError: a class has fewer rows than folds; it is named by `class_names`.
     """
-    from sklearn.model_selection import StratifiedKFold
-
     labels = np.asarray(labels)
-    classes, counts = np.unique(labels, return_counts=True)
+    classes, first_rows, codes, counts = np.unique(
+        labels, return_index=True, return_inverse=True, return_counts=True
+    )
     if len(classes) and counts.min() < folds:
         rarest = classes[counts.argmin()]
         name = str(class_names[rarest] if class_names else rarest)
@@ -32,8 +36,17 @@ def stratified_folds(
             f"each class must have >= {folds} rows for {folds} folds, "
             f"got {counts.min()} of class {name!r}"
         )
-    splitter = StratifiedKFold(n_splits=folds, shuffle=True, random_state=seed)
-    return list(splitter.split(np.zeros(len(labels)), labels))
+    # classes are numbered in the order in which they appear
+    codes = np.argsort(np.argsort(first_rows))[codes]
+    sorted_codes = np.sort(codes)
+    rng = np.random.RandomState(seed)
+    fold_of_row = np.zeros(len(labels), np.int64)
+    for code in range(len(classes)):
+        sizes = [np.count_nonzero(sorted_codes[i::folds] == code) for i in range(folds)]
+        of_class = np.repeat(np.arange(folds), sizes)
+        rng.shuffle(of_class)
+        fold_of_row[codes == code] = of_class
+    return _folds_of(fold_of_row, folds)
 
 
 def grouped_folds(
@@ -41,10 +54,11 @@ def grouped_folds(
 ) -> list[Fold]:
     """Folds in which no group (patient, slide) is divided, stratified as well as possible.
 
+    StratifiedGroupKFold(folds, shuffle, random_state=seed): groups whose classes are most uneven
+    come first, and each goes to the fold that leaves the folds most even.
+
     Raises InvalidInputError: fewer groups than folds, or lengths differ.
     """
-    from sklearn.model_selection import StratifiedGroupKFold
-
     labels = np.asarray(labels)
     num_groups = len(set(groups))
     if len(groups) != len(labels):
@@ -56,10 +70,51 @@ def grouped_folds(
             f"groups must be at least {folds} for {folds} folds, got {num_groups}; use at most "
             f"{num_groups} folds"
         )
-    splitter = StratifiedGroupKFold(n_splits=folds, shuffle=True, random_state=seed)
-    return list(
-        splitter.split(np.zeros(len(labels)), labels, groups=np.asarray(groups))
-    )
+    _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    _, group_of_row = np.unique(np.asarray(groups), return_inverse=True)
+    counts_by_group = np.zeros((num_groups, len(counts)))
+    np.add.at(counts_by_group, (group_of_row, codes), 1)
+    order = np.arange(num_groups)
+    np.random.RandomState(seed).shuffle(order)
+    uneven = np.std(counts_by_group[order], axis=1)
+    counts_by_fold = np.zeros((folds, len(counts)))
+    fold_of_group = np.zeros(num_groups, np.int64)
+    for group in order[np.argsort(-uneven, kind="stable")]:
+        fold = _evenest_fold(counts_by_fold, counts_by_group[group], totals=counts)
+        counts_by_fold[fold] += counts_by_group[group]
+        fold_of_group[group] = fold
+    return _folds_of(fold_of_group[group_of_row], folds)
+
+
+def _evenest_fold(
+    counts_by_fold: Floats, added: FloatVector, *, totals: IndexArray
+) -> int:
+    """Fold that leaves the folds most even with the rows `added`; of equal ones the smallest."""
+    best = 0
+    least = math.inf
+    fewest = math.inf
+    for fold, size in enumerate(counts_by_fold.sum(axis=1)):
+        proposed = counts_by_fold.copy()
+        proposed[fold] += added
+        spread = float(np.std(proposed / totals, axis=0).mean())
+        if spread < least or (_is_close(spread, least) and size < fewest):
+            best = fold
+            least = spread
+            fewest = size
+    return best
+
+
+def _is_close(x: float, y: float) -> bool:
+    """As `numpy.isclose`, which is slow for single numbers."""
+    return abs(x - y) <= 1e-8 + 1e-5 * abs(y)
+
+
+def _folds_of(fold_of_row: IndexArray, folds: int) -> list[Fold]:
+    """Rows of the other folds and rows of each fold."""
+    return [
+        (np.flatnonzero(fold_of_row != fold), np.flatnonzero(fold_of_row == fold))
+        for fold in range(folds)
+    ]
 
 
 def drawn_folds(

@@ -124,7 +124,7 @@ def survival_curve(event: Flags, time: FloatVector, groups: Groups) -> SurvivalC
     Memory: 16 n T. Source: Kaplan and Meier, JASA 53 (1958); Kalbfleisch and Prentice (1980);
     Williams, Biometrics 51 (1995): clusters.
     """
-    from scipy.stats import norm
+    from scipy.special import ndtri
 
     times = np.unique(time)
     at_risk = len(time) - np.searchsorted(np.sort(time), times, side="left")
@@ -138,7 +138,7 @@ def survival_curve(event: Flags, time: FloatVector, groups: Groups) -> SurvivalC
     with np.errstate(divide="ignore", invalid="ignore"):
         influence = np.cumsum(of_patient / (at_risk - died), axis=1)
         spread = np.sqrt((influence**2).sum(axis=0)) / np.log(survival)
-        reach = float(norm.ppf(1 - TAIL)) * spread
+        reach = float(ndtri(1 - TAIL)) * spread
         low = survival ** np.exp(-reach)
         high = survival ** np.exp(reach)
     # before the first event everybody lives; at 0 there is no log of the survival
@@ -166,7 +166,7 @@ def hazard_ratio(
 
     Memory: n. Source: Cox (1972); Efron, JASA 72 (1977); Lin and Wei, JASA 84 (1989).
     """
-    from scipy.stats import norm, t
+    from scipy.special import ndtri, stdtrit
 
     order = np.argsort(-time, kind="stable")
     ordered_event = event[order]
@@ -190,13 +190,13 @@ def hazard_ratio(
         return None
     units = groups.total
     variance = 1 / information
-    reach = float(norm.ppf(1 - TAIL))
+    reach = float(ndtri(1 - TAIL))
     method = "Wald"
     if 1 < units < len(event):
         residual = _score_residuals(ordered_event, centred, last_of_time, beta)
         of_patient = np.bincount(groups.codes[order], residual)
         variance = float(of_patient @ of_patient) / information**2 * units / (units - 1)
-        reach = float(t.ppf(1 - TAIL, units - 1))
+        reach = float(stdtrit(units - 1, 1 - TAIL))
         method = "robust variance of Lin and Wei"
     error = reach * variance**0.5
     return Estimate(

@@ -19,6 +19,7 @@ from thinsection.attention.blocks import blocks_of
 from thinsection.attention.products import fast_products
 from thinsection.config import from_mapping
 from thinsection.errors import WeightsError, rewording
+from thinsection.pool.dropout import Dropout
 from thinsection.pool.encoder import (
     Expects,
     LoadOptions,
@@ -133,7 +134,7 @@ class GatedAttention(nn.Module):
         self.V = nn.Linear(dim, hidden)
         self.U = nn.Linear(dim, hidden) if gated else None
         self.w = nn.Linear(hidden, outputs)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, tiles: Tensor) -> Tensor:
         hidden = self.drop(torch.tanh(self.V(tiles)))

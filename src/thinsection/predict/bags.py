@@ -72,6 +72,7 @@ class Bags(Closing):
         self._bytes_left = budget_bytes
         self.cells = cells
         self._kept: dict[int, Sequence[Stored]] = {}
+        self._small: dict[int, Bag] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bags")
 
     def __len__(self) -> int:
@@ -133,25 +134,42 @@ class Bags(Closing):
             yield case, future.result()
 
     def _start(self, case: int, most: int, seed: Sequence[int]) -> Future[Bag]:
-        """Reads a bag in the thread; a small bag in memory is read completely and at once.
+        """Reads a bag in the thread; a small bag in memory is taken completely and at once.
 
         For such a bag, passing it through the thread would take longer than reading it.
         """
-        in_memory = [s for s in self._kept.get(case, ()) if isinstance(s, np.ndarray)]
-        num_tiles = sum(map(len, in_memory))
-        is_small = 0 < sum(slide.nbytes for slide in in_memory) <= SMALL_BYTES
-        is_whole = most == 0 or most >= num_tiles
-        if is_small and is_whole and not self.cells:
+        bag = self._small_bag(case)
+        if bag is not None and (most == 0 or most >= len(bag.features)):
             done = Future[Bag]()
-            done.set_result(self.read(case))
+            done.set_result(bag)
             return done
         rng = np.random.default_rng([*seed, case]) if most else None
         return self._thread.submit(self.read, case, most=most, rng=rng)
+
+    def _small_bag(self, case: int) -> Bag | None:
+        """Complete bag of a case, if its slides are in memory and small; None if not.
+
+        The bag is kept, checked and joined, if it takes no memory or the budget has some left.
+        """
+        if case in self._small:
+            return self._small[case]
+        slides = [s for s in self._kept.get(case, ()) if isinstance(s, np.ndarray)]
+        size = sum(slide.nbytes for slide in slides)
+        if self.cells or not 0 < size <= SMALL_BYTES:
+            return None
+        bag = self.read(case)
+        is_copy = not np.shares_memory(bag.features, slides[0])
+        extra_bytes = bag.features.nbytes if is_copy else 0
+        if extra_bytes <= max(0, self._bytes_left):
+            self._bytes_left -= extra_bytes
+            self._small[case] = bag
+        return bag
 
     def close(self) -> None:
         """Ends the thread and releases the bags."""
         self._thread.shutdown(cancel_futures=True)
         self._kept.clear()
+        self._small.clear()
 
 
 def bag_of(slides: Sequence[Reals], paths: Sequence[Path], *, cells: bool) -> Bag:

@@ -40,7 +40,7 @@ from thinsection.store.ledger import stage_key
 from thinsection.types import Floats, counted, parse_bytes, rounded
 
 COHORT_NAME = "cohort.json"
-FORMAT = 4  # format of a fold's file
+FORMAT = 5  # format of a fold's file, and of the rules by which a head is trained
 # memory beside the cached bags, in multiples of the largest bag: 2 for bags that are being read, 7
 # for the activations of one in a head with 512 channels
 BAGS_AT_WORK = 9

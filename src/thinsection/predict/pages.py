@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from scipy.stats import rankdata
 
 from thinsection.evaluation.calibration import ECE_BINS
 from thinsection.evaluation.curves import Band
 from thinsection.evaluation.intervals import Sampling
-from thinsection.evaluation.metrics import MIN_OF_BIN
+from thinsection.evaluation.metrics import MIN_OF_BIN, weighted_ranks
 from thinsection.evaluation.plots import (
     Columns,
     Picture,
@@ -311,7 +310,10 @@ def _errors(tested: Tested) -> Floats:
     if target.kind in ("multilabel", "regression"):
         return np.asarray(np.nanmean(np.abs(answers - truth), axis=1))
     # cases with the event only: difference between their rank by risk and their rank by time
-    late = rankdata(truth[:, 1]) - rankdata(-target.risk(answers))
+    once = np.ones((1, len(truth)))
+    by_time = weighted_ranks(truth[:, 1], once)[0]
+    by_risk = weighted_ranks(-target.risk(answers), once)[0]
+    late = by_time - by_risk
     return np.where(truth[:, 0] == 1, np.abs(late), -1.0)
 
 

@@ -2,7 +2,7 @@
 
 A killed training resumes and gives the same bytes.
 
-All random choices (order, tiles, dropout) depend only on the seed, the epoch and the case, so that
+All random choices (order, tiles, dropout) depend only on the seed, the epoch and the cases, so that
 no random state must be stored. A checkpoint has weights, optimiser and history.
 """
 
@@ -12,10 +12,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.adamw import adamw
 
+from thinsection.attention.products import fast_products
 from thinsection.config import as_mapping
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.labels import Cohort, items_if_several
@@ -44,6 +45,16 @@ Losses = list[tuple[float, float]]
 HEADER_KEY = "told"  # metadata are one value, since several have no fixed order
 INNER = 1 << 30  # replaces the epoch in seeds for draws from inner cases
 COX_CASES = 16  # number of cases whose risks are compared in a step
+# The validation loss has fallen if it is lower by this share of the loss of a constant prediction.
+FALL = 0.01
+# A head knows its training cases by heart if their loss is below this share of that of a constant
+# prediction: their gradients are nearly gone. It has learnt too much if their loss is below the
+# second share, and the validation loss above that of a constant prediction.
+BY_HEART = 0.02
+TOO_MUCH = 0.5
+SHORT_PATIENCE = (
+    3  # patience in epochs of a head that knows its training cases by heart
+)
 
 
 def with_recipe(fit: FitConfig, head: str) -> FitConfig:
@@ -56,6 +67,13 @@ def with_recipe(fit: FitConfig, head: str) -> FitConfig:
         patience=fit.patience or recipe.patience,
         starts=fit.starts or recipe.starts,
     )
+
+
+class ConstantLosses(NamedTuple):
+    """Losses of a constant prediction: of the training cases in their batches, and the inner."""
+
+    train: float
+    inner: float
 
 
 class Trainer:
@@ -89,7 +107,9 @@ class Trainer:
         self.criterion = criterion_of(
             self.target, y[train_rows], weighted=fit.class_weights
         )
+        self._batch_cases = fit.batch_cases or (COX_CASES if self.cox else 1)
 
+    @fast_products()
     def run(self, config: HeadConfig, checkpoint: Path, key: str) -> None:
         """Trains until patience ends, from the checkpoint of this key if there is one.
 
@@ -141,10 +161,25 @@ class Trainer:
         )
 
     def _start_is_over(self) -> bool:
-        """True if no epoch follows from the current initial weights."""
+        """True if no epoch follows from the current initial weights.
+
+        A head that knows its training cases by heart learns nothing more from them, so the
+        patience is short then.
+        """
         losses = self.losses[self.starts[-1] :]
-        since_best = len(losses) - _best_epoch(losses)
-        return len(losses) >= self.fit.epochs or since_best >= self.fit.patience
+        if len(losses) >= self.fit.epochs:
+            return True
+        if not losses:
+            return False
+        constant = self._constant
+        train, inner = losses[-1]
+        patience = self.fit.patience
+        by_heart = train < BY_HEART * constant.train
+        too_much = train < TOO_MUCH * constant.train and inner > constant.inner
+        if by_heart or too_much:
+            patience = min(patience, SHORT_PATIENCE)
+        since_fall = len(losses) - _last_fall(losses, FALL * constant.inner)
+        return since_fall >= patience
 
     def _is_over(self) -> bool:
         """True if no epoch follows: the head has learnt, or no start is left.
@@ -158,10 +193,11 @@ class Trainer:
             return True
         least = min(inner for _, inner in self.losses)
         gain = 1 / math.sqrt(len(self.part.stop))
-        return least < (1 - gain) * self._constant_loss()
+        return least < (1 - gain) * self._constant.inner
 
-    def _constant_loss(self) -> float:
-        """Inner loss of the same logits for every case, those of least loss in training."""
+    @cached_property
+    def _constant(self) -> "ConstantLosses":
+        """Losses of the same logits for every case, those of least loss in training."""
         # scipy's search: that of torch.optim imports torch's compiler
         from scipy.optimize import minimize
 
@@ -173,10 +209,16 @@ class Trainer:
 
         start = np.zeros(len(self.target.names))
         best = minimize(mean_loss, start, (self.part.train,), "L-BFGS-B", jac=True)
-        return mean_loss(best.x, self.part.stop)[0]
+        rows = self.part.train
+        size = self._batch_cases if self.cox else len(rows)
+        batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+        train = sum(len(part) * mean_loss(best.x, part)[0] for part in batches)
+        return ConstantLosses(
+            train=train / len(rows), inner=mean_loss(best.x, self.part.stop)[0]
+        )
 
     def _seed(self, epoch: int, case: int) -> None:
-        """Seeds torch for the dropout of a case in an epoch."""
+        """Seeds torch: for initial weights, or for the dropout of an epoch from this case on."""
         sequence = np.random.SeedSequence([self.fit.seed, self.fold, epoch, case])
         seed = int(sequence.generate_state(1)[0])
         # torch.manual_seed seeds every kind of device, and is slow where most are absent
@@ -184,9 +226,8 @@ class Trainer:
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def _forward(self, bag: Bag, epoch: int, case: int) -> HeadOutput:
-        """Output of the head for a bag, with the dropout of this epoch and case."""
-        self._seed(epoch, case)
+    def _forward(self, bag: Bag) -> HeadOutput:
+        """Output of the head for a bag."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             output: HeadOutput = self.head(*bag.tensors(self.device))
         return output
@@ -196,10 +237,10 @@ class Trainer:
         seed = [self.fit.seed, self.fold, epoch]
         order = np.random.default_rng(seed).permutation(self.part.train).tolist()
         stream = self.bags.stream(order, most=self.fit.bag_size, seed=seed)
-        size = self.fit.batch_cases or (COX_CASES if self.cox else 1)
         total = 0.0
         self.head.train()
-        while batch := list(islice(stream, size)):
+        self._seed(epoch, 0)
+        while batch := list(islice(stream, self._batch_cases)):
             total += self._step(batch, epoch)
         return total / len(order)
 
@@ -207,27 +248,35 @@ class Trainer:
         """Makes one step of the optimiser; returns the sum of the cases' losses."""
         self.optimizer.zero_grad()
         criteria = [self.criterion] * len(batch)
-        if self.cox:
-            criteria = self._slopes(batch, epoch)
         total = 0.0
+        if self.cox:
+            self._seed(epoch, batch[0][0])
+            criteria, mean_loss = self._slopes(batch)
+            total = mean_loss * len(batch)
+            self._seed(epoch, batch[0][0])  # the dropout is the same again
         for (case, bag), criterion in zip(batch, criteria, strict=True):
-            output = self._forward(bag, epoch, case)
+            output = self._forward(bag)
             loss = self.head.loss(output, self.y[case], criterion)
-            total += float(loss.detach())
-            mean = loss if self.cox else loss / len(batch)
-            mean.backward()  # type: ignore[no-untyped-call]
+            if not self.cox:
+                total += float(loss.detach())
+                loss = loss / len(batch)
+            loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return total
 
-    def _slopes(self, batch: Sequence[tuple[int, Bag]], epoch: int) -> list[Criterion]:
-        """For each case z times d loss / d risk; only one bag at a time keeps its gradients."""
+    def _slopes(
+        self, batch: Sequence[tuple[int, Bag]]
+    ) -> tuple[list[Criterion], float]:
+        """For each case z times d loss / d risk, and the mean loss.
+
+        Only one bag at a time keeps its gradients.
+        """
         with torch.no_grad():
-            risks = [
-                self._forward(bag, epoch, case).logits[0].float() for case, bag in batch
-            ]
+            risks = [self._forward(bag).logits[0].float() for _, bag in batch]
         risk = torch.stack(risks).requires_grad_()
         loss = self._mean_loss(risk[:, None], [case for case, _ in batch])
-        return [partial(_times, slope) for slope in torch.autograd.grad(loss, risk)[0]]
+        (slopes,) = torch.autograd.grad(loss, risk)
+        return [partial(_times, slope) for slope in slopes], float(loss.detach())
 
     def _inner_loss(self) -> float:
         """Mean loss of the inner cases; their tiles are drawn in the same way after every epoch."""
@@ -236,9 +285,7 @@ class Trainer:
         bags = self.bags.stream(rows, most=self.fit.bag_size, seed=seed)
         self.head.eval()
         with torch.no_grad():
-            logits = torch.stack(
-                [self._forward(bag, INNER, case).logits for case, bag in bags]
-            )
+            logits = torch.stack([self._forward(bag).logits for _, bag in bags])
             return float(self._mean_loss(logits, rows))
 
     def _mean_loss(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
@@ -249,6 +296,7 @@ class Trainer:
         losses = [self.criterion(z, t) for z, t in zip(logits, y, strict=True)]
         return torch.stack(losses).mean()
 
+    @fast_products()
     def predict(self, bags: Bags, cases: Sequence[int]) -> Tensor:
         """Logits (n, K) in float64 for complete bags, computed in fp32."""
         logits = []
@@ -325,6 +373,17 @@ def read_state(path: Path) -> tuple[dict[str, Any], State]:
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         return parse_json(file.metadata()[HEADER_KEY]), tensors
+
+
+def _last_fall(losses: Losses, least: float) -> int:
+    """Last epoch, from 1, whose inner loss was lower by `least` than after the fall before it."""
+    epoch = 0
+    level = math.inf
+    for i, (_, inner) in enumerate(losses, 1):
+        if inner < level - least:
+            epoch = i
+            level = inner
+    return epoch
 
 
 def _best_epoch(losses: Losses) -> int:

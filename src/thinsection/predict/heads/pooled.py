@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from thinsection.errors import ConfigError
 from thinsection.pool.abmil import GatedAttention
+from thinsection.pool.dropout import Dropout
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import Criterion, Head, HeadOutput, Recipe
 
@@ -25,9 +26,7 @@ def projection(dim: int, settings: HeadConfig) -> tuple[nn.Module, int]:
     hidden = settings.hidden_dim
     if not hidden:
         return nn.Identity(), dim
-    layers = nn.Sequential(
-        nn.Linear(dim, hidden), nn.ReLU(), nn.Dropout(settings.dropout)
-    )
+    layers = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), Dropout(settings.dropout))
     return layers, hidden
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from thinsection.attention import alibi2d_attention, alibi_slopes
 from thinsection.encode.networks import mlp
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.pool.dropout import Dropout
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import Head, HeadOutput
 from thinsection.predict.heads.pooled import AbmilHead
@@ -45,9 +46,7 @@ class NystromAttention(nn.Module):
         self.heads = heads
         self.landmarks = width // 2
         self.to_qkv = nn.Linear(width, 3 * width, bias=False)
-        self.to_out = nn.Sequential(
-            nn.Linear(width, width), nn.Dropout(NYSTROM_DROPOUT)
-        )
+        self.to_out = nn.Sequential(nn.Linear(width, width), Dropout(NYSTROM_DROPOUT))
         self.res_conv = nn.Conv2d(
             heads,
             heads,
@@ -143,7 +142,7 @@ class AlibiBlock(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
         self.mlp = mlp(width, 2 * width)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor, cells: Tensor) -> Tensor:
         """States (T, C) of tiles at cells (T, 2)."""
