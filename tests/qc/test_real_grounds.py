@@ -15,6 +15,7 @@ LICENCES = {
     "BSD-3-Clause",
     "BSD-3-Clause-Clear",
     "CC-BY-NC-SA-4.0",
+    "CC-BY-SA-4.0",
     "MIT",
 }
 PICTURE = Ground(

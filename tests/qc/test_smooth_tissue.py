@@ -26,10 +26,17 @@ def pipeline() -> Pipeline:
     return replace(auto, checks=checks)
 
 
-def ellipse(shape: tuple[int, ...]) -> MaskArray:
+# centre and radii of an ellipse: y, x, y, x, as shares of the picture
+_Ellipse = tuple[float, float, float, float]
+_STROMA: _Ellipse = (0.3, 0.6, 0.15, 0.19)
+
+
+def ellipse(
+    shape: tuple[int, ...], at: _Ellipse = (0.45, 0.5, 0.22, 0.27)
+) -> MaskArray:
     rows, columns = np.mgrid[: shape[0], : shape[1]]
-    y = (rows / shape[0] - 0.45) / 0.22
-    x = (columns / shape[1] - 0.5) / 0.27
+    y = (rows / shape[0] - at[0]) / at[2]
+    x = (columns / shape[1] - at[1]) / at[3]
     return np.asarray(y**2 + x**2 < 1)
 
 
@@ -80,6 +87,25 @@ def test_real_blur_at_the_same_place_is_removed(
     removed, unjudged = shares(result, where)
     assert removed >= 0.85
     assert unjudged <= 0.05
+
+
+@needs_real_slide
+def test_muscle_of_the_colour_of_sharp_stroma_is_not_judged(
+    base: RgbArray, pipeline: Pipeline
+) -> None:
+    """It shows no nuclei, but stroma under any blur does."""
+    where = ellipse(base.shape[:2], _STROMA)
+    rgb = with_smooth_tissue(base, where, "muscle", 31)
+    removed, unjudged = shares(run_qc(real_slide(edit=rgb), pipeline), where)
+    assert removed <= 0.02
+    assert unjudged >= 0.9
+    for sigma_um in (1.0, 8.0):
+        sigma_px = sigma_um / 0.5
+        soft = ndimage.gaussian_filter(base.astype(np.float32), (sigma_px, sigma_px, 0))
+        rgb = np.where(where[..., None], soft, base).round().astype(np.uint8)
+        removed, unjudged = shares(run_qc(real_slide(edit=rgb), pipeline), where)
+        assert removed >= 0.85
+        assert unjudged <= 0.05
 
 
 @needs_real_slide

@@ -289,6 +289,68 @@ def test_a_run_without_quality_control_says_that_a_smear_was_not_judged() -> Non
         assert ("smear" in found.warning) is is_smear
 
 
+def framed(side: int, *, crossed: bool) -> tuple[np.ndarray, np.ndarray]:
+    """A slide of 12 x 9 mm at 16 µm/px with a frame along one side, and its tissue."""
+    rng = np.random.default_rng(side)
+    image = rng.normal(0, 2, (560, 750, 3)) + WHITE
+    tissue = np.zeros(image.shape[:2], dtype=bool)
+    tissue[200:360, 250:500] = True
+    frame = np.zeros_like(tissue)
+    along_rows = side in (0, 1)
+    across, along = np.ogrid[: image.shape[0], : image.shape[1]]
+    if not along_rows:
+        along, across = across, along
+    # tilted by 5 px, with a brown band and a line
+    depth = 60 + along // 130
+    frame |= (across < depth - 20) | (abs(across - depth) < 2)
+    if side in (1, 3):
+        frame = frame[::-1, ::-1].copy()
+    image[frame] = np.array((190, 170, 130)) + rng.normal(0, 4, (frame.sum(), 3))
+    if crossed:
+        tissue[:, 300:400] = True
+    image[tissue] = np.array(PINK) + rng.normal(0, 6, (tissue.sum(), 3))
+    return image.clip(0, 255).astype(np.uint8), tissue
+
+
+@pytest.mark.parametrize("side", range(4))
+def test_the_frame_of_a_slide_along_any_side_is_no_tissue(side: int) -> None:
+    image, tissue = framed(side, crossed=False)
+    mask, _ = segment_tissue(image, TissueConfig(), px_um=16.0)
+    assert iou(mask, tissue) > 0.93
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_tissue_that_crosses_the_frame_is_kept(side: int) -> None:
+    image, tissue = framed(side, crossed=True)
+    mask, _ = segment_tissue(image, TissueConfig(), px_um=16.0)
+    assert mask[tissue].mean() > 0.97
+    assert mask[~tissue].mean() < 0.05
+
+
+def test_a_straight_edge_of_tissue_along_a_side_is_kept() -> None:
+    """In a field of 3 mm, and where the band is deeper than a frame."""
+    field = canvas(WHITE)
+    field[:40] = canvas(PINK)[:40]
+    assert segment_tissue(field, TissueConfig(), px_um=16.0)[0][:38].all()
+    image, _ = framed(0, crossed=False)
+    image[:200] = np.array(PINK, dtype=np.uint8)
+    image[:200, ::3] -= 20
+    assert segment_tissue(image, TissueConfig(), px_um=16.0)[0][:190].all()
+
+
+def test_a_small_pale_piece_is_dirt_only_beside_dense_tissue() -> None:
+    pale = np.full((40, 40, 3), (225, 212, 227))
+    for color, is_tissue in ((PINK, False), ((225, 212, 227), True)):
+        rng = np.random.default_rng(2)
+        image = rng.normal(0, 1, (300, 400, 3)) + WHITE
+        image[100:250, 200:350] = np.array(color) + rng.normal(0, 3, (150, 150, 3))
+        image[20:60, 20:60] = pale + rng.normal(0, 1.5, pale.shape)
+        shown = image.clip(0, 255).astype(np.uint8)
+        mask, _ = segment_tissue(shown, TissueConfig(), px_um=16.0)
+        assert mask[110:240, 210:340].all()
+        assert mask[25:55, 25:55].any() == is_tissue
+
+
 def test_the_edge_of_a_coverslip_is_no_tissue() -> None:
     image = canvas(WHITE)
     image[:, 60:63] //= 2

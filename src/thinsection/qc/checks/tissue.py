@@ -82,6 +82,25 @@ _BAND_ELONGATION = 4.0
 _GREY_COLOUR = 0.008
 _COLOURED_SHARE = 0.1
 
+# A smaller piece is dirt if less than a tenth of it has this fraction of the tissue's density. Pale
+# tissue of any size has more than the second value.
+_PALE_PIECE_UM2 = 1_000_000.0
+_PALE_SHARE = 0.35
+_MOST_PALE = 0.05
+_DENSE_PART = 0.1
+
+# The frame of a slide or coverslip is a dark band along a long side of the picture: less deep than
+# a share of the picture, dark for the most part, on half of the side. In most of its columns, glass
+# lies behind it, and its edge is at most so many px from a straight line. Where more than a share
+# of what lies behind is dark, tissue crosses it.
+_FRAME_SIDE_UM = 8000.0
+_FRAME_DEPTH = 0.25
+_FRAME_DARK = 0.6
+_FRAME_SIDE = 0.5
+_FRAME_STRAIGHT_PX = 4
+_FRAME_STRAIGHT = 0.7
+_FRAME_CROSSED = 0.3
+
 # Cells that lie apart, as in a smear: at least so much of the mask is as clear as glass, or nearly,
 # so much of it is dark specks or lines, and the largest of these has less than a share of them. In
 # fat and in lung, which are as clear, they are one net.
@@ -214,7 +233,7 @@ def detect_tissue(
 
     light, absorption = _measure_light(ns, _reduce(ns, rgb, factor), black_level)
     shows_glass = bool(light.glass.any())
-    evidence = _find_evidence(ns, light, px)
+    evidence = _find_evidence(ns, light, px, px_um * factor)
     del light  # frees memory; what follows needs the masks and the density
     # radius 48 µm: closes wider gaps than those in `_find_evidence`
     mask = _close(ns, evidence.body, px(_GAP_UM + _RIM_UM) / 1.5)
@@ -228,6 +247,8 @@ def detect_tissue(
     least_piece = min(min_piece_px / area_factor, mask.size / 2)
     mask = morphology.drop_small(ns, mask, least_piece)
     mask = morphology.mostly(ns, mask, evidence.coloured, _COLOURED_SHARE)
+    large = morphology.drop_small(ns, mask, _PALE_PIECE_UM2 / (px_um * factor) ** 2)
+    mask = large | morphology.mostly(ns, mask & ~large, evidence.dense, _DENSE_PART)
     enlarged = mask.repeat(factor, axis=0).repeat(factor, axis=1)
     return Detected(
         mask=enlarged[: rgb.shape[0], : rgb.shape[1]],
@@ -384,10 +405,13 @@ class _Evidence:
     lines: Array  # thin dark lines
     strong_lines: Array  # thin lines that are dark enough to be a net of their own
     coloured: Array  # enough colour for a piece; all of a slide whose tissue has none
+    dense: Array  # enough density for a small piece; all of a faint slide
     clear: Array  # as clear as glass, or nearly
 
 
-def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
+def _find_evidence(
+    ns: ArrayNamespace, light: _Light, px: Px, px_um: float
+) -> _Evidence:
     xp = ns.xp
 
     def quantiles(values: Array, lower: float, upper: float) -> tuple[float, float]:
@@ -414,8 +438,9 @@ def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
     body |= (light.texture > textured) & (light.near > _FAINT)
     body |= light.near > dense
     outside = _find_outside(ns, light, textured, px)
+    outside |= _find_frame(ns, body | ~light.seen, px, px_um)
     body &= ~outside
-    grey, coloured = _find_grey(ns, light, body)
+    grey, coloured, dense_parts = _find_grey(ns, light, body)
     outside |= grey
     body &= ~grey
     del grey
@@ -426,14 +451,18 @@ def _find_evidence(ns: ArrayNamespace, light: _Light, px: Px) -> _Evidence:
         lines=(light.line > thin) & ~outside,
         strong_lines=light.line > 1.6 * _LINE,
         coloured=coloured,
+        dense=dense_parts,
         clear=light.near < _CLEAR,
     )
 
 
-def _find_grey(ns: ArrayNamespace, light: _Light, body: Array) -> tuple[Array, Array]:
-    """Masks of grey matter, and of pixels with enough colour for a piece of tissue.
+def _find_grey(
+    ns: ArrayNamespace, light: _Light, body: Array
+) -> tuple[Array, Array, Array]:
+    """Masks of grey matter, and of pixels with enough colour and density for a piece of tissue.
 
-    On a slide without coloured tissue nothing is grey, and all pixels have enough colour.
+    On a slide without coloured tissue nothing is grey, and all pixels have enough colour. On a
+    faint slide all have enough density.
     """
     xp = ns.xp
     box = ns.ndimage.uniform_filter
@@ -441,7 +470,8 @@ def _find_grey(ns: ArrayNamespace, light: _Light, body: Array) -> tuple[Array, A
     strong = body & (light.near > _TISSUE_NEAR)
     least_px = max(_LEAST_TINTED_PX, _LEAST_TINTED_SHARE * int(body.sum()))
     if int(strong.sum()) < least_px:
-        return nowhere, ~nowhere
+        return nowhere, ~nowhere, ~nowhere
+    usual = float(xp.median(light.near[strong]))
     # the largest of three channels is above the smallest on clean glass too, by its noise
     noise = float(xp.median(light.colour[light.glass])) if light.glass.any() else 0.0
     near = box(light.near, _TINT_PX)
@@ -453,10 +483,70 @@ def _find_grey(ns: ArrayNamespace, light: _Light, body: Array) -> tuple[Array, A
     del tint
     band = morphology.at_border(ns, grey & (light.near > _SHADE))
     band = morphology.keep_elongated(ns, band, _BAND_ELONGATION, _LEAST_TINTED_PX)
-    grey &= near < _DENSE_SHARE * float(xp.median(light.near[strong]))
+    grey &= near < _DENSE_SHARE * usual
     is_coloured = float(xp.quantile(light.colour[strong], 0.1)) > 2 * _GREY_COLOUR
     coloured = light.colour > _GREY_COLOUR if is_coloured else ~nowhere
-    return grey | band, coloured
+    dense = light.near > min(_PALE_SHARE * usual, _MOST_PALE)
+    return grey | band, coloured, dense
+
+
+def _find_frame(ns: ArrayNamespace, dark: Array, px: Px, px_um: float) -> Array:
+    """The mask of dark bands along the picture's sides, with a margin: frames of the slide.
+
+    `px_um` is the true edge of a px, which `px` limits.
+    """
+    xp = ns.xp
+    frame = xp.zeros_like(dark)
+    margin_px = round(px(_SHADE_REACH_UM))
+    # each view has one side on top
+    views: tuple[Callable[[Array], Array], ...] = (
+        lambda mask: mask,
+        lambda mask: mask[::-1],
+        lambda mask: mask.T,
+        lambda mask: mask.T[::-1],
+    )
+    for view in views:
+        side = view(dark)
+        if side.shape[1] * px_um < _FRAME_SIDE_UM:
+            continue
+        depth = _depth_of_frame(ns, side)
+        rows = xp.arange(len(side), dtype=xp.float32)[:, None]
+        view(frame)[...] |= rows < xp.where(depth > 0, depth + margin_px, 0)
+    return frame
+
+
+def _depth_of_frame(ns: ArrayNamespace, dark: Array) -> Array:
+    """Rows of a dark band on top of the picture, (W,); 0 in columns without one."""
+    xp = ns.xp
+    height, width = dark.shape
+    nowhere = xp.zeros(width, dtype=xp.float32)
+    deepest = int(_FRAME_DEPTH * height)
+    if deepest <= _FRAME_STRAIGHT_PX:
+        return nowhere
+    rows = xp.arange(1, deepest + 1, dtype=xp.float32)[:, None]
+    share = xp.cumsum(dark[:deepest], axis=0, dtype=xp.float32) / rows
+    is_in_band = dark[:deepest] & (share >= _FRAME_DARK)
+    depth = xp.max(xp.where(is_in_band, rows, 0), axis=0)
+    ends = (depth > 0) & (depth < deepest)
+    if int(ends.sum()) < _FRAME_SIDE * width:
+        return nowhere
+    columns = xp.arange(width)
+    behind = xp.clip(depth.astype(xp.int64) + 2, 0, height - 1)
+    shows_glass = ends & ~dark[behind, columns]
+    edge = xp.full(width, float(xp.median(depth[ends])))
+    for _ in range(3):
+        near = ends & (abs(depth - edge) <= 2 * _FRAME_STRAIGHT_PX)
+        if int(near.sum()) < 2:
+            return nowhere
+        slope, offset = xp.polyfit(columns[near], depth[near], 1)
+        edge = slope * columns + offset
+    straight = ends & (abs(depth - edge) <= _FRAME_STRAIGHT_PX)
+    least = _FRAME_STRAIGHT * float(ends.sum())
+    if min(float(shows_glass.sum()), float(straight.sum())) < least:
+        return nowhere
+    # tissue that crosses the frame is kept
+    crosses = ~ends & (dark[deepest : 2 * deepest].mean(axis=0) > _FRAME_CROSSED)
+    return xp.where(crosses, 0, edge).astype(xp.float32)
 
 
 def _find_outside(ns: ArrayNamespace, light: _Light, textured: float, px: Px) -> Array:
