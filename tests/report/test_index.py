@@ -15,6 +15,7 @@ from PIL import Image
 from thinsection.files.atomic import read_table, write_table
 from thinsection.report.index import (
     INDEX,
+    RUNS,
     SECONDS,
     THUMBNAILS,
     slide_seconds,
@@ -43,6 +44,9 @@ SUMMARY = (
     *("stain", "tissue_fraction", "num_tiles", "features", "also", "warnings"),
 )
 GRID = "256px_0.5mpp"
+
+
+PROOF = "embeddings agree with the authors' code: 1.0000 (fp32, <torch>)"
 
 
 def make_folder(out: Path, names: list[str], *, pictures: int) -> Path:
@@ -119,6 +123,12 @@ def make_folder(out: Path, names: list[str], *, pictures: int) -> Path:
         **{
             "thinsection_version": "0.1.0",
             "efficiency": {"bottleneck": "decoding held it up"},
+            "models": {
+                "uni": {"name": "uni", "fingerprint": PROOF},
+                "uni2_h": {"name": "uni2_h", "fingerprint": "none"},
+                "virchow": {"name": "virchow", "fingerprint": "of an earlier grid"},
+                "titan": {"name": "titan"},
+            },
         },
     }
     (record / "run.json").write_text(json.dumps(document))
@@ -212,8 +222,11 @@ def test_three_slides_are_shown_with_hostile_names_as_text(
         "0.8 to 0.93",
         "tumor (0.91)",
         "uni, uni2_h",
+        f"uni: {PROOF}",
+        "uni2_h: embeddings were not compared with the authors' code",
     ):
         assert told in text, told
+    assert "virchow" not in text and "titan" not in text
     assert "decoding held it up" not in text  # on the efficiency page only
     assert (
         "Last command: thinsection run, 2026-01-01 00:00 UTC, 2 done, 1 failed in 62 s"
@@ -444,6 +457,31 @@ def test_the_page_of_finished_slides_costs_less_than_a_millisecond_each(
         write_index(out)
         spent.append(time.process_time() - before)
     assert min(spent) < 0.3
+
+
+def test_the_page_has_the_fingerprint_of_each_encoder_of_a_record(
+    tmp_path: Path,
+) -> None:
+    out = make_folder(tmp_path, ["a", "b"], pictures=0)
+    for text in (
+        None,
+        "[]",
+        '{"models": [1]}',
+        '{"models": {"a": {"fingerprint": 1}}}',
+    ):
+        if text is not None:  # records of other programs stop nothing
+            other = out / "records" / "20260102-000000-host-2"
+            other.mkdir(exist_ok=True)
+            (other / "run.json").write_text(text)
+        write_index(out)
+        script = (out / RUNS).read_text().removeprefix("const runs = ")
+        records = json.loads(script.rstrip(";\n"))["records"]
+        assert records[0]["fingerprints"] == {
+            "uni": PROOF,
+            "uni2_h": "none",
+            "virchow": "of an earlier grid",
+        }
+        assert all(record["fingerprints"] == {} for record in records[1:])
 
 
 def test_what_cannot_be_read_is_left_out_and_an_empty_folder_has_a_page(

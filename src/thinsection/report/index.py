@@ -216,21 +216,31 @@ def _probes(out: Path) -> list[Document]:
 
 
 def _records(out: Path) -> list[Document]:
-    """Invocations, with links to the files of each."""
+    """Invocations, with links to the files of each, and the fingerprints of their encoders."""
     records = []
     for path in sorted((out / "records").glob("*/run.json")):
         document = _read_document(path)
         if not document:
             continue
         document.pop("efficiency", None)
-        document.pop("models", None)
         names = ("efficiency.html", "run.log")
         record = {
             "name": path.parent.name,
+            "fingerprints": _fingerprints(document.pop("models", None)),
             "files": [name for name in names if (path.parent / name).is_file()],
         }
         records.append(record | document)
     return records
+
+
+def _fingerprints(models: object) -> dict[str, str]:
+    """What each encoder of a record says about its fingerprint, by its label."""
+    fingerprints = {}
+    if isinstance(models, dict):
+        for label, model in models.items():
+            if isinstance(model, dict) and isinstance(model.get("fingerprint"), str):
+                fingerprints[label] = model["fingerprint"]
+    return fingerprints
 
 
 def slide_seconds(out: Path) -> dict[str, float]:
