@@ -3,6 +3,7 @@
 import base64
 import json
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -262,9 +263,18 @@ def test_another_version_of_timm_is_named_where_no_usual_fault_explains_it(
             layer.eps = 0.1
     agreement = compare(encoder, old)
     assert not agreement.agrees
-    assert (
-        "no usual fault explains it; versions differ: timm 0.9.16 there and timm"
-        in (agreement.reason)
+    assert "no usual fault explains it; versions differ: timm 0.9.16 there and" in (
+        agreement.reason
+    )
+    stated = make_fingerprint(encoder, embedding=old.vector, code="card, timm 0.6.13")
+    assert stated.versions == "timm 0.6.13"
+    here = version("timm")
+    assert f"versions differ: timm 0.6.13 there and {here} here" in (
+        compare(encoder, stated).reason
+    )
+    unstated = make_fingerprint(encoder, embedding=old.vector, code="their script")
+    assert "compare versions of packages with 'their script'" in (
+        compare(encoder, unstated).reason
     )
     new = make_fingerprint(encoder)
     same = replace(old, versions=new.versions)

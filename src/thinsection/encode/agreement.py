@@ -6,6 +6,7 @@ fingerprint's embedding to within the tolerance is proved; any other reason is n
 """
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -48,6 +49,7 @@ from thinsection.weights.origin import installed_version
 TOLERANCE = {"fp32": 5e-4, "fp16": 0.02, "bf16": 0.1}
 # packages that may change an embedding
 _PACKAGES = ("timm", "transformers", "torch")
+_STATED_VERSION = re.compile(rf"\b({'|'.join(_PACKAGES)})[ =]+(\d[\w.+]*\w)")
 _NORMALISATIONS = {
     "ImageNet's mean and std": (IMAGENET_MEAN, IMAGENET_STD),
     "mean and std of 0.5": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
@@ -168,7 +170,8 @@ def make_fingerprint(
     Args:
         encoder: encoder whose weights are named; it computes the embedding if none is given.
         embedding: embedding of the drawn tile by other code, (D,).
-        code: that code, with its version or commit.
+        code: that code, with its version or commit, and the versions of its packages if they
+            matter: "model card, timm 1.0.31".
         made_by_authors: True if it is the code of the encoder's authors.
         who: person and date.
     """
@@ -177,7 +180,10 @@ def make_fingerprint(
         code = f"thinsection {installed_version('thinsection')}"
     else:
         vector = embedding
-    versions = [f"{name} {installed_version(name)}" for name in _PACKAGES]
+    versions = [each for each in _installed() if not each.endswith(" ")]
+    if embedding is not None:
+        # those of the other code, as far as it is said; the ones here are not its own
+        versions = [match[0] for match in _STATED_VERSION.finditer(code)]
     made_by: Maker = "authors" if made_by_authors else "port"
     return Fingerprint(
         encoder=encoder.spec.name,
@@ -187,7 +193,7 @@ def make_fingerprint(
         weights=encoder.weights_hash,
         repo=encoder.spec.repo or "",
         revision=encoder.origin.revision or "",
-        versions=", ".join(each for each in versions if not each.endswith(" ")),
+        versions=", ".join(versions),
         preprocessing=json.dumps(encoder.spec.preprocessing),
         pooling=encoder.spec.pooling,
         tile=tile_hash(),
@@ -283,17 +289,23 @@ def _reason(
         return f"they would with {' and '.join(filter(None, facts))}"
     if fingerprint.pooling != spec.pooling:
         return f"its pooling is {fingerprint.pooling!r}, here it is {spec.pooling!r}"
-    versions = [f"{name} {installed_version(name)}" for name in _PACKAGES]
-    recorded_versions = fingerprint.versions.split(", ")
-    newer = [
-        f"{theirs} there and {ours} here"
-        for theirs in recorded_versions
-        for ours in versions
-        if theirs.split()[0] == ours.split()[0] and theirs != ours
-    ]
-    if newer:
-        return f"no usual fault explains it; versions differ: {', '.join(newer)}"
+    differences = []
+    stated = _STATED_VERSION.findall(fingerprint.versions)
+    for name, theirs in stated:
+        ours = installed_version(name)
+        if theirs != ours:
+            differences.append(f"{name} {theirs} there and {ours} here")
+    if differences:
+        return f"no usual fault explains it; versions differ: {', '.join(differences)}"
+    if not stated:
+        code = fingerprint.code
+        return f"no usual fault explains it; compare versions of packages with {code!r}"
     return "no usual fault explains it; check the architecture and its options"
+
+
+def _installed() -> list[str]:
+    """Packages that may change an embedding, with their versions."""
+    return [f"{name} {installed_version(name)}" for name in _PACKAGES]
 
 
 def _recorded_spec(spec: EncoderSpec, fingerprint: Fingerprint) -> EncoderSpec:
