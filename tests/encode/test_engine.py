@@ -22,7 +22,8 @@ from thinsection.encode import (
     weights_bytes,
 )
 from thinsection.encode import engine as engine_module
-from thinsection.encode.engine import SelfCheck, why_torch
+from thinsection.encode.engine import SelfCheck
+from thinsection.encode.engine_choice import why_torch
 from thinsection.encode.registry import ENCODERS
 from thinsection.errors import InvalidInputError, MissingDependencyError
 from thinsection.extras import is_installed
@@ -173,7 +174,7 @@ def test_a_network_that_does_not_convert_says_why(monkeypatch, tmp_path) -> None
 def test_engines_are_checked_against_the_device_and_by_name(
     monkeypatch, torchs
 ) -> None:
-    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    cuda, cpu = "cuda", "cpu"
     assert why_torch("auto", cuda, is_random=False) == "torch"
     assert why_torch("auto", cpu, is_random=False) == ""
     with pytest.raises(

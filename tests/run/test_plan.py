@@ -1,6 +1,5 @@
 """The cost models: monotone, additive, calibrated once, honest about what does not fit."""
 
-import importlib
 import json
 import re
 import statistics
@@ -14,22 +13,21 @@ import pytest
 import simplejpeg
 import torch
 
-from thinsection.encode import NetworkTileEncoder, TileEncoder, load_encoder
-from thinsection.encode.engine import engine_version
+from thinsection.encode import NetworkTileEncoder, load_encoder
+from thinsection.encode.engine_choice import engine_version
 from thinsection.encode.preprocessing import preprocess
+from thinsection.encode.sizes import NetworkSize, declared_size
 from thinsection.errors import ConfigError
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import tissue_mask
-from thinsection.run import calibration, cost
+from thinsection.run import calibration, cost, measuring
 from thinsection.run.calibration import (
     Calibration,
     EncoderSize,
     calibrate,
-    encoder_measurement,
     is_quick,
-    measure_cpu_peak,
-    measure_decoding,
-    measure_maps,
+    is_stored,
+    measurement,
     store_calibration,
 )
 from thinsection.run.cost import (
@@ -43,6 +41,14 @@ from thinsection.run.cost import (
     SlideSize,
     TimePlan,
     find_gpu,
+)
+from thinsection.run.measuring import (
+    measure_cpu_peak,
+    measure_decoding,
+    measure_encoder,
+    measure_maps,
+    measure_transformer,
+    network_size,
 )
 from thinsection.run.plan import (
     RunPlan,
@@ -62,6 +68,7 @@ from thinsection.stages.config import (
     RunConfig,
 )
 from thinsection.stages.spec import resolve
+from thinsection.testing import run_and_measure
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import TilesConfig, tile_grid
 from thinsection.tiles.budget import MAX_SLOTS, StreamConfig
@@ -206,11 +213,13 @@ def test_a_machine_is_measured_once_and_an_encoder_once(
     path = tmp_path / "thinsection" / "plan.json"
     assert calibrate(machine) == MACHINE
     assert calibrate(machine) == MACHINE
-    assert encoder_measurement("encoders", "lite0", rate) == 12.5
-    assert encoder_measurement("encoders", "lite0", rate) == 12.5
-    assert encoder_measurement("peaks", "lite0|32", lambda: 5) == 5
-    assert encoder_measurement("peaks", "lite0|32", lambda: 6) == 5
-    assert encoder_measurement("encoders", "lite0", rate) == 12.5
+    assert not is_stored("encoders", "lite0")
+    assert measurement("encoders", "lite0", rate) == 12.5
+    assert measurement("encoders", "lite0", rate) == 12.5
+    assert is_stored("encoders", "lite0") and not is_stored("operations", "lite0")
+    assert measurement("peaks", "lite0|32", lambda: 5) == 5
+    assert measurement("peaks", "lite0|32", lambda: 6) == 5
+    assert measurement("encoders", "lite0", rate) == 12.5
     assert calls == ["machine", "encoder"]
     path.write_text("{ torn")
     calibrate(machine)
@@ -342,7 +351,7 @@ def test_a_slide_says_where_fast_would_decode_less(tmp_path: Path) -> None:
 
 
 def test_half_size_is_decoded_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "_DECODE_S", 0.02)
+    monkeypatch.setattr(measuring, "_DECODE_S", 0.02)
     sizes = set[tuple[int, ...]]()
     decode = simplejpeg.decode_jpeg
 
@@ -424,6 +433,7 @@ def test_a_notebook_shows_a_plan_as_bars_of_its_parts() -> None:
             start_s=1.0, prepare_s=2.0, decode_s=30.0, encode_s=60.0, wall_s=93.0
         ),
         gpu=None,
+        measured_on="2026-11-29",
         warnings=("too little",),
     )
     assert repr(shown).startswith("RunPlan(2 slides, 301 tiles, 93 s, ")
@@ -431,43 +441,43 @@ def test_a_notebook_shows_a_plan_as_bars_of_its_parts() -> None:
     widths = [int(width) for width in re.findall(r"width:(\d+)px", page)]
     assert widths == [3, 6, 90, 180, 180, 90]
     assert "&lt;b&gt; does not open" in page and "too little" in page
+    assert "measured on 2026-11-29" in page
 
 
 def test_bf16_is_proposed_with_its_gain_and_its_error_on_tiles_of_the_slide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    # the module, since `planning.plan` may also be the function
-    room = importlib.import_module("thinsection.run.plan")
     monkeypatch.setattr(calibration, "is_quick", lambda *_, **__: False)
     write_he_slide(tmp_path / "a.tiff", (1500, 1200))
     name = "efficientnet_lite0"
-    built = list[str]()
+    errors = list[str]()
 
-    def noted(name: str, *, pretrained: bool = True, **settings: Any) -> TileEncoder:
-        if not pretrained:
-            built.append(settings["precision"])
-        return load_encoder(name, pretrained=pretrained, **settings)
+    def noted(name: str, **arguments: Any) -> float | None:
+        errors.append(name)
+        return bf16_error(name, **arguments)
 
-    monkeypatch.setattr(room, "load_encoder", noted)
+    bf16_error = measuring.bf16_error
+    monkeypatch.setattr(measuring, "bf16_error", noted)
 
-    def proposed(gain: float, **settings: Any) -> tuple[str, ...]:
+    def proposed(
+        gain: float, *, has_bf16: bool = True, known: dict[str, str], **settings: Any
+    ) -> tuple[str, ...]:
         engine = engine_version("torch")
         rates = {f"{name}|fp32|256|{engine}": 50.0}
         rates[f"{name}|bf16|256|{engine}"] = 50.0 * gain
-        store_calibration(replace(MACHINE, encoders=rates))
+        machine = replace(MACHINE, encoders=rates, has_bf16=has_bf16)
+        store_calibration(replace(machine, bf16_errors=known))
         encode = EncodeConfig(engine="torch", batch_size=4, **settings)
         return plan([tmp_path / "a.tiff"], config=RunConfig(encode=encode)).advice
 
-    monkeypatch.setattr(room, "cpu_has_bf16", lambda: False)
-    assert proposed(2.0) == ()
-    monkeypatch.setattr(room, "cpu_has_bf16", lambda: True)
-    built.clear()
-    assert proposed(1.2) == ()
-    assert built == ["fp32"]  # for its sizes; both rates are known
-    assert proposed(2.0, precision="fp32") == ()
-    assert proposed(2.0, device="cuda") == ()
-    (proposal,) = proposed(2.0)
+    assert proposed(2.0, has_bf16=False, known={}) == ()
+    assert proposed(1.2, known={}) == ()
+    assert proposed(2.0, known={}, precision="fp32") == ()
+    assert proposed(2.0, known={}, device="cuda") == ()
+    assert errors == []
+    (proposal,) = proposed(2.0, known={})
+    assert errors == [name]
     expected = r"efficientnet_lite0: --precision bf16 encodes 2\.0 times as many .*"
     found = re.match(
         expected
@@ -490,9 +500,82 @@ def test_bf16_is_proposed_with_its_gain_and_its_error_on_tiles_of_the_slide(
     angle = 1 - ((full * half).sum(1) / lengths).min()
     assert float(found[1]) == pytest.approx(angle, rel=0.3)
     assert angle > 1e-5
-    assert proposed(2.0, pretrained=False) == ()
-    monkeypatch.setattr(room, "find_local_weights", lambda _: None)
-    (unknown,) = proposed(2.0)
+    # the next plan has the stored sentence, and reads no tiles
+    machine = calibration.stored_calibration()
+    assert machine is not None
+    assert proposed(2.0, known=machine.bf16_errors) == (proposal,)
+    assert errors == [name]
+    assert proposed(2.0, known={}, pretrained=False) == ()
+    monkeypatch.setattr(measuring, "find_local_weights", lambda _: None)
+    (unknown,) = proposed(2.0, known={})
+    machine = calibration.stored_calibration()
+    assert machine is not None and machine.bf16_errors == {}
     assert unknown.endswith(
         "; the error is not measured, as the weights are not on this machine"
     )
+
+
+@pytest.mark.parametrize("encoder", ["efficientnet_lite0", "uni2_h", "conch_v15"])
+def test_a_plan_of_a_known_encoder_on_a_measured_machine_imports_no_torch(
+    encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_he_slide(tmp_path / "a.tiff", (1500, 1200))
+    engine = engine_version("openvino")
+    key = f"efficientnet_lite0|fp32|256|{engine}"
+    machine = replace(MACHINE, measured_on="2026-11-28", encoders={key: 50.0})
+    machine = replace(machine, operations={f"fp32|{engine}": 2e11})
+    store_calibration(replace(machine, peaks={f"{key}|32": 400 * MIB}))
+    measured = run_and_measure(
+        "tests.run.without_torch",
+        "planned",
+        slide=str(tmp_path / "a.tiff"),
+        encoder=encoder,
+    )
+    heavy, seconds, rates_note = measured.result
+    assert heavy == []
+    assert "measured on 2026-11-28" in rates_note
+    flops = declared_size(encoder, tile_px=256)
+    assert flops is not None
+    tiles_per_s = 2e11 / flops.flops_per_tile if flops.is_transformer else 50.0
+    num_tiles = seconds * tiles_per_s
+    assert num_tiles == pytest.approx(round(num_tiles)) and num_tiles > 5
+    assert measured.peak_bytes < 150 * MIB
+    assert measured.cpu_seconds < 1.5
+
+
+def test_one_rate_of_operations_holds_for_another_vision_transformer() -> None:
+    """`plip`, with its 12 layers of 768 and 50 tokens, is unlike what is measured."""
+    operations = measure_transformer(precision="fp32", engine="torch")
+    own = measure_encoder("plip", precision="fp32", tile_px=224, engine="torch")
+    planned = operations / network_size("plip", tile_px=224).flops_per_tile
+    assert 0.7 < planned / own < 1.4
+
+
+def test_a_timm_network_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("timm")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(calibration, "is_quick", lambda *_, **__: False)
+    counted = list[str]()
+
+    def noted(name: str, *, tile_px: int) -> NetworkSize:
+        counted.append(name)
+        return network_size(name, tile_px=tile_px)
+
+    monkeypatch.setattr(measuring, "network_size", noted)
+    write_he_slide(tmp_path / "a.tiff", (1500, 1200))
+    store_calibration(
+        replace(
+            MACHINE,
+            encoders={f"timm:resnet18|fp32|256|{engine_version('torch')}": 20.0},
+        )
+    )
+    encode = EncodeConfig(encoders=("timm:resnet18",), engine="torch")
+    plans = [
+        plan([tmp_path / "a.tiff"], config=RunConfig(encode=encode)) for _ in range(2)
+    ]
+    assert plans[0].memory == plans[1].memory and plans[0].time == plans[1].time
+    assert counted == ["timm:resnet18"]
+    assert plans[0].time.encode_s == plans[0].slides[0].num_tiles / 20

@@ -8,6 +8,7 @@ not made.
 import math
 from collections.abc import Sequence
 from functools import cache, lru_cache, reduce
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -194,6 +195,66 @@ def box_mean(ns: ArrayNamespace, image: Array, edge_px: int) -> Array:
     An even square reaches one pixel further up and left.
     """
     return ns.ndimage.uniform_filter(image, size=edge_px, mode="constant", cval=0.0)
+
+
+def box_mirrored(ns: ArrayNamespace, image: Array, edge_px: int) -> Array:
+    """Mean over a square of edge >= 2, of an image that is mirrored at its border.
+
+    SciPy's `uniform_filter` to the byte: sums run along each line in float64, and the lines of both
+    passes are rounded to the type of the image.
+
+    Memory: twice the image, and 32 bytes for each pixel of `_BLOCK_PX` rows.
+    """
+    if ns.xp is not np:
+        return ns.ndimage.uniform_filter(image, size=edge_px)
+    before = edge_px // 2
+    sides = (before, edge_px - 1 - before)
+    rows = np.pad(np.arange(len(image)), sides, mode="symmetric")
+    down = np.empty_like(image)
+    # all columns at once, row after row
+    sums = np.zeros(image.shape[1])
+    for row in rows[:edge_px]:
+        sums += image[row]
+    down[0] = sums / edge_px
+    for row in range(1, len(image)):
+        entering = image[rows[row + edge_px - 1]]
+        leaving = image[rows[row - 1]]
+        sums += np.subtract(entering, leaving, dtype=np.float64)
+        down[row] = sums / edge_px
+    out = np.empty_like(image)
+    for start in range(0, len(image), _BLOCK_PX):
+        block = slice(start, start + _BLOCK_PX)
+        padded = np.pad(
+            down[block].astype(np.float64), ((0, 0), sides), mode="symmetric"
+        )
+        means = np.empty((len(padded), image.shape[1]))
+        means[:, 0] = padded[:, :edge_px].cumsum(axis=1)[:, -1]
+        means[:, 1:] = padded[:, edge_px:] - padded[:, :-edge_px]
+        means.cumsum(axis=1, out=means)
+        means /= edge_px
+        out[block] = means
+    return out
+
+
+def opened_by_square(ns: ArrayNamespace, image: Array, edge_px: int) -> Array:
+    """The image opened by a square of odd edge; pixels outside count neither up nor down."""
+    eroded = _extreme_around(ns, image, edge_px, ns.xp.minimum, math.inf)
+    return _extreme_around(ns, eroded, edge_px, ns.xp.maximum, -math.inf)
+
+
+def _extreme_around(
+    ns: ArrayNamespace, image: Array, edge_px: int, choose: Any, outside: float
+) -> Array:
+    """Least or greatest value of a square around each pixel; the values joined double at a step."""
+    reach = edge_px // 2
+    padded = ns.xp.pad(image, reach, constant_values=outside)
+    joined = 1
+    while joined < edge_px:
+        step = min(joined, edge_px - joined)
+        padded = choose(padded[:-step], padded[step:])
+        padded = choose(padded[:, :-step], padded[:, step:])
+        joined += step
+    return padded
 
 
 def laplacian(ns: ArrayNamespace, image: Array) -> Array:

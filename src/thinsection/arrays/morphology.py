@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.arrays.bands import row_bands
+from thinsection.arrays.labels import label_regions
 from thinsection.arrays.namespace import Array, ArrayNamespace
 
 
@@ -17,6 +18,8 @@ def labelled(
     ns: ArrayNamespace, mask: Array, *, connectivity: int = 4
 ) -> tuple[Array, int]:
     """Labels (H, W), 0 outside, and their count; 8 also joins pixels at a corner."""
+    if ns.xp is np:
+        return label_regions(mask, corners=connectivity == 8)
     structure = ns.xp.ones((3, 3), dtype=bool) if connectivity == 8 else None
     labels, count = ns.ndimage.label(mask, structure=structure)
     return labels, int(count)
@@ -120,6 +123,22 @@ def dilated_by_square(ns: ArrayNamespace, mask: Array, edge_px: int) -> Array:
     after = (edge_px - 1) // 2
     down = _any_between(ns, mask, -after, before)
     return _any_between(ns, down.T, -after, before).T
+
+
+def dilated_along(ns: ArrayNamespace, mask: Array, length_px: int, axis: int) -> Array:
+    """The mask dilated by a line along rows (axis 1) or columns (axis 0)."""
+    before = length_px // 2
+    after = length_px - 1 - before
+    if axis == 1:
+        return _any_between(ns, mask.T, -before, after).T
+    return _any_between(ns, mask, -before, after)
+
+
+def inner(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Pixels of a mask of the host whose four neighbours are in it; none at the border."""
+    padded = np.pad(mask, 1)
+    beside = padded[1:-1, :-2] & padded[1:-1, 2:]
+    return np.asarray(mask & beside & padded[:-2, 1:-1] & padded[2:, 1:-1])
 
 
 def opened_by_disk(ns: ArrayNamespace, mask: Array, radius_px: float) -> Array:

@@ -21,10 +21,22 @@ class ArrayNamespace:
 
     device: str  # 'cpu' or 'cuda:<index>'
     xp: ModuleType  # the array module, numpy or cupy
-    ndimage: ModuleType  # scipy.ndimage or cupyx.scipy.ndimage
     # count of copies between host and device, by reason. Work images in and masks out are
     # `upload` and `download`; others are operations that the device lacks
     transfers: Counter[str] = field(default_factory=Counter, compare=False)
+
+    @property
+    def ndimage(self) -> ModuleType:
+        """scipy.ndimage or cupyx.scipy.ndimage, for those filters that are not ours.
+
+        It is imported when a filter is used: a run of tissue and tiles uses none.
+        """
+        if self.xp is np:
+            from scipy import ndimage
+        else:
+            from cupyx.scipy import ndimage
+        module: ModuleType = ndimage
+        return module
 
     def upload(
         self, array: npt.NDArray[np.generic], *, reason: str = "upload"
@@ -51,9 +63,7 @@ def get_namespace(device: str = "cpu") -> ArrayNamespace:
         InvalidInputError: there is no such kind of device.
     """
     if device == "cpu":
-        from scipy import ndimage
-
-        return ArrayNamespace(device="cpu", xp=np, ndimage=ndimage)
+        return ArrayNamespace(device="cpu", xp=np)
     match = re.fullmatch(r"cuda(?::(\d*))?", device)
     if match is None:
         raise InvalidInputError(
@@ -66,7 +76,6 @@ def _cuda_namespace(index: int) -> ArrayNamespace:
     device = f"cuda:{index}"
     try:
         import cupy
-        from cupyx.scipy import ndimage
     except ImportError as error:
         raise DeviceError(
             f"device {device!r} must have CuPy, got {error}; pip install cupy-cuda12x, or use "
@@ -83,7 +92,7 @@ def _cuda_namespace(index: int) -> ArrayNamespace:
             f"device must be one of the {count} CUDA devices of this machine, got {device!r}"
         )
     cupy.cuda.Device(index).use()
-    return ArrayNamespace(device=device, xp=cupy, ndimage=ndimage)
+    return ArrayNamespace(device=device, xp=cupy)
 
 
 def as_numpy(values: Any) -> npt.NDArray[Any]:

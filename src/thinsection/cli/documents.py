@@ -167,6 +167,7 @@ class PlanDocument:
     prepare_s: float
     decode_s: float
     encode_s: float
+    measured_on: str
     slides: tuple[PlannedSlide, ...]
     unreadable: tuple[Failure, ...]
     warnings: tuple[str, ...]
@@ -188,6 +189,7 @@ class PlanDocument:
             gpu_bytes=memory.gpu_bytes,
             gpu_parts=memory.gpu,
             seconds=plan.time.wall_s,
+            measured_on=plan.measured_on,
             slides=tuple(copied(PlannedSlide, slide) for slide in plan.slides),
             unreadable=_failures(plan.unreadable),
             warnings=plan.warnings,

@@ -37,7 +37,8 @@ def plan(
 
     The options are those of `thinsection run`. Here they change only the prediction: no result is
     computed or written. The prediction needs only headers and thumbnails of the slides.
-    The first call measures this machine, which takes some seconds.
+    The first call measures this machine, which takes some seconds; so does the first call with an
+    encoder that is no vision transformer. Later calls read the stored rates and say their date.
 
     \b
     Examples:
@@ -92,6 +93,7 @@ def _show_plan(predicted: "RunPlan") -> None:
         f"decode {time.decode_s:.0f}, encode {time.encode_s:.0f} {device}-s)",
         highlight=False,
     )
+    console.print(predicted.rates_note, highlight=False)
     for name, reason in predicted.unreadable.items():
         console.print(f"{name} does not open: {reason}", style="yellow", markup=False)
     for warning in predicted.warnings:

@@ -26,17 +26,13 @@ from thinsection.encode.engine import (
     converted_network,
     stored_network,
 )
-from thinsection.encode.preprocessing import (
-    CPU_TILES,
-    TilePixels,
-    as_uint8_batch,
-    preprocess,
-)
+from thinsection.encode.preprocessing import TilePixels, as_uint8_batch, preprocess
 from thinsection.encode.registry import (
     EncoderIdentity,
     EncoderSpec,
     declared_encoders,
 )
+from thinsection.encode.sizes import CPU_TILES
 from thinsection.errors import (
     InvalidInputError,
     MissingDependencyError,

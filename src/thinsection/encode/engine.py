@@ -20,63 +20,34 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from thinsection.config import user_cache_dir
+from thinsection.encode.engine_choice import PRECISIONS, engine_version
 from thinsection.errors import (
     InvalidInputError,
     StoreError,
 )
-from thinsection.extras import is_installed, require_packages
+from thinsection.extras import require_packages
 from thinsection.files.atomic import TMP_MARK, write_json
 from thinsection.files.lock import hold
 from thinsection.machine import cpu_model
 from thinsection.weights.origin import keep_stamps, kept_facts, read_stamps
 
-EngineChoice = Literal["auto", "torch", "openvino"]
 Network = Callable[[Tensor], tuple[Tensor, Tensor]]
 Shape = tuple[int, int, int, int]
 
 MAX_ERROR = 1e-5  # fp32: largest difference as a share of the embeddings' range
 MAX_COSINE_DISTANCE = 5e-3  # bf16: largest cosine distance (1 - cosine) of an embedding
-# precisions of OpenVINO on CPUs, with OpenVINO's names for them
-PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 # advice for madvise(2): pages of a shared mapping are read again on access
 _MADV_DONTNEED = 4
 _MODEL = "model.xml"
 _WEIGHTS = "model.bin"
 _MANIFEST = "manifest.json"
 _STAMPS = "stamps.json"  # of the files whose bytes were compared with the manifest
-
-
-def why_torch(engine: EngineChoice, device: torch.device, *, is_random: bool) -> str:
-    """Reason why PyTorch is used without trying OpenVINO; '' if OpenVINO is to be tried.
-
-    The reason 'torch': PyTorch was asked for, or the device is not a CPU.
-
-    Raises InvalidInputError: unknown engine, or openvino on a device other than a CPU.
-    """
-    choices = get_args(EngineChoice)
-    if engine not in choices:
-        raise InvalidInputError(
-            f"engine must be one of {', '.join(choices)}, got {engine!r}"
-        )
-    on_cpu = device.type == "cpu"
-    if engine == "openvino":
-        if not on_cpu:
-            raise InvalidInputError(
-                f"engine must be auto or torch on a device that is not a CPU, got {engine!r} on "
-                f'{device}; pass device="cpu"'
-            )
-        return ""
-    if engine == "torch" or not on_cpu:
-        return "torch"
-    if is_random:
-        return "random weights"
-    return "" if is_installed("openvino") else "not installed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +104,6 @@ class OpenVinoNetwork:
                 torch.from_numpy(part[:rows].copy()) for part in results.values()
             )
         return pooled, tokens
-
-
-def engine_version(engine: str) -> str:
-    """Engine and its installed version, such as 'torch 2.13.0'."""
-    return f"{engine} {version(engine)}"
 
 
 def converted_network(

@@ -21,7 +21,7 @@ from thinsection.encode.backbone import (
     published_weights,
 )
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
-from thinsection.encode.engine import EngineChoice, why_torch
+from thinsection.encode.engine_choice import EngineChoice, why_torch
 from thinsection.encode.registry import (
     ENCODERS,
     HUB_PREFIX,
@@ -156,7 +156,7 @@ def load_unproved(
     else:
         file = find_weights_file(spec, name, path if weights is None else weights)
         origin = replace(origin, revision=file.revision, files=file.files)
-        if not why_torch(engine, placement.device, is_random=False):
+        if not why_torch(engine, str(placement.device), is_random=False):
             stored = _load_stored_graph(spec, file, placement, origin)
             if stored is not None:
                 stored.reload = reload
@@ -303,7 +303,7 @@ def _on_engine(
 ) -> NetworkTileEncoder:
     """Encoder on the requested engine; with 'auto', it records why OpenVINO was rejected."""
     encoder = load_on_torch()
-    reason = why_torch(engine, encoder.device, is_random=is_random)
+    reason = why_torch(engine, str(encoder.device), is_random=is_random)
     if engine == "torch" or encoder.device.type != "cpu":
         return encoder
     if not reason:

@@ -18,20 +18,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinsection.deprecations import moved_names
 from thinsection.encode.encoder import NetworkTileEncoder
-from thinsection.encode.preprocessing import CPU_TILES, preprocess
+from thinsection.encode.preprocessing import preprocess
+from thinsection.encode.sizes import (
+    CPU_TILES,
+    TOKEN_MARGIN,
+    batch_peak,
+    weights_in_memory,
+)
 from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.types import MIB, format_bytes
 
 # convolutions and the allocator: EfficientNet-Lite0 on a CPU took 8 MiB more than its 4 tiles
 SCRATCH_BYTES = 16 * MIB
 HALF = (torch.float16, torch.bfloat16)
-# matrix products of transformers pack their operands: ViT-S/16 took up to 1.37 times the sum
-TOKEN_MARGIN = 1.4
-# memory of OpenVINO's code and graph: 60 MiB for EfficientNet-Lite0 and for ViT-S/16
-OPENVINO_BYTES = 64 * MIB
-# On a CPU, the second part of a batch reuses heap fragments that the first part freed. Therefore
-# EfficientNet-Lite0 took 0.9 to 1.4 times the predicted bytes; ViT-S and ResNets took less.
-HOLES_MARGIN = 1.5
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -92,13 +91,14 @@ def weights_bytes(encoder: NetworkTileEncoder, *, engine: str | None = None) -> 
     """
     weights = encoder.backbone.state_dict().values()
     total: int = sum(weight.nbytes for weight in weights)
-    if (engine or encoder.engine).startswith("openvino"):
-        return total + OPENVINO_BYTES
-    if encoder.precision == "fp32":
-        return total
     # weights stored in half precision need no copy (`cast_matmul_weights`)
     copied: int = sum(weight.nbytes for weight in weights if weight.dtype not in HALF)
-    return total + copied // 2
+    return weights_in_memory(
+        total,
+        copied_bytes=copied,
+        precision=encoder.precision,
+        engine=engine or encoder.engine,
+    )
 
 
 def batch_bytes(
@@ -130,12 +130,12 @@ def batch_bytes(
     network_bytes, num_tokens, channels = simulate_pass(encoder, at_once, edge)
     token_bytes = 4 * num_tokens * channels if tokens else 0
     in_network = network_bytes + at_once * token_bytes
-    waiting = batch_size - at_once
-    if not waiting:
-        return in_network
-    # on a CPU, the tokens of all tiles are in memory besides the tiles in the network
-    bytes_per_waiting = edge * edge * 3 + encoder.dim * 4 + token_bytes
-    return int(in_network * HOLES_MARGIN) + waiting * bytes_per_waiting
+    return batch_peak(
+        in_network,
+        num_waiting=batch_size - at_once,
+        # on a CPU, the tokens of all tiles are in memory besides the tiles in the network
+        waiting_bytes=edge * edge * 3 + encoder.dim * 4 + token_bytes,
+    )
 
 
 def simulate_pass(

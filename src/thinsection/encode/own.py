@@ -27,16 +27,17 @@ from thinsection.encode.encoder import (
     hash_networks,
     seeded_tiles,
 )
-from thinsection.encode.preprocessing import CPU_TILES, TilePixels, as_uint8_batch
+from thinsection.encode.preprocessing import TilePixels, as_uint8_batch
 from thinsection.encode.registry import ENCODERS, Architecture, EncoderSpec, our_name
+from thinsection.encode.sizes import CPU_TILES
 from thinsection.errors import InvalidInputError, WeightsError
 from thinsection.weights.origin import Origin, slug
 from thinsection.weights.placement import (
     Placement,
-    Precision,
     importable_torchvision,  # noqa: F401 - public as thinsection.encode's
     place,
 )
+from thinsection.weights.precision import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

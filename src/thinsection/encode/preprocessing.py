@@ -16,13 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from thinsection.encode.registry import EncoderSpec, Rgb
+from thinsection.encode.sizes import CPU_TILES
 from thinsection.errors import InvalidInputError
 
 TilePixels = Tensor | npt.NDArray[np.uint8]  # uint8 [B, H, W, 3]
-
-# Tiles in the network at a time on a CPU. Compared with 32, this is some per cent slower at most,
-# needs a fraction of the memory, and has a more constant peak (benchmarks/bench_heap.py).
-CPU_TILES = 4
 
 
 def preprocess(

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.arrays import get_namespace
-from thinsection.arrays.morphology import drop_small
+from thinsection.arrays import get_namespace, morphology
 from thinsection.config import option
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
@@ -148,7 +147,7 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     if pen_fraction:
         # specks that remain of a piece between two strokes
         least_px = config.min_speck_um2 / picture.px_um**2
-        mask = drop_small(get_namespace("cpu"), mask, least_px)
+        mask = morphology.drop_small(get_namespace("cpu"), mask, least_px)
     return TissueMask(
         mask=mask,
         frame=picture.frame,
@@ -228,8 +227,6 @@ def overlay(
     `tints` are the masks that took px out of use, with their colours; `shown` are masks of px
     that stay in use.
     """
-    from scipy import ndimage
-
     picture = rgb.astype(np.float32)
     unused = ~mask_use
     tint = np.full_like(picture, 255.0)
@@ -239,7 +236,7 @@ def overlay(
     for mask, color in shown:
         here = mask & mask_use
         picture[here] = (picture[here] + np.asarray(color, np.float32)) / 2
-    picture[mask_use & ~ndimage.binary_erosion(mask_use)] = TISSUE_COLOR
+    picture[mask_use & ~morphology.inner(mask_use)] = TISSUE_COLOR
     return np.clip(picture, 0, 255).astype(np.uint8)
 
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 import numpy as np
-from torch.nn.functional import cosine_similarity
 
 from thinsection.config import listing_settings
-from thinsection.encode import TileEncoder, load_encoder
-from thinsection.encode.answers import declares_half
-from thinsection.encode.check import find_local_weights
-from thinsection.encode.engine import PRECISIONS, engine_version, why_torch
-from thinsection.encode.registry import ENCODERS, is_brought
-from thinsection.encode.specs import find_spec
+from thinsection.encode.engine_choice import PRECISIONS, engine_version, why_torch
+from thinsection.encode.registry import TIMM_PREFIX
+from thinsection.encode.sizes import NetworkSize, declared_size, weights_in_memory
 from thinsection.errors import BudgetError, ThinsectionError
 from thinsection.files.pages import bars_html, notebook_html
 from thinsection.jobs.executor import ResourceStep
@@ -51,7 +47,7 @@ from thinsection.types import (
     ignore_message,
     parse_bytes,
 )
-from thinsection.weights.placement import cpu_has_bf16, place
+from thinsection.weights.precision import check_precision, precision_on_cpu
 
 if TYPE_CHECKING:
     from thinsection.settings_types import RunSettings
@@ -73,6 +69,8 @@ class RunPlan:
     memory: MemoryPlan  # one process with all slides
     time: TimePlan
     gpu: Gpu | None  # planned GPU; None for a CPU
+    # day in UTC on which the rates of this machine were measured, such as 2026-11-29
+    measured_on: str
     warnings: tuple[str, ...]  # limits that are too low, and sufficient values
     # settings that would make the run faster, and their cost
     advice: tuple[str, ...] = ()
@@ -82,6 +80,14 @@ class RunPlan:
         return (
             f"RunPlan({counted(len(self.slides), 'slide')}, {counted(tiles, 'tile')}, "
             f"{self.time.wall_s:.0f} s, {format_bytes(self.memory.host_bytes)} of memory)"
+        )
+
+    @property
+    def rates_note(self) -> str:
+        """Sentence about the age of the rates behind the seconds."""
+        return (
+            f"rates of this machine were measured on {self.measured_on}; a new version of "
+            "thinsection or torch measures them again"
         )
 
     def _repr_html_(self) -> str:
@@ -100,7 +106,7 @@ class RunPlan:
         problems = [
             f"{name} does not open: {why}" for name, why in self.unreadable.items()
         ]
-        lines = [repr(self), *problems, *self.warnings, *self.advice]
+        lines = [repr(self), self.rates_note, *problems, *self.warnings, *self.advice]
         return (
             notebook_html(None, "Plan", lines)
             + bars_html("Time", seconds)
@@ -124,10 +130,10 @@ def plan(
         on_message: called before each measurement, once per machine and encoder.
         settings: single settings by name, which replace those of `config`, as for `run`.
 
-    On a CPU with bf16 units, some tiles of one slide are read as well. They serve to measure the
-    error in bf16 of encoders that would run in fp32.
+    On a CPU with bf16 units, the first plan of an encoder that would run in fp32 also reads some
+    tiles of a slide, to measure the error in bf16.
 
-    Memory: one thumbnail and one tile table at a time, and the encoder.
+    Memory: one thumbnail and one tile table at a time; and the encoder, while it is measured.
 
     Raises:
         ConfigError: unknown GPU or setting.
@@ -149,10 +155,11 @@ def plan(
         memory=memory,
         time=formulas.time(sizes, cpus=cpus),
         gpu=formulas.gpu,
+        measured_on=formulas.machine.measured_on,
         warnings=_warnings(memory, formulas),
         advice=(
             *fast_advice(formulas, sizes, cpus=cpus),
-            *_bf16_advice(spec, entries, sizes, listener),
+            *_bf16_advice(formulas, entries, sizes, listener),
         ),
     )
 
@@ -165,38 +172,51 @@ def planner(spec: RunConfig, *, on_message: Listener = ignore_message) -> Planne
 
     Raises ConfigError (unknown GPU or setting), InvalidInputError (encoder of another package).
     """
-    if not spec.encoding.encoders:
-        machine = calibration.calibrate()
-        return Planner(spec=spec, gpu=None, encoder=None, machine=machine)
-    gpu = planned_gpu(spec)
-    if not calibration.is_calibrated():
+    if calibration.stored_calibration() is None:
         on_message(
             "measuring this machine: process start and decoding (about 10 s, once)"
         )
-    machine = calibration.calibrate()
+    machine = calibration.calibrate(_measure_machine)
+    if not spec.encoding.encoders:
+        return Planner(spec=spec, gpu=None, encoder=None, machine=machine)
+    gpu = planned_gpu(spec)
     sizes = []
     seconds_per_tile = 0.0
     for name in spec.encoding.encoders:
-        size, tiles_per_s = _measured_encoder(name, spec, gpu, on_message)
-        sizes.append(size)
-        seconds_per_tile += 1 / tiles_per_s
+        planned = _planned_encoder(name, spec, machine, spec.encoding.precision)
+        sizes.append(_encoder_size(planned, spec, gpu, on_message))
+        if gpu is None:
+            seconds_per_tile += 1 / _tiles_per_s(planned, on_message)
     return Planner(
         spec=spec,
         gpu=gpu,
         encoder=cost.encoders_together(sizes),
         machine=machine,
-        tiles_per_s=1 / seconds_per_tile,
+        tiles_per_s=1 / seconds_per_tile if seconds_per_tile else 0.0,
     )
+
+
+def _measure_machine() -> calibration.Calibration:
+    # measuring imports torch: it is imported only where something is not stored yet
+    from thinsection.run.measuring import measure_machine
+
+    return measure_machine()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PlannedEncoder:
-    """Encoder in the precision and on the engine of the run; it is built at its first use."""
+    """Encoder in the precision and on the engine of the run."""
 
     name: str
+    size: NetworkSize
     precision: str  # fp32, fp16 or bf16
     engine: calibration.Engine
     tile_px: int
+
+    @property
+    def arithmetic(self) -> str:
+        """Precision and engine, the key of the rate of vision transformers."""
+        return f"{self.precision}|{engine_version(self.engine)}"
 
     @property
     def key(self) -> str:
@@ -204,89 +224,131 @@ class _PlannedEncoder:
         engine = engine_version(self.engine)
         return f"{self.name}|{self.precision}|{self.tile_px}|{engine}"
 
-    @cached_property
-    def encoder(self) -> TileEncoder:
-        """The encoder on a CPU with random weights."""
-        return load_encoder(
-            self.name, device="cpu", precision=self.precision, pretrained=False
-        )
-
-    def tiles_per_s(self) -> float:
-        """Tiles per CPU-second: stored, or measured now."""
-        return calibration.encoder_measurement(
-            "encoders",
-            self.key,
-            lambda: calibration.measure_rate(
-                self.encoder, tile_px=self.tile_px, engine=self.engine
-            ),
-        )
-
 
 def _planned_encoder(
-    name: str, spec: RunConfig, gpu: Gpu | None, precision: str
+    name: str, spec: RunConfig, machine: calibration.Calibration, precision: str
 ) -> _PlannedEncoder:
-    """Encoder of the planned run in this precision."""
+    """Encoder of the planned run in this precision on a CPU."""
     encoding = spec.encoding
-    if is_brought(name):
-        half_precision = declares_half(ENCODERS.load(name))
-    else:
-        half_precision = find_spec(name).half_precision
-    placement = place("cpu", precision, half_precision=half_precision)
+    tile_px = spec.tiles.tile_px
+    size = _network_size(name, tile_px)
+    check_precision(precision)
+    chosen = precision_on_cpu(
+        precision, half_precision=size.half_precision, has_bf16=machine.has_bf16
+    )
     is_random = not encoding.pretrained
-    refusal = why_torch(encoding.engine, placement.device, is_random=is_random)
+    refusal = why_torch(encoding.engine, "cpu", is_random=is_random)
     engine: calibration.Engine = "torch"
-    if gpu is None and not refusal and placement.precision in PRECISIONS:
+    if planned_gpu(spec) is None and not refusal and chosen in PRECISIONS:
         engine = "openvino"
     return _PlannedEncoder(
-        name=name,
-        precision=placement.precision,
-        engine=engine,
-        tile_px=spec.tiles.tile_px,
+        name=name, size=size, precision=chosen, engine=engine, tile_px=tile_px
     )
 
 
-def _measured_encoder(
-    name: str, spec: RunConfig, gpu: Gpu | None, on_message: Listener
-) -> tuple[EncoderSize, float]:
-    """Size of an encoder, and its tiles per CPU-second on the engine of the run.
+def _network_size(name: str, tile_px: int) -> NetworkSize:
+    """Numbers of an encoder: declared, or counted without data.
 
-    Sizes come from a dry pass with torch. A graph is converted only for a measurement, whose result
-    is stored.
+    Those of a timm model are stored, as its name says all; a folder or a repository may change.
     """
-    on_cpu = gpu is None
-    batch_size = spec.batch_size(on_gpu=not on_cpu)
-    planned = _planned_encoder(name, spec, gpu, spec.encoding.precision)
-    size = calibration.encoder_size(
-        planned.encoder,
-        batch_size=batch_size,
-        tile_px=planned.tile_px,
-        on_gpu=not on_cpu,
-        engine=planned.engine,
+    declared = declared_size(name, tile_px=tile_px)
+    if declared is not None:
+        return declared
+
+    def count() -> NetworkSize:
+        from thinsection.run.measuring import network_size
+
+        return network_size(name, tile_px=tile_px)
+
+    if not name.startswith(TIMM_PREFIX):
+        return count()
+    key = f"{name}|{tile_px}|{engine_version('timm')}"
+    fields = calibration.measurement("networks", key, lambda: asdict(count()))
+    return NetworkSize(**fields)
+
+
+def _encoder_size(
+    planned: _PlannedEncoder, spec: RunConfig, gpu: Gpu | None, on_message: Listener
+) -> EncoderSize:
+    """Memory and operations of an encoder; its peak on a CPU is measured if that is quick."""
+    batch_size = spec.batch_size(on_gpu=gpu is not None)
+    network = planned.size
+    size = EncoderSize(
+        weights_bytes=weights_in_memory(
+            network.weights_bytes,
+            copied_bytes=network.weights_bytes,
+            precision=planned.precision,
+            engine=planned.engine,
+        ),
+        batch_bytes=network.batch_bytes(
+            batch_size=batch_size, tile_px=planned.tile_px, on_gpu=gpu is not None
+        ),
+        dim=network.dim,
+        flops_per_tile=network.flops_per_tile,
     )
-    key = planned.key
-    if not calibration.is_calibrated(key):
-        on_message(
-            f"measuring {name}: tiles per CPU-second, then memory (once per machine)"
-        )
-    tiles_per_s = planned.tiles_per_s()
-    if on_cpu and calibration.is_quick(size, batch_size=batch_size):
-        measure_peak = partial(
-            calibration.measure_cpu_peak,
-            name,
+    if gpu is not None or not calibration.is_quick(size, batch_size=batch_size):
+        return size
+    key = f"{planned.key}|{batch_size}"
+    if not calibration.is_stored("peaks", key):
+        on_message(f"measuring the memory of {planned.name} (once per machine)")
+
+    def measure() -> int:
+        from thinsection.run.measuring import measure_cpu_peak
+
+        return measure_cpu_peak(
+            planned.name,
             precision=planned.precision,
             batch_size=batch_size,
             tile_px=planned.tile_px,
             engine=planned.engine,
         )
-        peak = calibration.encoder_measurement(
-            "peaks", f"{key}|{batch_size}", measure_peak
+
+    peak_bytes = calibration.measurement("peaks", key, measure)
+    return replace(size, cpu_peak_bytes=peak_bytes)
+
+
+def _tiles_per_s(planned: _PlannedEncoder, on_message: Listener) -> float:
+    """Tiles per CPU-second.
+
+    Vision transformers share one rate of operations, since nearly all of them are products of
+    large matrices. Other networks are measured one by one.
+    """
+    size = planned.size
+
+    def measure_transformer() -> float:
+        from thinsection.run import measuring
+
+        return measuring.measure_transformer(
+            precision=planned.precision, engine=planned.engine
         )
-        size = replace(size, cpu_peak_bytes=int(peak))
-    return size, tiles_per_s
+
+    def measure_encoder() -> float:
+        from thinsection.run import measuring
+
+        return measuring.measure_encoder(
+            planned.name,
+            precision=planned.precision,
+            tile_px=planned.tile_px,
+            engine=planned.engine,
+        )
+
+    if size.is_transformer:
+        key = planned.arithmetic
+        if not calibration.is_stored("operations", key):
+            on_message(
+                f"measuring vision transformers in {planned.precision} (once per machine)"
+            )
+        rate = calibration.measurement("operations", key, measure_transformer)
+        return rate / size.flops_per_tile
+    if not calibration.is_stored("encoders", planned.key):
+        on_message(
+            f"measuring {planned.name} in {planned.precision} (once per machine)"
+        )
+    return calibration.measurement("encoders", planned.key, measure_encoder)
 
 
 def _bf16_advice(
-    spec: RunConfig,
+    formulas: Planner,
     entries: Sequence[SlideEntry],
     sizes: Sequence[SlideSize],
     on_message: Listener,
@@ -294,26 +356,25 @@ def _bf16_advice(
     """Sentences about encoders that are faster in bf16 on this CPU, with their error.
 
     `auto` already uses bf16 if the embeddings keep a cosine of 0.9999. For the other encoders, the
-    gain is measured once per machine, and the error is measured on tiles of a slide. The user
-    decides.
+    gain is measured once per machine, and the error once on tiles of a slide. The user decides.
     """
+    spec = formulas.spec
+    machine = formulas.machine
     encoding = spec.encoding
     is_auto = encoding.precision == "auto" and encoding.pretrained
-    if planned_gpu(spec) is not None or not is_auto or not cpu_has_bf16():
+    if formulas.gpu is not None or not is_auto or not machine.has_bf16:
         return ()
     with_tiles = [size.slide_id for size in sizes if size.grids[0].num_tiles]
     samples = [entry for entry in entries if entry.slide_id in with_tiles[:1]]
     advice = []
     for name in encoding.encoders if samples else ():
-        in_fp32 = _planned_encoder(name, spec, None, "auto")
+        in_fp32 = _planned_encoder(name, spec, machine, "auto")
         if in_fp32.precision == "fp32":
-            in_bf16 = _planned_encoder(name, spec, None, "bf16")
-            if not calibration.is_calibrated(in_bf16.key):
-                on_message(f"measuring {name} in bf16 (once per machine)")
-            gain = in_bf16.tiles_per_s() / in_fp32.tiles_per_s()
+            in_bf16 = _planned_encoder(name, spec, machine, "bf16")
+            rate_in_fp32 = _tiles_per_s(in_fp32, on_message)
+            gain = _tiles_per_s(in_bf16, on_message) / rate_in_fp32
             if gain >= BF16_GAIN:
-                on_message(f"measuring the error of {name} in bf16")
-                error = _bf16_error(in_bf16, spec, samples[0])
+                error = _bf16_error(in_bf16, spec, samples[0], on_message)
                 advice.append(
                     f"{name}: --precision bf16 encodes {gain:.1f} times as many tiles per "
                     f"CPU-second here; {error}"
@@ -321,25 +382,27 @@ def _bf16_advice(
     return tuple(advice)
 
 
-def _bf16_error(planned: _PlannedEncoder, spec: RunConfig, entry: SlideEntry) -> str:
-    """Largest 1 - cosine of embeddings in bf16 to those in fp32, on tiles of a slide, in words.
-
-    Random weights cannot be used: with them, the error of the default encoder is 100 times smaller.
-    """
+def _bf16_error(
+    planned: _PlannedEncoder, spec: RunConfig, entry: SlideEntry, on_message: Listener
+) -> str:
+    """Sentence about the error of embeddings in bf16, on tiles of the first slide planned here."""
     weights = spec.encoding.weights
-    if weights is None and find_local_weights(find_spec(planned.name)) is None:
-        return "the error is not measured, as the weights are not on this machine"
-    load = partial(
-        load_encoder, planned.name, device="cpu", weights=weights, engine="torch"
-    )
+    key = f"{planned.key}|{weights or 'published'}"
+    machine = calibration.stored_calibration()
+    if machine is not None and key in machine.bf16_errors:
+        return machine.bf16_errors[key]
+    from thinsection.run.measuring import bf16_error
+
+    on_message(f"measuring the error of {planned.name} in bf16 (once per machine)")
     tiles = _spread_tiles(entry, spec)
-    exact = load(precision="fp32").encode(tiles).double()
-    rounded = load(precision="bf16").encode(tiles).double()
-    distance = float(1 - cosine_similarity(exact, rounded).min())
-    return (
+    distance = bf16_error(planned.name, weights=weights, tiles=tiles)
+    if distance is None:
+        return "the error is not measured, as the weights are not on this machine"
+    sentence = (
         f"the cosine distance of its embeddings to those in fp32 is {distance:.1g} at most, on "
         f"{counted(len(tiles), 'tile')} of {entry.slide_id!r}"
     )
+    return calibration.measurement("bf16_errors", key, lambda: sentence)
 
 
 def _spread_tiles(entry: SlideEntry, spec: RunConfig) -> TileArray:

@@ -10,15 +10,18 @@ does not load (docs/encoders.md).
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 
-from thinsection.errors import DeviceError, InvalidInputError
+from thinsection.errors import DeviceError
 from thinsection.extras import is_installed, require_packages
+from thinsection.weights.precision import (
+    Precision,
+    check_precision,
+    precision_on_cpu,
+)
 
-Precision = Literal["fp32", "fp16", "bf16"]
-PrecisionChoice = Literal["auto", "fp32", "fp16", "bf16"]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NEED_TORCHVISION = ("timm", "transformers")
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -74,20 +77,19 @@ def place(
     device: str | torch.device, precision: str, *, half_precision: bool = True
 ) -> Placement:
     """Chooses device and precision of an encoder; `half_precision`: `auto` may go below fp32."""
-    if precision not in get_args(PrecisionChoice):
-        raise InvalidInputError(
-            f"precision must be auto, fp32, fp16 or bf16, got {precision!r}"
-        )
+    check_precision(precision)
     resolved = resolve_device(device)
-    if precision == "auto":
+    if resolved.type == "cpu":
+        has_bf16 = cpu_has_bf16()
+        precision = precision_on_cpu(
+            precision, half_precision=half_precision, has_bf16=has_bf16
+        )
+    elif precision == "auto":
         # the fastest whose embeddings are as good
         precision = "fp32"
         if half_precision and resolved.type == "cuda":
             has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
             precision = "bf16" if has_bf16 else "fp16"
-        elif half_precision and resolved.type == "cpu" and cpu_has_bf16():
-            # ViT-S/16, tiles per CPU-second: 1.7 times fp32's with AVX-512 BF16, 3 times with AMX
-            precision = "bf16"
     return Placement(resolved, precision)  # type: ignore[arg-type]
 
 

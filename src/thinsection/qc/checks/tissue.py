@@ -11,7 +11,12 @@ from typing import Literal
 
 from thinsection.arrays import Array, ArrayNamespace, morphology
 from thinsection.arrays.bands import row_bands
-from thinsection.arrays.filters import block_means, extremes
+from thinsection.arrays.filters import (
+    block_means,
+    box_mirrored,
+    extremes,
+    opened_by_square,
+)
 from thinsection.qc.checks.check import COARSEST_MPP, Outcome, QcCheck, QcView, area
 
 Px = Callable[[float], float]  # converts µm to px
@@ -290,7 +295,6 @@ def _measure_light(
     ns: ArrayNamespace, rgb: Array, black_level: int
 ) -> tuple[_Light, _Absorption]:
     xp = ns.xp
-    box = ns.ndimage.uniform_filter
     levels = xp.maximum(xp.arange(256), 1) / 255.0
     absorption = _Absorption(
         rgb=rgb,
@@ -307,9 +311,9 @@ def _measure_light(
     line = xp.empty_like(total)
     # an opening by 5 x 5 px reaches 4 px
     for band in row_bands(shape[0], 4):
-        opened = ns.ndimage.grey_opening(total[band.around], size=(5, 5))
+        opened = opened_by_square(ns, total[band.around], 5)
         line[band.inside] = total[band.inside] - opened[band.own]
-    texture = box(line, 5)
+    texture = box_mirrored(ns, line, 5)
     flat_limit = 0.0
     if bool(seen.any()):
         smoothest = float(xp.quantile(texture[seen], 0.05, overwrite_input=True))
@@ -335,9 +339,9 @@ def _measure_light(
         densest[band.inside] = high
         colour[band.inside] = high - low
     # one after the other, so that only one is in memory twice
-    near = box(near, 3)
-    densest = box(densest, 3)
-    colour = box(colour, 3)
+    near = box_mirrored(ns, near, 3)
+    densest = box_mirrored(ns, densest, 3)
+    colour = box_mirrored(ns, colour, 3)
     light = _Light(
         near=near,
         densest=densest,
@@ -465,7 +469,6 @@ def _find_grey(
     faint slide all have enough density.
     """
     xp = ns.xp
-    box = ns.ndimage.uniform_filter
     nowhere = xp.zeros_like(body)
     strong = body & (light.near > _TISSUE_NEAR)
     least_px = max(_LEAST_TINTED_PX, _LEAST_TINTED_SHARE * int(body.sum()))
@@ -474,8 +477,8 @@ def _find_grey(
     usual = float(xp.median(light.near[strong]))
     # the largest of three channels is above the smallest on clean glass too, by its noise
     noise = float(xp.median(light.colour[light.glass])) if light.glass.any() else 0.0
-    near = box(light.near, _TINT_PX)
-    tint = box(light.colour, _TINT_PX)
+    near = box_mirrored(ns, light.near, _TINT_PX)
+    tint = box_mirrored(ns, light.colour, _TINT_PX)
     tint -= noise
     tint /= xp.maximum(near, _FAINT / 2)
     least_tint = min(_GREY_TINT * float(xp.quantile(tint[strong], 0.1)), _MOST_GREY)
@@ -577,16 +580,15 @@ def _is_scattered(ns: ArrayNamespace, evidence: _Evidence, mask: Array) -> bool:
 
 def _find_net(ns: ArrayNamespace, lines: Array, strong_lines: Array, px: Px) -> Array:
     """Fat and loose tissue: the area that a net of thin lines spans."""
-    ndimage = ns.ndimage
-    thick = ndimage.maximum_filter(lines, size=3)
+    thick = morphology.dilated_by_square(ns, lines, 3)
     # remove edges of coverslips, which would connect the lines that they cross
     for axis in (0, 1):
-        run = ndimage.minimum_filter1d(thick, _STRAIGHT_PX, axis=axis)
-        lines = lines & ~ndimage.maximum_filter1d(run, _STRAIGHT_PX, axis=axis)
+        run = ~morphology.dilated_along(ns, ~thick, _STRAIGHT_PX, axis)
+        lines = lines & ~morphology.dilated_along(ns, run, _STRAIGHT_PX, axis)
     # elongation 0: only lines of fewer pixels are dropped
     net = morphology.keep_elongated(ns, lines, 0.0, _MIN_LINE_PX)
     strong = (net & strong_lines).astype(ns.xp.float32)
-    net &= ndimage.uniform_filter(strong, _NET_WINDOW_PX) > _NET_SHARE
+    net &= box_mirrored(ns, strong, _NET_WINDOW_PX) > _NET_SHARE
     net = morphology.opened_by_disk(ns, _close(ns, net, px(_CELL_UM)), px(64.0))
     filled = morphology.fill_small(ns, net, max(1.0, px(1.0) ** 2 * _NET_HOLE_UM2))
     # holes at the border are not filled: in a small picture, all background could be one hole
@@ -599,7 +601,6 @@ def _beyond_rim(
 ) -> Array:
     """Pixels at the mask's border that are much paler than the tissue beside them."""
     xp = ns.xp
-    box = ns.ndimage.uniform_filter
     own_density = xp.empty(body.shape, dtype=xp.float32)
     for band in row_bands(len(body)):
         density = absorption.density(band.inside)
@@ -607,8 +608,8 @@ def _beyond_rim(
         # half of the densest channel counts where a stain absorbs in one channel only
         own_density[band.inside] = xp.maximum(density.mean(axis=2), densest * 0.5)
     inside = body.astype(xp.float32)
-    tissue_density = box(own_density * inside, 9)
-    inside = box(inside, 9)
+    tissue_density = box_mirrored(ns, own_density * inside, 9)
+    inside = box_mirrored(ns, inside, 9)
     tissue_density /= xp.maximum(inside, 0.02, out=inside)
     tissue_density *= _RIM_SHARE
     least_density = xp.maximum(tissue_density, _LINE, out=tissue_density)

@@ -1,0 +1,89 @@
+"""Work without torch, each in a fresh process; returns the heavy packages that it imported."""
+
+import sys
+from pathlib import Path
+
+HEAVY = (
+    "torch",
+    "scipy",
+    "skimage",
+    "openvino",
+    "timm",
+    "transformers",
+    "pandas",
+    "matplotlib",
+)
+
+
+def heavy() -> list[str]:
+    """Heavy packages that this process has imported."""
+    return [name for name in HEAVY if name in sys.modules]
+
+
+def nothing() -> list[str]:
+    """The interpreter and NumPy alone."""
+    import numpy as np
+
+    np.zeros(1)
+    return heavy()
+
+
+def planned(slide: str, encoder: str) -> tuple[list[str], float, str]:
+    """A plan of a known encoder: heavy packages, seconds of encoding, age of the rates."""
+    from thinsection.run.plan import plan
+
+    prediction = plan([Path(slide)], encoders=[encoder], batch_size=32)
+    return heavy(), prediction.time.encode_s, prediction.rates_note
+
+
+def tiles_read(slide: str) -> tuple[list[str], int]:
+    """All native tiles of a slide."""
+    import thinsection as ts
+
+    num_tiles = 0
+    with ts.open_slide(slide) as opened:
+        table = ts.tile_grid(opened, tile_mpp="native", tile_px=256)
+        for batch in ts.iter_tiles(opened, table):
+            num_tiles += len(batch.tiles)
+    return heavy(), num_tiles
+
+
+def tissue_found(slide: str) -> tuple[list[str], int]:
+    """The mask of tissue."""
+    import thinsection as ts
+
+    with ts.open_slide(slide) as opened:
+        num_px = int(ts.tissue_mask(opened).mask.sum())
+    return heavy(), num_px
+
+
+def tiles_run(slide: str, out: str) -> tuple[list[str], int]:
+    """A run that ends with the tile grid, with its page."""
+    import thinsection as ts
+
+    summary = ts.run([slide], out=out, until="tiles")
+    return heavy(), summary.counts["done"]
+
+
+def listed(folder: str) -> tuple[list[str], int]:
+    """What `thinsection ls` prints."""
+    from thinsection.cli.main import main
+
+    sys.argv = ["thinsection", "ls", folder]
+    try:
+        main()
+    except SystemExit as end:
+        return heavy(), int(end.code or 0)
+    return heavy(), 0
+
+
+def exported(folder: str, out: str) -> tuple[list[str], int]:
+    """Coordinates and embeddings for TRIDENT."""
+    from thinsection.cli.main import main
+
+    sys.argv = ["thinsection", "export", "trident", folder, "--out", out]
+    try:
+        main()
+    except SystemExit as end:
+        return heavy(), int(end.code or 0)
+    return heavy(), 0
