@@ -18,6 +18,7 @@ from thinsection.encode import (
     NetworkTileEncoder,
     TileEncoder,
     batch_bytes,
+    engine_choice,
     load_encoder,
     weights_bytes,
 )
@@ -129,7 +130,7 @@ def test_random_weights_stay_with_torch_unless_openvino_is_asked_for() -> None:
 def test_without_the_package_auto_says_so_and_asking_names_the_extra(
     monkeypatch,
 ) -> None:
-    monkeypatch.setattr(engine_module, "is_installed", lambda package: False)
+    monkeypatch.setattr(engine_choice, "is_installed", lambda package: False)
     assert load().engine.endswith("(not openvino: not installed)")
     monkeypatch.setattr("thinsection.extras.is_installed", lambda package: False)
     with pytest.raises(
@@ -324,16 +325,10 @@ def test_results_and_records_say_the_engine_and_why_not_another(
 
 
 def test_plans_measure_the_engine_that_will_run(graphs) -> None:
-    from thinsection.run.calibration import (
-        encoder_size,
-        measure_cpu_peak,
-        measure_rate,
-    )
+    from thinsection.run.measuring import measure_cpu_peak, measure_rate
 
     size = {"batch_size": 4, "tile_px": 160}
     encoder = load(TINY)
-    planned = encoder_size(encoder, engine="openvino", **size)
-    assert planned.weights_bytes > encoder_size(encoder, **size).weights_bytes
     before = set(graphs.parent.rglob("*"))
     assert measure_rate(encoder, tile_px=160, engine="openvino") > 0
     assert encoder.engine.startswith("openvino")

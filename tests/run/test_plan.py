@@ -18,6 +18,7 @@ from thinsection.encode.engine_choice import engine_version
 from thinsection.encode.preprocessing import preprocess
 from thinsection.encode.sizes import NetworkSize, declared_size
 from thinsection.errors import ConfigError
+from thinsection.extras import is_installed
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import tissue_mask
 from thinsection.run import calibration, cost, measuring
@@ -519,6 +520,8 @@ def test_bf16_is_proposed_with_its_gain_and_its_error_on_tiles_of_the_slide(
 def test_a_plan_of_a_known_encoder_on_a_measured_machine_imports_no_torch(
     encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not is_installed("openvino"):
+        pytest.skip("openvino is not installed")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_he_slide(tmp_path / "a.tiff", (1500, 1200))
     engine = engine_version("openvino")
@@ -555,7 +558,8 @@ def test_one_rate_of_operations_holds_for_another_vision_transformer() -> None:
 def test_a_timm_network_is_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("timm")
+    if not is_installed("timm"):
+        pytest.skip("timm is not installed")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(calibration, "is_quick", lambda *_, **__: False)
     counted = list[str]()

@@ -15,8 +15,9 @@ from thinsection.run import job as module
 from thinsection.run.calibration import (
     Calibration,
     EncoderSize,
-    is_calibrated,
+    is_stored,
     store_calibration,
+    stored_calibration,
 )
 from thinsection.run.cost import GridSize, Planner, SlideSize
 from thinsection.run.job import MAX_OPENED, run_request
@@ -246,11 +247,12 @@ def test_a_plan_says_what_it_measures_and_only_where_it_does(
     tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert not is_calibrated()
+    assert stored_calibration() is None
     store_calibration(MACHINE)
-    assert is_calibrated() and not is_calibrated("other|fp32|256")
+    assert stored_calibration() is not None
+    assert not is_stored("encoders", "other|fp32|256")
     store_calibration(replace(MACHINE, encoders={"one|fp32|256": 9.0}))
-    assert is_calibrated("one|fp32|256")
+    assert is_stored("encoders", "one|fp32|256")
 
 
 def test_a_few_slides_ask_for_less_time_than_the_whole_cohort(

@@ -5,6 +5,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from thinsection.encode.encoder import NetworkTileEncoder
 from thinsection.encode.memory import simulate_pass, weights_bytes
+from thinsection.encode.preprocessing import preprocess
 from thinsection.encode.registry import EncoderSpec
 from thinsection.encode.sizes import NetworkSize
 from thinsection.weights.origin import Origin
@@ -19,9 +20,9 @@ def count_size(spec: EncoderSpec, *, tile_px: int) -> NetworkSize:
     placement = Placement(torch.device("cpu"), "fp32")
     encoder = NetworkTileEncoder(spec, None, placement, Origin(), weights_hash="")
     backbone = encoder.backbone
-    pixels = torch.empty((1, 3, spec.input_px, spec.input_px), device="meta")
+    tile = torch.empty((1, tile_px, tile_px, 3), dtype=torch.uint8, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        backbone(pixels)
+        backbone(preprocess(tile, spec))
     one_bytes = simulate_pass(encoder, 1, tile_px)[0]
     two_bytes = simulate_pass(encoder, 2, tile_px)[0]
     return NetworkSize(
