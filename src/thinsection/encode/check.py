@@ -7,7 +7,7 @@ import psutil
 import torch
 
 from thinsection import errors
-from thinsection.encode.engine import EngineChoice
+from thinsection.encode.engine_choice import EngineChoice
 from thinsection.encode.fingerprint import find_fingerprint
 from thinsection.encode.load import check_pinned, load_encoder
 from thinsection.encode.registry import ENCODERS, EncoderSpec, is_brought
