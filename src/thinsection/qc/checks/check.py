@@ -85,6 +85,15 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PenInk:
+    """Pen ink on a picture, each bool (H, W)."""
+
+    ink: Array
+    # what looks like ink in tissue at the border of the picture
+    unjudged: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QcView:
     """View of one slide at the work resolution, for a check; arrays are on the device."""
 
@@ -101,8 +110,8 @@ class QcView:
     probability_of: Callable[[Any], Array]
     # class -> probability in 255ths, uint8 (H, W)
     artefact_maps: Callable[[], Mapping[str, Array]]
-    # pen ink, which the default tissue mask removes, bool (H, W)
-    pen_ink: Callable[[], Array]
+    # pen ink, which the default tissue mask removes
+    pen_ink: Callable[[], PenInk]
     # name of an earlier check -> its affected area, bool (H, W)
     affected_areas: Mapping[str, Array] = field(default_factory=dict)
     # name of a check of kind 'class' -> area of its segmenter's classes, bool (H, W)

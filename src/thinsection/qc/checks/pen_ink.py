@@ -1,105 +1,370 @@
-"""Pen ink of any colour, which the default tissue mask removes.
+"""Pen ink of any colour, on glass and over tissue, translucent or opaque.
 
-The small pixel model for pen looks at the whole slide, at 16 µm/px. It is fast, but it also takes
-blue mucin, brown stain and dense tissue for ink. So the areas that it finds are only candidates.
-The slower artefact network tells such tissue from ink; it looks only at the candidates and 0.5 mm
-around them.
+Dense ink is found by two older models (`dense_ink.py`). For translucent ink, the ink network looks
+at the whole picture at 16 µm/px. Each region that it takes for ink is then
+compared with what lies beside it: by the law of Beer and Lambert, a stroke of a pen adds density to
+the tissue below and keeps its texture, and it adds the same colour along its whole length. Mucin,
+pigment and necrosis replace the tissue. Stain is added to tissue as ink is, but not in strokes.
 """
 
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
+from scipy import ndimage
 
-from thinsection.arrays import ArrayNamespace, get_namespace
+from thinsection.arrays import get_namespace
+from thinsection.arrays.filters import box_deviation, box_mean
 from thinsection.arrays.morphology import (
     dilated_by_disk,
     dilated_by_square,
     drop_small,
+    labelled,
     mostly,
     opened_by_disk,
 )
-from thinsection.qc.checks.check import COARSEST_MPP
-from thinsection.qc.checks.pixel_model import load_model, probabilities
+from thinsection.qc.checks.artefact_network import density_tables, without_stain
+from thinsection.qc.checks.border import CONTEXT_UM
+from thinsection.qc.checks.check import PenInk
+from thinsection.qc.checks.dense_ink import MIN_INK_UM2, enlarged, find_dense_ink
+from thinsection.qc.checks.ink_network import (
+    INPUT_MPP,
+    ink_probability,
+    usual_stain,
+)
 from thinsection.types import MaskArray, RgbArray
 
-# Edge of the pixels that are searched for ink, in µm.
-_INK_UM = 16.0
+# Least probability of ink in a stroke, in 255ths. Where a region above the first one is no stroke,
+# parts of it above the next one may be.
+_LEVELS = (90, 140, 180)
+# A stroke exceeds this probability, in 255ths, in at least this share of its area.
+_SURE = 150
+_LEAST_SURE_SHARE = 0.3
+# Glass is paler than this mean density.
+_GLASS_DENSITY = 0.08
+# Ink and tissue are compared in squares of this edge length in µm on the edge of a region; each
+# fills at least the first share of the square. Of what lies beside the region, at least the second
+# share is tissue, as the ink may lie on glass elsewhere. Pixels next to the edge are mixed, and
+# left out.
+_BESIDE_UM = 208.0
+_LEAST_BESIDE = 0.15
+_LEAST_TISSUE = 0.7
+_MIXED_PX = 5
+# Less is left out of a thin region, of which at least this share remains.
+_LEAST_MIDDLE = 0.1
+# The fewest pixels of an edge that can be compared, and their least share of the edge.
+_LEAST_EDGE_PX = 8
+_LEAST_EDGE_SHARE = 0.08
+# The median density that a stroke adds is at least the first one in each channel, or the second one
+# if it is opaque; and at this percentile along its edge, it adds at least the third one to its
+# strongest channel.
+_LEAST_ADDED = -0.06
+_LEAST_ADDED_OPAQUE = -0.3
+_LOW_PERCENTILE = 15
+_LEAST_INK_ADDED = 0.1
+# What has the hue of the tissue beside it is more of the same stain if it adds less than this share
+# of the tissue's density, or the second one where the network is not sure. The hue is the same if
+# the cosine of the angle is larger than this.
+_MORE_STAIN = 0.5
+_MUCH_MORE_STAIN = 1.5
+_SAME_HUE = 0.97
+# The least length of the mean direction of what a stroke adds, where one hue along all of the edge
+# has length 1.
+_LEAST_HUE = 0.8
+# Least texture of a stroke relative to the tissue beside it.
+_LEAST_TEXTURE = 0.4
+# Least area of a stroke in squares of its largest width.
+_LEAST_LENGTH = 2.0
+# A layer of this density in its strongest channel may hide the texture, and have any shape.
+_DENSE = 0.8
+# Ink that adds this density to its strongest channel needs no sure pixels.
+_OPAQUE = 1.2
+# Least density in its strongest channel of a stroke that cannot be compared with tissue.
+_LEAST_ALONE = 0.3
+# Ink on glass lies in what is at most twice as wide as this, in µm. There, and where it is dense, a
+# stroke is followed down to this probability, in 255ths, if the hue stays the same: least cosine of
+# the angle. It is not followed if its hue is nearer to the slide's stain than this cosine.
+_NARROW_UM = 320.0
+_STAIN_HUE = 0.97
+_FOLLOWED = 8
+_STROKE_HUE = 0.965
+# The part of a stroke in a square of this edge length adds at least this share of what the stroke
+# adds at its edge.
+_TRIMMED_PX = 7
+_LEAST_SHARE_ADDED = 0.5
 # Gaps in ink up to this width are closed, in µm.
 _INK_GAP_UM = 64.0
-# Smaller spots are not ink, in µm².
-_MIN_INK_UM2 = 6400.0
-# Width of the border around candidates in which the artefact network looks too, in µm.
-_AROUND_UM = 512.0
-# A region of candidates is ink if the artefact network takes at least this share of it for ink.
-_LEAST_SHARE = 0.3
+# A region lies on glass if at least this share of what lies beside it is glass.
+_ON_GLASS = 0.5
+# A stroke is judged if more than this share of it lies outside of the border of the picture.
+_LEAST_INNER_SHARE = 0.4
+
+_Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Densities:
+    """A part of the picture at about 16 µm/px."""
+
+    # red, green and blue, float32 (H, W, 3)
+    colors: _Floats
+    px_um: float
+
+    @property
+    def mean(self) -> _Floats:
+        return np.asarray(self.colors.mean(axis=2))
 
 
 def find_pen_ink(
     thumbnail: RgbArray,
     px_um: float,
     get_seen_ink: Callable[[], MaskArray] | None = None,
-) -> MaskArray:
-    """Mask of pen ink of any colour, bool (H, W), on a CPU.
+) -> PenInk:
+    """Pen ink of any colour, on a CPU.
 
     Args:
         thumbnail: uint8 (H, W, 3).
-        px_um: µm per px of the thumbnail. If the thumbnail is too coarse for the artefact network,
-            all candidates are ink.
+        px_um: µm per px of the thumbnail.
         get_seen_ink: returns `ink_of` the thumbnail's `artefact_maps`, for a caller that computes
-            these anyway. None: the network looks near candidates only; the result is the same up to
-            rounding.
+            these anyway. None: the artefact network looks near candidates only; the result is the
+            same up to rounding.
 
-    Memory: about 60 bytes per pixel of 16 µm, and that of `ink_within`.
+    Memory: 2 bytes per pixel of the thumbnail, that of `ink_probability` and `ink_within`, and 100
+        bytes per pixel of 16 µm in the largest box around a region.
     """
     # pixels of the thumbnail along a pixel that is searched
-    factor = max(1, round(_INK_UM / px_um))
+    factor = max(1, round(INPUT_MPP / px_um))
     small = np.asarray(Image.fromarray(thumbnail).reduce(factor))
     ns = get_namespace("cpu")
-    ink = _candidates(ns, small, px_um * factor)
+    probability = ink_probability(ns, small)
+    small_um = px_um * factor
+    strokes = _strokes(probability, small, small_um)
+    dense = find_dense_ink(ns, thumbnail, px_um, small, get_seen_ink)
+    strokes = _followed(strokes | dense, probability, small, small_um)
+    judged = strokes & ~_unjudged(strokes, dense, small, small_um)
+    masks = []
+    for mask in (judged, strokes & ~judged):
+        masks.append(enlarged(_joined(mask, small_um), factor, thumbnail))
+    return PenInk(ink=masks[0], unjudged=masks[1] & ~masks[0])
+
+
+def _strokes(
+    probability: npt.NDArray[np.uint8], rgb: RgbArray, px_um: float
+) -> MaskArray:
+    """Regions of likely ink that are strokes, bool (H, W)."""
+    ns = get_namespace("cpu")
+    strokes = np.zeros(rgb.shape[:2], bool)
+    alone = np.zeros_like(strokes)
+    tables = density_tables(ns, rgb)
+    reach = _beside_px(px_um)
+    for least in _LEVELS:
+        likely = (probability > least) & ~strokes & ~alone
+        likely = drop_small(ns, likely, MIN_INK_UM2 / px_um**2)
+        labels, _ = labelled(ns, likely, connectivity=8)
+        for number, box in enumerate(ndimage.find_objects(labels), start=1):
+            around = tuple(slice(max(0, s.start - reach), s.stop + reach) for s in box)
+            colors = [table[rgb[around][..., c]] for c, table in enumerate(tables)]
+            part = _Densities(colors=np.stack(colors, axis=2), px_um=px_um)
+            region = labels[around] == number
+            sure_share = (probability[around][region] > _SURE).mean()
+            is_sure = bool(sure_share > _LEAST_SURE_SHARE)
+            inside, beside = _both_sides(region, labels[around] > 0, part)
+            edge_px = np.count_nonzero(_edge(region))
+            if len(inside) < max(_LEAST_EDGE_PX, _LEAST_EDGE_SHARE * edge_px):
+                if is_sure:
+                    alone[around] |= _stroke_on_glass(region, labels[around] > 0, part)
+            elif _adds_ink(inside, beside, region, is_sure=is_sure):
+                strokes[around] |= _trimmed(region, inside, beside, part)
+    # tissue that lies alone on glass may be as dense as ink
+    return np.asarray(strokes | without_stain(ns, alone, rgb))
+
+
+def _followed(
+    strokes: MaskArray, probability: npt.NDArray[np.uint8], rgb: RgbArray, px_um: float
+) -> MaskArray:
+    """Strokes, and what they go on to in their own hue on glass or as dense ink, bool (H, W)."""
+    if not strokes.any():
+        return strokes
+    ns = get_namespace("cpu")
+    tables = density_tables(ns, rgb)
+    colors = np.stack([table[rgb[..., c]] for c, table in enumerate(tables)], axis=2)
+    dense = colors.mean(axis=2) > _GLASS_DENSITY
+    shows_hue = dense & ~opened_by_disk(ns, dense, _NARROW_UM / px_um)
+    shows_hue |= colors.max(axis=2) > _DENSE
+    stain = usual_stain(ns, rgb, tables)
+    likely = strokes | (shows_hue & (probability > _FOLLOWED))
+    labels, _ = labelled(ns, likely, connectivity=8)
+    followed = strokes.copy()
+    for number, box in enumerate(ndimage.find_objects(labels), start=1):
+        region = labels[box] == number
+        known = colors[box][region & strokes[box] & shows_hue[box]]
+        if len(known) < _LEAST_EDGE_PX:
+            continue
+        hue = np.median(known, axis=0)
+        hue /= np.linalg.norm(hue)
+        same = colors[box] @ hue > _STROKE_HUE * np.linalg.norm(colors[box], axis=2)
+        if hue @ stain < _STAIN_HUE:
+            followed[box] |= region & shows_hue[box] & same
+    return np.asarray(mostly(ns, followed, strokes, 0.0))
+
+
+def _stroke_on_glass(
+    region: MaskArray, likely: MaskArray, part: _Densities
+) -> MaskArray:
+    """A region that mostly glass lies beside, if it is dense or a stroke; otherwise nothing."""
+    if _glass_share(region, likely, part.mean) < _ON_GLASS:
+        return np.zeros_like(region)
+    strongest = float(np.median(part.colors[region].max(axis=1)))
+    is_stroke = _length(region) > _LEAST_LENGTH and strongest > _LEAST_ALONE
+    return region & (is_stroke or strongest > _DENSE)
+
+
+def _glass_share(region: MaskArray, strokes: MaskArray, density: _Floats) -> float:
+    """Share of glass of what lies beside a region and is no stroke; 1 if nothing does."""
+    ns = get_namespace("cpu")
+    beside = dilated_by_square(ns, region, _MIXED_PX + 2)
+    beside &= ~dilated_by_square(ns, strokes, 3)
+    if not beside.any():
+        return 1.0
+    return float((density[beside] < _GLASS_DENSITY).mean())
+
+
+def _adds_ink(
+    inside: _Floats, beside: _Floats, region: MaskArray, *, is_sure: bool
+) -> bool:
+    """Whether a region adds to the tissue beside it what a stroke of a pen adds.
+
+    Args:
+        inside: densities and texture along the edge of the region, (N, 4).
+        beside: those of the tissue beside it, (N, 4).
+        region: bool (H, W).
+        is_sure: the network is sure of ink; otherwise only opaque ink is accepted.
+    """
+    added = inside[:, :3] - beside[:, :3]
+    usual = np.median(added, axis=0)
+    low = np.percentile(added, _LOW_PERCENTILE, axis=0)
+    is_opaque = usual.max() > _OPAQUE
+    least_added = _LEAST_ADDED_OPAQUE if is_opaque else _LEAST_ADDED
+    if usual.min() < least_added or low.max() < _LEAST_INK_ADDED:
+        return False
+    lengths = np.linalg.norm(added, axis=1, keepdims=True)
+    hue = np.linalg.norm((added / lengths.clip(1e-6, None)).mean(axis=0))
+    if hue < _LEAST_HUE:
+        return False
+    tissue = np.median(beside[:, :3], axis=0)
+    share = np.linalg.norm(usual) / np.linalg.norm(tissue)
+    cosine = usual @ tissue / (np.linalg.norm(usual) * np.linalg.norm(tissue))
+    least_share = _MORE_STAIN if is_sure else _MUCH_MORE_STAIN
+    if share < least_share and cosine > _SAME_HUE:
+        return False
+    if not is_sure and not is_opaque:
+        return False
+    if usual.max() > _DENSE:
+        return True
+    texture = float(np.median(inside[:, 3] / (beside[:, 3] + 0.005)))
+    return texture > _LEAST_TEXTURE and _length(region) > _LEAST_LENGTH
+
+
+def _trimmed(
+    region: MaskArray, inside: _Floats, beside: _Floats, part: _Densities
+) -> MaskArray:
+    """A stroke without what is as pale as the tissue beside it, bool (H, W)."""
+    tissue = np.median(beside[:, :3], axis=0)
+    usual = np.median(inside[:, :3], axis=0) - tissue
+    added = (part.colors - tissue) @ usual / (usual @ usual)
+    ns = get_namespace("cpu")
+    total = box_mean(ns, np.where(region, added, 0).astype(np.float32), _TRIMMED_PX)
+    share = box_mean(ns, region.astype(np.float32), _TRIMMED_PX)
+    return np.asarray(region & (total > _LEAST_SHARE_ADDED * share))
+
+
+def _length(region: MaskArray) -> float:
+    """Area in squares of the largest width: 0.8 for a disk, the length of a stroke in widths."""
+    depth_px = float(ndimage.distance_transform_edt(np.pad(region, 1)).max())
+    return np.count_nonzero(region) / (2 * depth_px) ** 2
+
+
+def _both_sides(
+    region: MaskArray, likely: MaskArray, part: _Densities
+) -> tuple[_Floats, _Floats]:
+    """Ink over tissue, and the tissue beside it, for each pixel of the edge, float32 (N, 4) each.
+
+    Columns are the densities of red, green and blue, and the texture.
+    """
+    ns = get_namespace("cpu")
+    mean = part.mean
+    tissue = mean > _GLASS_DENSITY
+    planes = [*np.moveaxis(part.colors, 2, 0), box_deviation(ns, mean, 3)]
+    edge_px = _beside_px(part.px_um)
+    inner = region & tissue
+    for mixed_px in (_MIXED_PX, _MIXED_PX - 2):
+        middle = ~dilated_by_square(ns, ~region, mixed_px) & tissue
+        if np.count_nonzero(middle) > _LEAST_MIDDLE * np.count_nonzero(region):
+            inner = middle
+            break
+    outside = ~dilated_by_square(ns, likely, _MIXED_PX)
+    outer = outside & tissue
+    edge = _edge(region)
+    shares = []
+    for area in (inner, outer):
+        share = box_mean(ns, area.astype(np.float32), edge_px)
+        edge &= share > _LEAST_BESIDE
+        shares.append(share)
+    edge &= shares[1] > _LEAST_TISSUE * box_mean(
+        ns, outside.astype(np.float32), edge_px
+    )
+    sides = []
+    for area, share in zip((inner, outer), shares, strict=True):
+        means = [box_mean(ns, np.where(area, p, 0), edge_px)[edge] for p in planes]
+        sides.append(np.stack(means, axis=1) / share[edge][:, None])
+    return sides[0], sides[1]
+
+
+def _beside_px(px_um: float) -> int:
+    """Edge of the squares in pixels, odd; coarse pixels are treated as those of the network."""
+    return 2 * round(_BESIDE_UM / min(px_um, INPUT_MPP) / 2) + 1
+
+
+def _edge(region: MaskArray) -> MaskArray:
+    return np.asarray(region & dilated_by_square(get_namespace("cpu"), ~region, 3))
+
+
+def _unjudged(
+    strokes: MaskArray, dense_ink: MaskArray, rgb: RgbArray, px_um: float
+) -> MaskArray:
+    """Strokes most of which lie at the border of the picture, bool (H, W).
+
+    There is no context: hair follicles that the border cuts look like ink, and so does the edge
+    of the slide. Dense ink on glass needs no context.
+    """
+    ns = get_namespace("cpu")
+    if not strokes.any():
+        return strokes
+    border_px = max(1, round(CONTEXT_UM / px_um))
+    inner = np.zeros_like(strokes)
+    inner[border_px:-border_px, border_px:-border_px] = True
+    at_border = strokes & ~mostly(ns, strokes, inner, _LEAST_INNER_SHARE)
+    labels, count = labelled(ns, at_border, connectivity=8)
+    unjudged = np.zeros_like(strokes)
+    if not count:
+        return unjudged
+    tables = density_tables(ns, rgb)
+    density = np.mean([table[rgb[..., c]] for c, table in enumerate(tables)], axis=0)
+    for number in range(1, count + 1):
+        region = labels == number
+        on_glass = _glass_share(region, strokes, density) >= _ON_GLASS
+        if not on_glass or dense_ink[region].mean() < _LEAST_SURE_SHARE:
+            unjudged |= region
+    return unjudged
+
+
+def _joined(ink: MaskArray, px_um: float) -> MaskArray:
+    """Ink with the gaps between the streaks of a dry pen, and with a rim."""
     if not ink.any():
-        return np.zeros(thumbnail.shape[:2], dtype=bool)
-    if px_um <= COARSEST_MPP:
-        # imported here, because most slides have no candidates and do not need the network
-        from thinsection.qc.checks.artefact_network import ink_within, without_stain
-
-        reach = round(_AROUND_UM / (px_um * factor))
-        near = np.asarray(dilated_by_square(ns, ink, 2 * reach + 1))
-        if get_seen_ink:
-            seen = get_seen_ink()
-        else:
-            area = _enlarged(near, factor, thumbnail)
-            seen = ink_within(ns, thumbnail, px_um, area)
-        seen = _reduced(seen, factor) & near
-        seen = drop_small(ns, seen, _MIN_INK_UM2 / (px_um * factor) ** 2)
-        regions = mostly(ns, ink | seen, seen, _LEAST_SHARE)
-        # a region without a candidate may be tissue near a candidate, so it is dropped
-        ink = mostly(ns, regions, ink, 0.0)
-        ink = without_stain(ns, ink, small)
-    # joins the streaks of a dry pen, and adds a rim
-    gap = _INK_GAP_UM / (px_um * factor)
+        return ink
+    ns = get_namespace("cpu")
+    gap = _INK_GAP_UM / px_um
     grown = dilated_by_disk(ns, ink, gap / 4)
-    ink = ~opened_by_disk(ns, ~grown, gap)
-    return _enlarged(ink, factor, thumbnail)
-
-
-def _candidates(ns: ArrayNamespace, small: RgbArray, px_um: float) -> MaskArray:
-    """Area that the small pixel model takes for ink, without small spots."""
-    model = load_model(Path(__file__).parent / "models" / "pen.npz")
-    assert model is not None
-    ink = probabilities(ns, small, {"pen": model})["pen"] > 0.5
-    return np.asarray(drop_small(ns, ink, _MIN_INK_UM2 / px_um**2))
-
-
-def _enlarged(mask: MaskArray, factor: int, thumbnail: RgbArray) -> MaskArray:
-    """Mask at the size of the thumbnail, from one value per block of `factor` pixels."""
-    height, width = thumbnail.shape[:2]
-    enlarged = mask.repeat(factor, axis=0).repeat(factor, axis=1)
-    return np.asarray(enlarged[:height, :width])
-
-
-def _reduced(mask: MaskArray, factor: int) -> MaskArray:
-    """True for blocks of `factor` pixels that are at least half True; the last may be smaller."""
-    share = Image.fromarray(mask.astype(np.uint8) * 255).reduce(factor)
-    return np.asarray(share) > 127
+    return np.asarray(~opened_by_disk(ns, ~grown, gap))

@@ -1,0 +1,1 @@
+"""The training of the ink network: `python -m training.ink.train`."""
