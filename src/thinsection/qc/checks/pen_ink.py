@@ -7,7 +7,7 @@ the tissue below and keeps its texture, and it adds the same colour along its wh
 pigment and necrosis replace the tissue. Stain is added to tissue as ink is, but not in strokes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image
 from scipy import ndimage
 
-from thinsection.arrays import get_namespace
+from thinsection.arrays import Array, get_namespace
 from thinsection.arrays.filters import box_deviation, box_mean
 from thinsection.arrays.morphology import (
     dilated_by_disk,
@@ -79,6 +79,8 @@ _LEAST_TEXTURE = 0.4
 _LEAST_LENGTH = 2.0
 # A layer of this density in its strongest channel may hide the texture, and have any shape.
 _DENSE = 0.8
+# What the older models find adds this density to its strongest channel, if it can be compared.
+_LEAST_DENSE_ADDED = 0.35
 # Ink that adds this density to its strongest channel needs no sure pixels.
 _OPAQUE = 1.2
 # Least density in its strongest channel of a stroke that cannot be compared with tissue.
@@ -141,8 +143,10 @@ def find_pen_ink(
     probability = ink_probability(ns, small)
     small_um = px_um * factor
     strokes = _strokes(probability, small, small_um)
+    strokes = _followed(strokes, probability, small, small_um)
     dense = find_dense_ink(ns, thumbnail, px_um, small, get_seen_ink)
-    strokes = _followed(strokes | dense, probability, small, small_um)
+    dense = _adding_density(dense, small, small_um)
+    strokes |= dense
     judged = strokes & ~_unjudged(strokes, dense, small, small_um)
     masks = []
     for mask in (judged, strokes & ~judged):
@@ -158,27 +162,46 @@ def _strokes(
     strokes = np.zeros(rgb.shape[:2], bool)
     alone = np.zeros_like(strokes)
     tables = density_tables(ns, rgb)
-    reach = _beside_px(px_um)
     for least in _LEVELS:
         likely = (probability > least) & ~strokes & ~alone
         likely = drop_small(ns, likely, MIN_INK_UM2 / px_um**2)
-        labels, _ = labelled(ns, likely, connectivity=8)
-        for number, box in enumerate(ndimage.find_objects(labels), start=1):
-            around = tuple(slice(max(0, s.start - reach), s.stop + reach) for s in box)
-            colors = [table[rgb[around][..., c]] for c, table in enumerate(tables)]
-            part = _Densities(colors=np.stack(colors, axis=2), px_um=px_um)
-            region = labels[around] == number
+        for around, region, others, part in _regions(likely, rgb, tables, px_um):
             sure_share = (probability[around][region] > _SURE).mean()
             is_sure = bool(sure_share > _LEAST_SURE_SHARE)
-            inside, beside = _both_sides(region, labels[around] > 0, part)
-            edge_px = np.count_nonzero(_edge(region))
-            if len(inside) < max(_LEAST_EDGE_PX, _LEAST_EDGE_SHARE * edge_px):
+            inside, beside = _both_sides(region, others, part)
+            if not len(inside):
                 if is_sure:
-                    alone[around] |= _stroke_on_glass(region, labels[around] > 0, part)
+                    alone[around] |= _stroke_on_glass(region, others, part)
             elif _adds_ink(inside, beside, region, is_sure=is_sure):
                 strokes[around] |= _trimmed(region, inside, beside, part)
     # tissue that lies alone on glass may be as dense as ink
     return np.asarray(strokes | without_stain(ns, alone, rgb))
+
+
+def _adding_density(dense: MaskArray, rgb: RgbArray, px_um: float) -> MaskArray:
+    """Dense ink without regions that are as pale as the tissue beside them, bool (H, W)."""
+    kept = dense.copy()
+    tables = density_tables(get_namespace("cpu"), rgb)
+    for around, region, others, part in _regions(dense, rgb, tables, px_um):
+        inside, beside = _both_sides(region, others, part)
+        if len(inside):
+            added = np.median(inside[:, :3] - beside[:, :3], axis=0)
+            if added.max() < _LEAST_DENSE_ADDED:
+                kept[around] &= ~region
+    return kept
+
+
+def _regions(
+    mask: MaskArray, rgb: RgbArray, tables: list[Array], px_um: float
+) -> Iterator[tuple[tuple[slice, ...], MaskArray, MaskArray, _Densities]]:
+    """Each region with its surroundings: where these are, the region, all regions, the picture."""
+    labels, _ = labelled(get_namespace("cpu"), mask, connectivity=8)
+    reach = _beside_px(px_um)
+    for number, box in enumerate(ndimage.find_objects(labels), start=1):
+        around = tuple(slice(max(0, s.start - reach), s.stop + reach) for s in box)
+        colors = [table[rgb[around][..., c]] for c, table in enumerate(tables)]
+        part = _Densities(colors=np.stack(colors, axis=2), px_um=px_um)
+        yield around, labels[around] == number, labels[around] > 0, part
 
 
 def _followed(
@@ -291,7 +314,8 @@ def _both_sides(
 ) -> tuple[_Floats, _Floats]:
     """Ink over tissue, and the tissue beside it, for each pixel of the edge, float32 (N, 4) each.
 
-    Columns are the densities of red, green and blue, and the texture.
+    Columns are the densities of red, green and blue, and the texture. Without rows if too little
+    of the edge can be compared.
     """
     ns = get_namespace("cpu")
     mean = part.mean
@@ -315,6 +339,9 @@ def _both_sides(
     edge &= shares[1] > _LEAST_TISSUE * box_mean(
         ns, outside.astype(np.float32), edge_px
     )
+    least_px = max(_LEAST_EDGE_PX, _LEAST_EDGE_SHARE * np.count_nonzero(_edge(region)))
+    if np.count_nonzero(edge) < least_px:
+        return np.empty((0, 4), np.float32), np.empty((0, 4), np.float32)
     sides = []
     for area, share in zip((inner, outer), shares, strict=True):
         means = [box_mean(ns, np.where(area, p, 0), edge_px)[edge] for p in planes]
