@@ -12,6 +12,7 @@ from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.predict.bags import grid_cells
 from thinsection.predict.heads.config import HEADS, HeadConfig
 from thinsection.predict.heads.head import Head, HeadOutput, build_head
+from thinsection.predict.heads.pooled import BLOCK_ROWS, AbmilHead
 
 DIM, SETTINGS = (
     12,
@@ -35,6 +36,25 @@ def bag(n: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     features = torch.randn(n, DIM, generator=generator, dtype=torch.float64)
     place = torch.arange(n)
     return features, torch.stack([place % 5, place // 5], 1)
+
+
+@pytest.mark.parametrize("name", ["abmil", "clam_sb", "clam_mb"])
+def test_a_long_bag_gives_in_blocks_what_it_gives_as_a_whole(name: str) -> None:
+    head = made(name).float()
+    assert isinstance(head, AbmilHead)
+    features = bag(2 * BLOCK_ROWS + 77)[0].float()
+    whole = head.pool(head.embed(features))
+    output = head(features)
+    for part in ("logits", "attention", "evidence"):
+        torch.testing.assert_close(
+            getattr(output, part), getattr(whole, part), rtol=1e-5, atol=1e-7
+        )
+    # only the loss of CLAM needs the projected tiles
+    if name == "abmil":
+        assert output.instances is None
+    else:
+        assert output.instances is not None and whole.instances is not None
+        torch.testing.assert_close(output.instances, whole.instances)
 
 
 def linear(x: np.ndarray, state: dict[str, np.ndarray], name: str) -> np.ndarray:

@@ -53,6 +53,7 @@ from thinsection.run.measuring import (
 )
 from thinsection.run.plan import (
     RunPlan,
+    _local_workers,
     fast_advice,
     plan,
     planned_gpu,
@@ -121,6 +122,26 @@ def test_the_peak_is_the_sum_of_its_parts_and_the_margin() -> None:
     assert plan.host_bytes == int(sum(plan.host.values()) * MARGIN)
     assert plan.host["batch buffers"] == MAX_SLOTS * 32 * 256 * 256 * 3
     assert plan.gpu_bytes == 0
+
+
+def test_several_workers_need_the_peak_of_one_each_and_that_of_the_first_process() -> (
+    None
+):
+    one = memory(1000)
+    three = one.of_workers(3)
+    whole = 3 * sum(one.host.values()) + cost.PLAIN_PROCESS_BYTES
+    assert sum(three.host.values()) == whole
+    assert {name: three.host[name] for name in one.host} == one.host
+    assert one.of_workers(1) == one
+
+
+def test_a_plan_counts_the_workers_of_this_node_and_no_more_than_slides() -> None:
+    config = ExecutorConfig(workers=3, threads=2)
+    assert _local_workers(config, 8) == (3, 2)
+    assert _local_workers(config, 2) == (2, 2)
+    assert _local_workers(ExecutorConfig(), 8) == (1, 0)
+    # jobs of a cluster have a node each
+    assert _local_workers(ExecutorConfig(executor="slurm", workers=3), 8) == (1, 0)
 
 
 def test_a_slide_with_few_tiles_needs_few_buffers_and_a_large_one_no_more_than_the_budget() -> (

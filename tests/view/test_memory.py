@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,7 +25,6 @@ pytestmark = pytest.mark.check  # a server in a process of its own
 TILES, DIM = 40_000, 1280  # 205 MB of embeddings
 
 
-@pytest.mark.timeout(600)
 def note_in_ledger(results: Path, features: str) -> None:
     """Lets the ledger of the slide list the larger file that replaced its embeddings."""
     ledger = load_ledger(results, B)
@@ -40,8 +40,10 @@ def note_in_ledger(results: Path, features: str) -> None:
     ledger.with_stage(features, larger).with_stage(tiles, more).save()
 
 
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("clients", [1, 40])
 def test_memory_holds_the_process_with_tiles_layers_and_a_search(
-    view_results: Results, tmp_path: Path
+    view_results: Results, tmp_path: Path, clients: int
 ) -> None:
     (features,) = view_results.features
     shutil.copytree(view_results.folder, tmp_path / "r")
@@ -69,26 +71,40 @@ def test_memory_holds_the_process_with_tiles_layers_and_a_search(
         line = process.stdout.readline().strip()
         assert line.startswith("http://127.0.0.1:"), line
         at = urlsplit(line)
-        connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=300)
+        address = (at.hostname or "", at.port)
 
-        def get(path: str) -> bytes:
+        def get(connection: http.client.HTTPConnection, path: str) -> bytes:
             connection.request("GET", f"{at.path}slides/{B}{path}")
             answer = connection.getresponse()
             data = answer.read()
             assert answer.status == 200, data
             return data
 
-        facts = json.loads(get(""))
-        for number, layer in enumerate(facts["layers"]):
-            if layer["kind"] in ("colours", "classes"):
-                per_tile = 3 if layer["kind"] == "colours" else 1
-                assert len(get(f"/layers/{number}")) == 20 + TILES * (8 + per_tile)
-        found = json.loads(get("/similar/0/0/0").splitlines()[-1])
-        assert len(found["slide"]) == 12 and found["done"] == found["of"]
-        for row in range(3):
-            get(f"/tiles/{len(facts['levels']) - 1}/0/{row}")
+        def ask(client: int) -> None:
+            """Asks for all layers of embeddings, a search and tiles, each client in its order."""
+            connection = http.client.HTTPConnection(*address, timeout=900)
+            facts = json.loads(get(connection, ""))
+            sizes = {}
+            for number, layer in enumerate(facts["layers"]):
+                if layer["kind"] in ("colours", "classes"):
+                    per_tile = 3 if layer["kind"] == "colours" else 1
+                    sizes[f"/layers/{number}"] = 20 + TILES * (8 + per_tile)
+            paths = [*sizes, "/similar/0/0/0"]
+            paths += [f"/tiles/{len(facts['levels']) - 1}/0/{row}" for row in range(3)]
+            for turn in range(len(paths)):
+                path = paths[(turn + client) % len(paths)]
+                data = get(connection, path)
+                if path in sizes:
+                    assert len(data) == sizes[path]
+                if path.startswith("/similar"):
+                    found = json.loads(data.splitlines()[-1])
+                    assert len(found["slide"]) == 12 and found["done"] == found["of"]
+            connection.close()
+
+        with ThreadPoolExecutor(clients) as pool:
+            for done in [pool.submit(ask, client) for client in range(clients)]:
+                done.result()
         status = Path(f"/proc/{process.pid}/status").read_text()
-        connection.close()
     finally:
         process.terminate()
         process.wait()

@@ -28,7 +28,6 @@ from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SlideLedger
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import (
-    Embeddings,
     TilesFile,
     read_slide_embedding,
     read_tiles,
@@ -39,6 +38,9 @@ from thinsection.types import Document, counted
 _COMPOUND_SUFFIXES = (".ome.tif", ".ome.tiff", ".ome.zarr")
 # tools that name a slide's files by the slide id instead of the file name
 _NAMED_BY_ID = ("stamp", "slide2vec", "jpeg", "png", "webdataset")
+
+# rows of embeddings that are copied in one step
+BLOCK_ROWS = 2048
 
 # a file to link, or a function that writes the file
 Source = Path | Callable[[Path], object]
@@ -130,17 +132,10 @@ class PeerSlide:
             )
         return float(mpp_x), float(mpp_y)
 
-    def features(self) -> Embeddings:
-        """Embeddings (N, D).
-
-        Memory:
-            4 N D bytes.
-        """
-        embeddings = None
-        if self.features_path is not None:
-            embeddings = read_tiles(self.features_path).features
-        assert embeddings is not None
-        return embeddings
+    def features(self) -> EmbeddingRows:
+        """Embeddings (N, D), which are read from their file when they are indexed."""
+        assert self.features_path is not None
+        return EmbeddingRows(self.features_path)
 
     def check(self) -> None:
         """Checks the files of tiles and embeddings, which may be linked without being read.
@@ -160,10 +155,22 @@ class PeerSlide:
     def write_pt(
         self, path: Path, order: npt.NDArray[np.intp] | slice = slice(None)
     ) -> None:
-        """Writes the embeddings as one tensor, float32 (N, D); `order` reorders the rows."""
+        """Writes the embeddings as one tensor, float32 (N, D); `order` reorders the rows.
+
+        Memory:
+            4 N D bytes, as such a file is written from one tensor.
+        """
         import torch
 
-        tensor = torch.from_numpy(self.features()[order]).float()
+        rows = self.features()
+        place = np.empty(len(rows), dtype=np.intp)
+        place[order] = np.arange(len(rows))
+        tensor = torch.empty(rows.shape)
+        array = tensor.numpy()
+        start = 0
+        for block in rows.blocks(BLOCK_ROWS):
+            array[place[start : start + len(block)]] = block
+            start += len(block)
         # given a path, torch.save would write the temporary file's name into the archive
         with path.open("wb") as file:
             torch.save(tensor, file)
@@ -256,7 +263,8 @@ def export_peer(
         on_left_out: called with each slide that cannot be exported; with None that is an error.
 
     Memory:
-        A slide's embeddings, 4 N D bytes; some kB per slide.
+        A slide's embeddings, 4 N D bytes, for the tensors of CLAM and slide2vec; else some MiB and
+        16 bytes per tile. Some kB per slide.
 
     Raises:
         StoreError: nothing to export, or a file with other bytes exists.

@@ -5,7 +5,7 @@ ours produces, so that no run takes them for its own results. `ls`, `verify`, `a
 and `export` can read them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from thinsection.slide.cohort_table import named_columns, parse_mpp
 from thinsection.slide.geometry import nominal_power
 from thinsection.slide.ids import plain_id
 from thinsection.stages.labels import slug
+from thinsection.store.hdf5 import open_h5
 from thinsection.store.identity import Identity, file_sum
 from thinsection.store.ledger import (
     OF_COHORTS,
@@ -39,8 +40,12 @@ from thinsection.store.ledger import (
     stage_key,
 )
 from thinsection.store.outcome import known_slides
-from thinsection.store.tiles_h5 import TilesWriter, read_tiles
-from thinsection.types import Document
+from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.store.tiles_h5 import Embeddings, TilesWriter, read_tiles
+from thinsection.types import MIB, Document
+
+# embeddings that are copied in one step
+_BLOCK_BYTES = 8 * MIB
 
 
 def import_peer(
@@ -68,7 +73,8 @@ def import_peer(
         on_left_out: called with each slide that cannot be imported; with None that is an error.
 
     Memory:
-        A slide's embeddings, 8 N D bytes; some kB per slide.
+        Blocks of 8 MiB of a slide's embeddings, and 64 bytes per tile; some kB per slide.
+        Embeddings of slide2vec are read whole, 4 N D bytes.
 
     Raises:
         StoreError: no files of the tool, or other results with the same name.
@@ -233,14 +239,31 @@ def _attributes(tool: str, tiles: PeerTiles, facts: Document) -> Document:
 def _has_same_rows(path: Path, tiles: PeerTiles) -> bool:
     """True if a file has these tiles and features, even if its attributes differ."""
     try:
-        stored = read_tiles(path)
+        coords_l0 = read_tiles(path, embeddings=False).coords_l0
+        with open_h5(path) as file:
+            has_features = "features" in file
+        if not np.array_equal(coords_l0, tiles.coords_l0):
+            return False
+        if not has_features or tiles.features is None:
+            return not has_features and tiles.features is None
+        stored = EmbeddingRows(path)
+        stored.check()
     except StoreError:
         return False
-    if not np.array_equal(stored.coords_l0, tiles.coords_l0):
+    if stored.shape != tiles.features.shape:
         return False
-    if stored.features is None or tiles.features is None:
-        return stored.features is None and tiles.features is None
-    return np.array_equal(stored.features, tiles.features.astype(stored.features.dtype))
+    return all(
+        np.array_equal(stored[rows], tiles.features[rows].astype(stored.dtype))
+        for rows in _blocks(tiles.features)
+    )
+
+
+def _blocks(features: Embeddings | EmbeddingRows) -> Iterator[slice]:
+    """Rows of features that are read at a time, some MiB."""
+    num_tiles, dim = features.shape
+    num_rows = max(1, _BLOCK_BYTES // (4 * max(1, dim)))
+    for start in range(0, num_tiles, num_rows):
+        yield slice(start, start + num_rows)
 
 
 def _write_stage(
@@ -262,9 +285,12 @@ def _write_stage(
             dtype = "float16"
     with atomic_path(target) as tmp:
         with TilesWriter(tmp, attributes=attributes, dim=dim, dtype=dtype) as writer:
-            writer.append(tiles.coords_l0, tiles.features)
             if tiles.features is None:
+                writer.append(tiles.coords_l0, None)
                 writer.add_table()
+            else:
+                for rows in _blocks(tiles.features):
+                    writer.append(tiles.coords_l0[rows], tiles.features[rows])
         digest = file_sum(tmp)
         size = tmp.stat().st_size
         # no run makes keys of this form, so no run takes the file for its own

@@ -11,10 +11,17 @@ import numpy as np
 
 from thinsection.config import read_toml
 from thinsection.errors import InvalidInputError
-from thinsection.exchange.peer_export import Layout, PeerSlide, Source, Tables
+from thinsection.exchange.peer_export import (
+    BLOCK_ROWS,
+    Layout,
+    PeerSlide,
+    Source,
+    Tables,
+)
 from thinsection.files.atomic import write_json
 from thinsection.slide.geometry import nominal_mpp
 from thinsection.store.hdf5 import add_dataset, new_h5
+from thinsection.store.tile_tables import add_rows
 from thinsection.store.tiles_h5 import TilesWriter
 from thinsection.types import Document
 
@@ -120,7 +127,7 @@ def _stamp_files(slide: PeerSlide) -> Iterator[tuple[str, Source]]:
 
     def write(path: Path) -> None:
         with new_h5(path) as file:
-            add_dataset(file, "feats", slide.features())
+            add_rows(file, "feats", slide.features(), BLOCK_ROWS)
             add_dataset(file, "coords", slide.tiles.coords_l0 * np.array(mpp))
             file.attrs["extractor"] = slide.encoder
             file.attrs["unit"] = "um"

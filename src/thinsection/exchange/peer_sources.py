@@ -11,8 +11,9 @@ import numpy as np
 from thinsection.errors import InvalidInputError, StoreError, rewording
 from thinsection.files.atomic import read_json
 from thinsection.store.hdf5 import Values, open_h5, stored_dataset
+from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import Embeddings, read_tiles
-from thinsection.types import CoordsL0, Document, Json, Size
+from thinsection.types import CoordsL0, Document, Json, Size, counted
 
 # Facts of a slide have our names: mpp_x, mpp_y, ...
 
@@ -46,7 +47,7 @@ class PeerTiles:
         power: nominal magnification of the tiles.
         size: width and height of level 0.
         encoder: the tool's name of the encoder; '' if the file does not name it.
-        features: (N, D).
+        features: (N, D), in memory or read from their file when they are indexed.
     """
 
     grid: str
@@ -57,7 +58,7 @@ class PeerTiles:
     power: float | None = None
     size: Size | None = None
     encoder: str = ""
-    features: Embeddings | None = None
+    features: Embeddings | EmbeddingRows | None = None
 
 
 @dataclass(frozen=True)
@@ -120,18 +121,39 @@ def _read_trident(path: Path, facts: Document) -> Iterator[PeerTiles]:
         yield replace(bare, features=features, encoder=encoder)
 
 
-def _features_of(file: Path, coords_l0: CoordsL0) -> Embeddings | None:
-    """Features of tiles with these corners.
+def _features_of(file: Path, coords_l0: CoordsL0) -> EmbeddingRows | None:
+    """Features of tiles with these corners; None if the file has none.
+
+    Memory: 8 MiB and the corners.
 
     Raises:
         StoreError: the file has different tiles.
     """
-    tiles = read_tiles(file)
+    tiles = read_tiles(file, embeddings=False)
     if not np.array_equal(tiles.coords_l0, coords_l0):
         raise StoreError(
             f"features must belong to the tiles in patches/, got other coords in {str(file)!r}"
         )
-    return tiles.features
+    with open_h5(file) as opened:
+        if "features" not in opened:
+            return None
+    return _checked_rows(file, len(coords_l0))
+
+
+def _checked_rows(file: Path, num_tiles: int) -> EmbeddingRows:
+    """Rows of a file of features, which are checked.
+
+    Raises:
+        StoreError: the file is damaged, or has another number of rows.
+    """
+    rows = EmbeddingRows(file)
+    if len(rows) != num_tiles:
+        raise StoreError(
+            f"features must have a row for each of {counted(num_tiles, 'tile')}, got "
+            f"{rows.shape} in {str(file)!r}"
+        )
+    rows.check()
+    return rows
 
 
 def _read_clam(path: Path, facts: Document) -> Iterator[PeerTiles]:
@@ -180,13 +202,13 @@ def _read_stamp(path: Path, facts: Document) -> Iterator[PeerTiles]:
             "slides=..., or a table with the column mpp"
         )
     with open_h5(path) as file:
-        features = np.asarray(stored_dataset(file, "feats", path)[...])
+        feature_shape = stored_dataset(file, "feats", path).shape
         coords = stored_dataset(file, "coords", path)[...]
         attributes = dict(file.attrs)
     coords_um, edge_um, tile_px = _stamp_units(coords, attributes, path)
-    if features.ndim != 2 or coords_um.shape != (len(features), 2):
+    if len(feature_shape) != 2 or coords_um.shape != (feature_shape[0], 2):
         raise StoreError(
-            f"feats and coords must belong to the same tiles, got {features.shape} and "
+            f"feats and coords must belong to the same tiles, got {feature_shape} and "
             f"{coords_um.shape} in {str(path)!r}"
         )
     edge_l0 = round(edge_um / mpp_x)
@@ -197,7 +219,7 @@ def _read_stamp(path: Path, facts: Document) -> Iterator[PeerTiles]:
         edge_l0=edge_l0,
         tile_px=tile_px,
         encoder=str(attributes.get("extractor", "")),
-        features=features,
+        features=_checked_rows(path, len(coords_um)),
     )
 
 

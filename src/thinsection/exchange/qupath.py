@@ -4,8 +4,9 @@ A QuPath project stores its objects in Java's serialised form (`data.qpdata`), w
 write. Therefore a script imports the files into any project that contains the slides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,7 @@ def export_qupath(
         on_left_out: called with each slide that cannot be exported; with None that is an error.
 
     Memory:
-        A slide's columns as text, about 30 bytes per value and 250 per tile.
+        A slide's columns, and about 250 bytes per tile for its corner and class.
     """
     out = Path(out)
     results = open_results(folder)
@@ -88,16 +89,17 @@ def export_qupath(
         with leaving_out(slide_id, listener):
             ledger.check()
             name = f"{slide_id}.geojson"
-            features = [
+            outlines = [
                 _marked(feature) for feature in outlines_of(results, slide_id, grid)
             ]
+            tiles: Iterator[Feature] = iter(())
             if f"{grid}/tiles" in ledger.stages:
                 table = results.tiles(slide_id, grid)
                 tile_classes = _classes_of_tiles(table, classes)
-                features += tile_features(
+                tiles = tile_features(
                     table, "detection", digits=7, classes=tile_classes
                 )
-            write_features(out / name, features)
+            write_features(out / name, chain(outlines, tiles))
             image = Path(str(ledger.slide.get("slide_path", slide_id))).name
             files[image] = name
     if not files:

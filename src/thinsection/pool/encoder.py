@@ -122,6 +122,8 @@ class SlideEncoder(ABC):
     version: int = 1
     # True if `fuse` takes slide embeddings; False if it takes the result of `case_state`
     fuses_embeddings: bool = True
+    # True if `encode` takes `EmbeddingRows` and reads them in blocks
+    reads_blocks: bool = False
     has_outputs: bool = False  # True if 'NAME:OUTPUT' chooses one of several embeddings
 
     @abstractmethod

@@ -3,6 +3,7 @@
 Shapes: N tiles of one slide, D channels of a tile embedding.
 """
 
+from collections.abc import Iterator
 from typing import cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from thinsection.pool.encoder import (
     TileEmbeddings,
     check_pixels,
 )
+from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import CoordsL0
 
 BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
@@ -26,29 +28,60 @@ class MeanSlideEncoder(SlideEncoder):
     """The mean over tiles, summed in float64, so that the order of tiles does not matter."""
 
     name = "mean"
+    reads_blocks = True
 
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
         """Mean (D,) float32. Memory: one float64 block of BLOCK_ROWS x D."""
-        tiles, _, _ = checked_slide(tile_embeddings, coords_l0, tile_px_l0)
-        total = torch.zeros(tiles.shape[1], dtype=torch.float64, device=tiles.device)
-        for block in torch.split(tiles, BLOCK_ROWS):
-            total += block.double().sum(0)
-        return as_numpy(total / len(tiles))
+        sums = [
+            block.double().sum(0)
+            for block in checked_blocks(tile_embeddings, coords_l0, tile_px_l0)
+        ]
+        total = torch.zeros_like(sums[0])
+        for part in sums:
+            total += part
+        return as_numpy(total / len(coords_l0))
 
 
 class MaxSlideEncoder(SlideEncoder):
     """The largest value of each channel over tiles."""
 
     name = "max"
+    reads_blocks = True
 
     def encode(
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
-        """Maximum (D,) float32."""
+        """Maximum (D,) float32. Memory: one block of BLOCK_ROWS x D."""
+        largest = [
+            block.amax(0)
+            for block in checked_blocks(tile_embeddings, coords_l0, tile_px_l0)
+        ]
+        return as_numpy(torch.stack(largest).amax(0))
+
+
+def checked_blocks(
+    tile_embeddings: object, coords_l0: CoordsL0, tile_px_l0: int
+) -> Iterator[Tensor]:
+    """Yields blocks of BLOCK_ROWS embeddings, which are checked as by `checked_slide`.
+
+    Rows on disk are read block by block.
+    """
+    if not isinstance(tile_embeddings, EmbeddingRows):
         tiles, _, _ = checked_slide(tile_embeddings, coords_l0, tile_px_l0)
-        return as_numpy(tiles.amax(0))
+        yield from torch.split(tiles, BLOCK_ROWS)
+        return
+    check_pixels("tile_px_l0", tile_px_l0)
+    num_rows = len(tile_embeddings)
+    if not num_rows or len(coords_l0) != num_rows:
+        raise InvalidInputError(
+            f"coords_l0 must have one row per tile embedding ({num_rows}), and at least one, "
+            f"got {len(coords_l0)}"
+        )
+    tile_embeddings.check()
+    for block in tile_embeddings.blocks(BLOCK_ROWS):
+        yield torch.from_numpy(block)
 
 
 def checked_slide(

@@ -22,6 +22,7 @@ from thinsection.errors import (
     slide_boundary,
 )
 from thinsection.extras import importing, require_packages
+from thinsection.files.atomic import atomic_path
 from thinsection.files.pages import data_uri
 from thinsection.files.tables import open_table
 from thinsection.report.stored import thumbnail_file
@@ -47,6 +48,7 @@ from thinsection.results.frames import (
     to_anndata,
     to_geopandas,
     to_pandas,
+    write_anndata,
 )
 from thinsection.results.recorded_slide import recorded_slide
 from thinsection.results.records import Record, read_records
@@ -815,7 +817,7 @@ class Results:
             on_left_out: called with a line for each damaged slide, which is left out; with None
                 that is an error.
 
-        Memory: the embeddings of all slides, twice while they are joined.
+        Memory: the embeddings of all slides, and a block of rows.
 
         Raises:
             MissingDependencyError: anndata is not installed.
@@ -827,6 +829,41 @@ class Results:
             True
         """
         require_packages("AnnData", "anndata", "pandas")
+        return to_anndata(*self._embedded_slides(features, slides, on_left_out))
+
+    def write_h5ad(
+        self,
+        path: Path,
+        features: str | None = None,
+        *,
+        on_left_out: Listener | None = None,
+    ) -> int:
+        """Writes the table of `to_anndata` as .h5ad, and returns the number of its tiles.
+
+        Memory: some MiB of embeddings; about 300 bytes per tile of all slides, and its columns.
+
+        Raises:
+            ThinsectionError: as for `to_anndata`.
+
+        Examples:
+            >>> results.write_h5ad(Path("tiles.h5ad")) == len(results.to_pandas())
+            True
+        """
+        require_packages("AnnData", "anndata", "pandas")
+        parts, address = self._embedded_slides(features, None, on_left_out)
+        with atomic_path(path) as tmp:
+            return write_anndata(parts, address, tmp)
+
+    def _embedded_slides(
+        self,
+        features: str | None,
+        slides: Sequence[str] | None,
+        on_left_out: Listener | None,
+    ) -> tuple[list[SlideRows], str]:
+        """Slides with embeddings of tiles, and the address of these.
+
+        Raises StoreError: there are none.
+        """
         address = ""
         if self.features:
             address = self.choose_features(features)
@@ -840,7 +877,7 @@ class Results:
                 f"folder must contain tile embeddings, got none in {str(self.folder)!r}; run "
                 "`thinsection run` first"
             )
-        return to_anndata(parts, address)
+        return parts, address
 
     def _slide_rows(
         self,
@@ -866,15 +903,24 @@ class Results:
         """Tiles of one slide. Raises StoreError: its embeddings are of other tiles."""
         slide_id = ledger.slide_id
         tiles = self.tiles(slide_id, grid)
-        embeddings = None
-        if address:
-            embeddings = self.tile_embeddings(slide_id, address)
-            if not np.array_equal(embeddings.coords_l0, tiles.coords_l0):
-                raise StoreError(
-                    f"embeddings must be of the tiles of {grid}, got others in {address} of "
-                    f"{slide_id!r}; run the same command again"
-                )
-        return SlideRows(ledger=ledger, tiles=tiles, embeddings=embeddings)
+        if not address:
+            return SlideRows(ledger=ledger, tiles=tiles)
+        embeddings = self.embedding_rows(slide_id, address)
+        embeddings.check()
+        embedded = embeddings.tiles
+        if len(embeddings) != len(tiles) or not np.array_equal(
+            embedded.coords_l0, tiles.coords_l0
+        ):
+            raise StoreError(
+                f"embeddings must be of the tiles of {grid}, got others in {address} of "
+                f"{slide_id!r}; run the same command again"
+            )
+        return SlideRows(
+            ledger=ledger,
+            tiles=tiles,
+            embeddings=embeddings,
+            encoder=str(embedded.attributes.get("encoder", "")),
+        )
 
     def failures(self) -> dict[str, str]:
         """Messages by slide id, for slides whose last run failed or whose ledger is damaged.

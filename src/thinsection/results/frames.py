@@ -7,8 +7,9 @@ or by columns `slide_id`, `x` and `y`, rows of a table find their tiles again.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +17,10 @@ import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
 from thinsection.extras import importing
+from thinsection.files.atomic import KeepingFile
 from thinsection.store.ledger import OF_COHORTS, SlideLedger
-from thinsection.store.tiles_h5 import EmbeddedTiles, TilesFile
+from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.store.tiles_h5 import Embeddings, TilesFile
 from thinsection.tiles.categories import Categories, joined_categories
 from thinsection.types import CoordsL0
 
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
     import pandas
 
 _KEYS = ("slide_id", "x", "y")
+# rows of embeddings that are copied in one step
+_BLOCK_ROWS = 2048
+# attributes of an array in a file of AnnData
+_H5AD_ARRAY = {"encoding-type": "array", "encoding-version": "0.2.0"}
 _CORNER = re.compile(r"(-?\d+)x(-?\d+)")
 
 
@@ -36,7 +43,8 @@ class SlideRows:
 
     ledger: SlideLedger
     tiles: TilesFile
-    embeddings: EmbeddedTiles | None = None
+    embeddings: EmbeddingRows | None = None
+    encoder: str = ""  # encoder of the embeddings
 
     @property
     def slide_id(self) -> str:
@@ -108,22 +116,75 @@ def to_anndata(parts: Sequence[SlideRows], address: str) -> anndata.AnnData:
 
     `uns['NAME_colors']` has the colours of a column of categories, as scanpy reads them.
 
-    Memory: the embeddings of all slides, twice while they are joined.
+    Memory: the embeddings of all slides, and a block of rows.
     """
-    with importing("AnnData", "anndata"):
-        import anndata
-    obs = to_pandas(parts, with_corners=False, only_shared=True)
-    embeddings = []
-    encoder = ""
+    shape, dtype = _embeddings_shape(parts)
+    x = np.empty(shape, dtype)
+    for rows, block in _embedding_blocks(parts):
+        x[rows] = block
+    return _anndata(parts, address, x)
+
+
+def write_anndata(parts: Sequence[SlideRows], address: str, path: Path) -> int:
+    """Writes the table of `to_anndata` as .h5ad; returns the number of its rows.
+
+    Memory: a block of embeddings, and the columns and names of all tiles.
+    """
+    import h5py
+
+    shape, dtype = _embeddings_shape(parts)
+    _anndata(parts, address, None).write_h5ad(path)
+    with KeepingFile(path, "r+") as raw, h5py.File(raw, "r+") as file:
+        if "X" in file:
+            del file["X"]
+        x = file.create_dataset("X", shape, dtype)
+        x.attrs.update(_H5AD_ARRAY)
+        for rows, block in _embedding_blocks(parts):
+            x[rows] = block
+    return shape[0]
+
+
+def _embeddings_shape(
+    parts: Sequence[SlideRows],
+) -> tuple[tuple[int, int], np.dtype[np.generic]]:
+    """Shape and type of the embeddings of all slides."""
+    stored = [part.embeddings for part in parts if part.embeddings is not None]
+    num_rows = sum(len(rows) for rows in stored)
+    widths = sorted({rows.shape[1] for rows in stored})
+    if len(widths) > 1:
+        raise InvalidInputError(
+            f"embeddings of all slides must have the same channels, got {widths}; pass slides "
+            "of one encoder"
+        )
+    return (num_rows, widths[0]), np.result_type(*(rows.dtype for rows in stored))
+
+
+def _embedding_blocks(parts: Sequence[SlideRows]) -> Iterator[tuple[slice, Embeddings]]:
+    """Blocks of the embeddings of all slides, with their places."""
+    start = 0
     for part in parts:
         assert part.embeddings is not None
-        embeddings.append(part.embeddings.features)
-        encoder = str(part.embeddings.attributes.get("encoder", ""))
+        for block in part.embeddings.blocks(_BLOCK_ROWS):
+            yield slice(start, start + len(block)), block
+            start += len(block)
+
+
+def _anndata(
+    parts: Sequence[SlideRows], address: str, x: Embeddings | None
+) -> anndata.AnnData:
+    """AnnData of the tiles; without X it has a column for each channel nevertheless."""
+    with importing("AnnData", "anndata"):
+        import anndata
+        import pandas as pd
+    obs = to_pandas(parts, with_corners=False, only_shared=True)
+    (_, num_channels), _ = _embeddings_shape(parts)
+    uns = {"encoder": parts[-1].encoder, "features": address}
     return anndata.AnnData(
-        X=np.concatenate(embeddings),
+        X=x,
         obs=obs,
+        var=pd.DataFrame(index=pd.RangeIndex(num_channels).astype(str)),
         obsm={"spatial": np.concatenate([part.tiles.coords_l0 for part in parts])},
-        uns={"encoder": encoder, "features": address, **color_lists(parts, obs)},
+        uns={**uns, **color_lists(parts, obs)},
     )
 
 

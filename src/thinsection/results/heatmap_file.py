@@ -21,7 +21,7 @@ from thinsection.results.tiled_slide import tiled_slide
 from thinsection.slide import Slide
 from thinsection.store.geojson import (
     tile_features,
-    write_feature_stream,
+    write_features,
     write_tiles_geojson,
 )
 from thinsection.store.tiles_h5 import TilesFile
@@ -201,7 +201,7 @@ def _write_geojson(request: _Request) -> None:
         columns={column: layer.values},
     )
     features = tile_features(table, "tile", digits=_DIGITS, colors=colors)
-    write_feature_stream(request.path, features)
+    write_features(request.path, features, in_lines=True)
 
 
 def _caption(scene: Scene, values: ShownValues) -> str:

@@ -12,9 +12,10 @@ Host peak = process + weights + batch + buffers + scratch + caches + prepared + 
               and the threads' memory to prepare and write slides beside the encoder; 16 or 34
               bytes per pixel of the largest image of the slide in quality control
     results   tiles of the largest grid * embedding bytes * 3 (collected, pooled, written)
-On a CPU, process, weights and batch are measured together if that is quick, since the heap of an
-encoding process keeps holes that no formula predicts. On a GPU, weights and batch are in its
-memory, with the driver's context and two batches in transfer.
+Several workers on this node have this peak each, with their share of the CPUs, beside the process
+that starts them. On a CPU, process, weights and batch are measured together if that is quick, since
+the heap of an encoding process keeps holes that no formula predicts. On a GPU, weights and batch
+are in its memory, with the driver's context and two batches in transfer.
 """
 
 from collections.abc import Sequence
@@ -170,9 +171,19 @@ class MemoryPlan:
     # parts of GPU memory; empty without a GPU
     gpu: dict[str, int] = field(default_factory=dict)
 
+    def of_workers(self, workers: int) -> "MemoryPlan":
+        """Peak of so many equal processes on this node, and of the one that starts them."""
+        if workers == 1:
+            return self
+        others = {
+            "other workers": (workers - 1) * sum(self.host.values()),
+            "first process": PLAIN_PROCESS_BYTES,
+        }
+        return replace(self, host={**self.host, **others})
+
     @property
     def host_bytes(self) -> int:
-        """Peak of the process, with the margin."""
+        """Peak of all processes, with the margin."""
         return int(sum(self.host.values()) * MARGIN)
 
     @property

@@ -34,6 +34,7 @@ from thinsection.stages.features import result_fields
 from thinsection.stages.leaves import compatibility_warnings
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.outcome import SlideResult, Status
+from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import (
     read_embedded_tiles,
     read_slide_embedding,
@@ -250,7 +251,7 @@ def _stored_embeddings(
         path = slide_folder(file, encoder) / f"{file.slide_id}.h5"
         if path.is_file():
             embeddings[file.slide_id] = read_slide_embedding(path).slide_embedding
-        elif len(read_tiles(file.path).coords_l0):
+        elif len(read_tiles(file.path, embeddings=False)):
             raise StoreError(
                 "all slides of a patient must have an embedding, got none for "
                 f"{file.slide_id!r}; see why it failed, and run the same command again"
@@ -264,12 +265,13 @@ def _hashes_of_tiles(
     """Hash of all that the tiles of each slide contribute, by slide id."""
     hashes = {}
     for file in patient.slides:
-        tiles = read_embedded_tiles(file.path)
-        if len(tiles.coords_l0):
+        tiles = read_tiles(file.path, embeddings=False)
+        if len(tiles):
             # refuses tiles that do not fit; `aggregate` has shown the warnings before
             compatibility_warnings(tiles, encoder, file.path)
             layout = layout_of(tiles, file, pooling)
-            hashes[file.slide_id] = content_key(tiles, encoder, layout)
+            rows = EmbeddingRows(file.path)
+            hashes[file.slide_id] = content_key(rows, tiles.coords_l0, encoder, layout)
     return hashes
 
 

@@ -16,7 +16,12 @@ from thinsection.encode.registry import TIMM_PREFIX
 from thinsection.encode.sizes import NetworkSize, declared_size, weights_in_memory
 from thinsection.errors import BudgetError, ThinsectionError
 from thinsection.files.pages import bars_html, notebook_html
-from thinsection.jobs.executor import ResourceStep
+from thinsection.jobs.executor import (
+    ExecutorConfig,
+    ResourceStep,
+    chosen_executor,
+    local_shape,
+)
 from thinsection.machine import cpu_count
 from thinsection.qc import Pipeline, load_pipeline
 from thinsection.qc.tissue import tissue_mask
@@ -66,7 +71,7 @@ class RunPlan:
 
     slides: tuple[SlideSize, ...]  # slides that open
     unreadable: dict[str, str]  # slide id -> error message
-    memory: MemoryPlan  # one process with all slides
+    memory: MemoryPlan  # all processes of this node, or one job of a cluster
     time: TimePlan
     gpu: Gpu | None  # planned GPU; None for a CPU
     # day in UTC on which the rates of this machine were measured, such as 2026-11-29
@@ -148,7 +153,8 @@ def plan(
     listener = on_message or ignore_message
     formulas = planner(spec, on_message=listener)
     cpus = spec.executor.job_cpus or cpu_count()
-    memory = formulas.memory(sizes, cpus=cpus)
+    workers, threads = _local_workers(spec.executor, len(sizes))
+    memory = formulas.memory(sizes, cpus=threads or cpus).of_workers(workers)
     return RunPlan(
         slides=sizes,
         unreadable=unreadable,
@@ -162,6 +168,14 @@ def plan(
             *_bf16_advice(formulas, entries, sizes, listener),
         ),
     )
+
+
+def _local_workers(config: ExecutorConfig, num_slides: int) -> tuple[int, int]:
+    """Number of workers on this node, and CPUs of each; (1, 0) if this process does the work."""
+    if chosen_executor(config) != "pool":
+        return 1, 0
+    workers, threads = local_shape(config)
+    return min(workers, num_slides), threads
 
 
 def planner(spec: RunConfig, *, on_message: Listener = ignore_message) -> Planner:

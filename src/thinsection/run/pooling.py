@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -20,6 +20,7 @@ from thinsection.jobs.execute import execute
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.pool import SlideEncoder, TileLayout, load_slide_encoder
 from thinsection.pool.encoder import check_slide_encoder, slide_encoder_identity
+from thinsection.pool.pooling import BLOCK_ROWS
 from thinsection.report.index import write_index
 from thinsection.results.folder import open_results
 from thinsection.results.records import recording
@@ -35,16 +36,17 @@ from thinsection.stages.leaves import (
     tile_layout,
 )
 from thinsection.stages.stage import Reads, SlideWork, Stage
+from thinsection.store.hdf5 import open_h5
 from thinsection.store.identity import Source
 from thinsection.store.ledger import SLIDES, load_ledger
 from thinsection.store.outcome import LOST_STAGE, SlideResult, known_slides
+from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import (
     TilesFile,
-    read_embedded_tiles,
     read_slide_embedding,
     read_tiles,
 )
-from thinsection.types import Document, counted, parse_bytes
+from thinsection.types import CoordsL0, Document, counted, parse_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
     ) -> Report[SlideResult]:
         """See `Task.__call__`; a bad file gives a failed result.
 
-        Memory: a slide's embeddings, 4 N D bytes, and the slide encoder's own limit.
+        Memory: as `pool_tiles`, for one slide at a time.
         """
         set_threads(self.threads, torch_too=True)
         encoder = loaded_encoder(self.pooling)
@@ -301,7 +303,8 @@ def _pool_recorded(
         features = RecordedStage(
             recorded_address=address, recorded_key=ledger.stages[address].key
         )
-        tiles = read_embedded_tiles(file.path)
+        # the embeddings are read once, where they are pooled
+        tiles = read_tiles(file.path, embeddings=False)
         warnings = compatibility_warnings(tiles, slide_encoder, file.path)
         stage = PoolingStage(
             features=features,
@@ -322,6 +325,7 @@ def _pool_recorded(
             slide_encoders={slide_encoder.name: slide_encoder},
         )
         if work.is_done(stage):
+            EmbeddingRows(file.path).check()
             for name in work.ledger.stages[stage.address].files:
                 read_slide_embedding(work.path(name))  # raises if the file is damaged
             return file.succeeded("skipped", facts)
@@ -335,8 +339,10 @@ def _pool_foreign(
     file: FeaturesFile, encoder: SlideEncoder, pooling: PoolingConfig
 ) -> SlideResult:
     """Pools a file of another tool; the key is stored in the slide embedding itself."""
-    tiles = read_tiles(file.path)
-    if tiles.features is None or len(tiles.features) == 0:
+    tiles = read_tiles(file.path, embeddings=False)
+    with open_h5(file.path) as opened:
+        has_features = "features" in opened
+    if not has_features or not len(tiles):
         raise StoreError(
             f"features file must contain embeddings, got none in {str(file.path)!r}; run "
             "`thinsection run` first"
@@ -346,7 +352,8 @@ def _pool_foreign(
     name = encoder.label(file.path.parent.name.removeprefix("features_"))
     folder = file.out / f"slide_features_{name}"
     target = folder / f"{file.slide_id}.h5"
-    key = content_key(tiles, encoder, layout)
+    rows = EmbeddingRows(file.path)
+    key = content_key(rows, tiles.coords_l0, encoder, layout)
     # another process may have pooled it meanwhile
     with hold(folder / f"{LOCK_NAME}-{file.slide_id}"):
         for unfinished in find_unfinished_files([folder]).get(file.slide_id, []):
@@ -355,7 +362,7 @@ def _pool_foreign(
         with contextlib.suppress(StoreError):
             if read_slide_embedding(target).attributes.get("key") == key:
                 return file.succeeded("skipped", facts)
-        pool_tiles(tiles, encoder, target, layout, key=key)
+        pool_tiles(file.path, encoder, target, layout, key=key)
     return file.succeeded("done", facts)
 
 
@@ -373,16 +380,22 @@ def _facts(tiles: TilesFile, warnings: Sequence[str]) -> Document:
 
 
 def content_key(
-    tiles: TilesFile, slide_encoder: SlideEncoder, layout: TileLayout
+    rows: EmbeddingRows,
+    coords_l0: CoordsL0,
+    slide_encoder: SlideEncoder,
+    layout: TileLayout,
 ) -> str:
-    """Hash of all that the slide embedding depends on: encoder, layout, embeddings, coordinates."""
+    """Hash of all that the slide embedding depends on: encoder, layout, embeddings, coordinates.
+
+    Memory: a block of rows.
+    """
     deciding_values = {
         "slide_encoder": result_fields(slide_encoder.identity),
         "size_l0": layout.size_l0,
         "stride_l0": layout.stride_l0,
     }
     digest = hashlib.sha256(json.dumps(deciding_values, sort_keys=True).encode())
-    for array in (tiles.features, tiles.coords_l0):
+    for array in chain(rows.blocks(BLOCK_ROWS), [coords_l0]):
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
     return digest.hexdigest()
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from thinsection.errors import ConfigError, StoreError, naming_part
 from thinsection.files.atomic import atomic_path
@@ -20,7 +20,7 @@ from thinsection.stages.masks import CheckedTissue
 from thinsection.stages.stage import AnyStage, Output, Reads, SlideWork, Stage
 from thinsection.stages.tiles import MeasuresStage, TilesStage
 from thinsection.store import hdf5, tiles_h5
-from thinsection.store.tile_tables import MEASURED
+from thinsection.store.tile_tables import MEASURED, EmbeddingRows
 from thinsection.types import PlainValues
 
 if TYPE_CHECKING:
@@ -30,24 +30,29 @@ _GRAPH_SPEC = re.compile(r"\s*(knn|radius)\s*:\s*(\d+(?:\.\d+)?)\s*(?:um|µm)?\s
 
 
 def pool_tiles(
-    tiles: tiles_h5.TilesFile,
+    source: Path,
     encoder: "SlideEncoder",
     path: Path,
     layout: "TileLayout",
     **more_attributes: str,
 ) -> int:
-    """Pools the tiles, writes the slide embedding (D,) to `path`, and returns D.
+    """Pools the tiles of the file `source`, writes (D,) to `path`, and returns D.
 
     The file's attributes record the slide encoder, the hash of its weights, the number of tiles,
     and `more_attributes`.
+
+    Memory: 4 N D bytes, or a block of rows for an encoder that reads blocks; and the slide
+    encoder's own limit.
     """
-    assert tiles.features is not None
-    embedding = encoder.encode_tiles(tiles.features, tiles.coords_l0, layout)
+    coords_l0 = tiles_h5.read_tiles(source, embeddings=False).coords_l0
+    rows = EmbeddingRows(source)
+    embeddings: Any = rows if encoder.reads_blocks else rows[:]
+    embedding = encoder.encode_tiles(embeddings, coords_l0, layout)
     attributes = {
         "name": path.stem,
         "slide_encoder": encoder.name,
         "weights_hash": encoder.weights_hash or "",
-        "num_tiles": len(tiles.coords_l0),
+        "num_tiles": len(coords_l0),
         **more_attributes,
     }
     tiles_h5.write_slide_embedding(path, embedding, attributes)
@@ -137,18 +142,18 @@ class PoolingStage(Stage[None]):
     def make(self, work: SlideWork) -> Output[None]:
         """Pools the tiles; a slide without tiles gets no embedding and no file.
 
-        Memory: 4 N D bytes and the slide encoder's own limit.
+        Memory: as `pool_tiles`.
         """
         slide_id = work.entry.slide_id
         encoder = work.slide_encoders[self.slide_encoder.name]
         source = work.path(self.features.file(slide_id))
-        tiles = tiles_h5.read_embedded_tiles(source)
+        tiles = tiles_h5.read_tiles(source, embeddings=False)
         if not len(tiles.coords_l0):
             return Output(files=(), facts={"slide_dim": 0})
         warnings = compatibility_warnings(tiles, self.slide_encoder, source)
         layout = tile_layout(tiles, source)
         name = self.file(slide_id)
-        dim = pool_tiles(tiles, encoder, work.path(name), layout)
+        dim = pool_tiles(source, encoder, work.path(name), layout)
         facts = {
             "slide_encoder": encoder.name,
             "slide_dim": dim,

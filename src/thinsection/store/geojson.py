@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinsection.files.atomic import atomic_path, write_text
+from thinsection.files.atomic import atomic_path
 from thinsection.qc.tissue import Color
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.types import Document, MaskArray, MaskFrame
@@ -48,10 +48,26 @@ def mask_features(
     return features
 
 
-def write_features(path: Path, features: list[Feature]) -> None:
-    """Writes a FeatureCollection, atomically."""
-    collection = {"type": "FeatureCollection", "features": features}
-    write_text(path, json.dumps(collection, allow_nan=False) + "\n")
+def write_features(
+    path: Path, features: Iterable[Feature], *, in_lines: bool = False
+) -> None:
+    """Writes features one after another as a FeatureCollection, atomically.
+
+    Args:
+        path: path of the file.
+        features: the features.
+        in_lines: puts each feature on a line of its own.
+
+    Memory: the text of one feature.
+    """
+    line = "\n" if in_lines else ""
+    with atomic_path(path) as tmp, tmp.open("w", encoding="utf-8") as file:
+        file.write(f'{{"type": "FeatureCollection", "features": [{line}')
+        separator = ""
+        for feature in features:
+            file.write(separator + json.dumps(feature, allow_nan=False))
+            separator = f",{line or ' '}"
+        file.write(f"{line}]}}\n")
 
 
 def annotation(polygons: "Geometry", name: str, color: Color) -> Feature:
@@ -142,18 +158,5 @@ def write_tiles_geojson(path: Path, table: TilesFile) -> None:
     classes: list[TileClass] = []
     for column in table.categories:
         classes = classes or classes_of_column(table, column)
-    write_feature_stream(path, tile_features(table, "tile", digits=6, classes=classes))
-
-
-def write_feature_stream(path: Path, features: Iterable[Feature]) -> None:
-    """Writes features one after another as a FeatureCollection, atomically.
-
-    Memory: the text of one feature.
-    """
-    with atomic_path(path) as tmp, tmp.open("w", encoding="utf-8") as file:
-        file.write('{"type": "FeatureCollection", "features": [\n')
-        separator = ""
-        for feature in features:
-            file.write(separator + json.dumps(feature, allow_nan=False))
-            separator = ",\n"
-        file.write("\n]}\n")
+    features = tile_features(table, "tile", digits=6, classes=classes)
+    write_features(path, features, in_lines=True)

@@ -1,5 +1,6 @@
 """Reads stored per-tile values on demand: columns, rows of embeddings, rows that exist already."""
 
+import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from thinsection.store.hdf5 import (
     Values,
     check_finite,
     check_recorded,
+    dataset_checksum,
     open_h5,
     read_blocks,
     read_values,
@@ -229,6 +231,14 @@ class EmbeddingRows:
                 first_row += len(values)
         self._is_checked = True
 
+    def blocks(self, num_rows: int) -> Iterator[Embeddings]:
+        """Yields all rows in blocks of `num_rows`; the last one may be smaller.
+
+        Memory: one block, and 8 MiB for the check of the file.
+        """
+        for start in range(0, len(self), num_rows):
+            yield self[start : start + num_rows]
+
     def _check_beside(self, file: "h5py.File", data: "h5py.Dataset") -> None:
         """Compares the coordinates and the ledger with the embeddings."""
         attributes = {**file.attrs, **data.attrs}
@@ -287,6 +297,21 @@ class EmbeddingRows:
 
     def __repr__(self) -> str:
         return f"<EmbeddingRows {self.shape} {self.dtype} in {self._path.name!r}>"
+
+
+def add_rows(file: "h5py.File", name: str, rows: EmbeddingRows, num_rows: int) -> None:
+    """Writes rows as a dataset with its checksum, in blocks of `num_rows`.
+
+    Memory: one block.
+    """
+    dataset = file.create_dataset(name, rows.shape, rows.dtype)
+    digest = hashlib.sha256()
+    start = 0
+    for block in rows.blocks(num_rows):
+        dataset[start : start + len(block)] = block
+        digest.update(np.ascontiguousarray(block).data)
+        start += len(block)
+    dataset.attrs[CHECKSUM] = dataset_checksum(dataset, digest)
 
 
 def _find_chunks(data: "h5py.Dataset") -> npt.NDArray[np.int64] | None:

@@ -100,21 +100,34 @@ class Channel(Generic[T]):
 class MemoryAllowance:
     """Bytes that threads take and return.
 
-    A request for more than `total` is granted once all bytes are free.
+    Requests are granted in their order, so that many small ones cannot keep a large one waiting for
+    ever. A request for more than `total` is granted once all bytes are free.
     """
 
     def __init__(self, num_bytes: int) -> None:
         self.total: float = num_bytes
         self._used = 0
+        self._waiting: deque[object] = deque()
         self._freed = threading.Condition()
 
     @contextmanager
     def taken(self, num_bytes: int) -> Iterator[None]:
-        """Holds so many bytes within the block; waits until they are free."""
+        """Holds so many bytes within the block; waits until they are free.
+
+        A block that holds bytes must not wait for more of them.
+        """
+        ticket = object()
         with self._freed:
-            while self._used and self._used + num_bytes > self.total:
-                self._freed.wait()
-            self._used += num_bytes
+            self._waiting.append(ticket)
+            try:
+                while self._waiting[0] is not ticket or (
+                    self._used and self._used + num_bytes > self.total
+                ):
+                    self._freed.wait()
+                self._used += num_bytes
+            finally:
+                self._waiting.remove(ticket)
+                self._freed.notify_all()
         try:
             yield
         finally:

@@ -13,7 +13,7 @@ from PIL import Image
 from thinsection.errors import InvalidInputError
 from thinsection.slide import Slide
 from thinsection.slide.geometry import best_level, l0_from_lv
-from thinsection.types import RgbArray, Size
+from thinsection.types import MIB, RgbArray, Size
 
 # edge of tiles that are encoded here, in pixels
 EDGE = 512
@@ -22,6 +22,8 @@ _QUALITY = 85
 _SEGMENT_PX = range(128, 1025)
 # edge of a region that is read in one step before it is reduced
 _READ_PX = 2048
+# largest memory of one picture while it is made: a region that is read, and what it is reduced to
+PICTURE_BYTES = 14 * MIB
 # longest edge of a crop in level-0 pixels
 _MAX_CROP_PX = 1 << 15
 
@@ -43,6 +45,8 @@ class ZoomLevel:
 class BytesCache:
     """Cache of bytes by key; drops the least recently used first. Thread-safe.
 
+    Threads that ask for the same key at once wait for the one that computes it.
+
     Memory:
         `num_bytes`.
     """
@@ -50,24 +54,35 @@ class BytesCache:
     def __init__(self, num_bytes: int) -> None:
         self._max_bytes = num_bytes
         self._used_bytes = 0
-        self._lock = threading.Lock()
+        self._made = threading.Condition()
+        self._in_work: set[Hashable] = set()
         self._values: OrderedDict[Hashable, bytes] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
         """Bytes for a key; computed now if they are not cached."""
-        with self._lock:
+        with self._made:
+            while key in self._in_work:
+                self._made.wait()
             if key in self._values:
                 self._values.move_to_end(key)
                 return self._values[key]
-        data = make()
-        with self._lock:
-            replaced = self._values.pop(key, b"")
-            self._values[key] = data
-            self._used_bytes += len(data) - len(replaced)
-            while self._used_bytes > self._max_bytes:
-                _, oldest = self._values.popitem(last=False)
-                self._used_bytes -= len(oldest)
+            self._in_work.add(key)
+        try:
+            data = make()
+            with self._made:
+                self._keep(key, data)
+        finally:
+            with self._made:
+                self._in_work.discard(key)
+                self._made.notify_all()
         return data
+
+    def _keep(self, key: Hashable, data: bytes) -> None:
+        self._values[key] = data
+        self._used_bytes += len(data)
+        while self._used_bytes > self._max_bytes:
+            _, oldest = self._values.popitem(last=False)
+            self._used_bytes -= len(oldest)
 
 
 class DeepZoom:
@@ -77,7 +92,7 @@ class DeepZoom:
     smallest one.
 
     Memory:
-        14 MiB while a picture is made, and the reader's own memory.
+        `PICTURE_BYTES` while a picture is made, and the reader's own memory.
     """
 
     def __init__(self, slide: Slide) -> None:

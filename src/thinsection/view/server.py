@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from html import escape
 from itertools import chain
 from mimetypes import guess_type
@@ -27,7 +27,7 @@ from thinsection.errors import (
 )
 from thinsection.extras import importing
 from thinsection.slide import Slide
-from thinsection.types import Closing, Uncopied
+from thinsection.types import KIB, Closing, Uncopied
 from thinsection.view.guard import Guard, Tokens, page_of
 from thinsection.view.shown import ShownSlides, Source, ViewConfig
 
@@ -54,6 +54,9 @@ _HEADERS = {
 }
 # pictures may be cached, results may change; a new start has a new token
 _PICTURE_HEADERS = {**_HEADERS, "Cache-Control": "private, max-age=86400"}
+
+# larger responses are sent in pieces of this size
+_PIECE_BYTES = 256 * KIB
 
 Answer = Callable[[Request], Response]
 
@@ -199,9 +202,20 @@ def _as_bytes(
 ) -> Answer:
     def answer(request: Request) -> Response:
         data = make(**request.path_params)
-        return Response(data, media_type=kind, headers=headers)
+        if len(data) <= _PIECE_BYTES:
+            return Response(data, media_type=kind, headers=headers)
+        length = {"Content-Length": str(len(data))}
+        return StreamingResponse(
+            _pieces(data), media_type=kind, headers={**headers, **length}
+        )
 
     return answer
+
+
+async def _pieces(data: bytes) -> AsyncIterator[bytes]:
+    """Pieces of a response; in one piece, each connection would have a copy of what is not sent."""
+    for start in range(0, len(data), _PIECE_BYTES):
+        yield data[start : start + _PIECE_BYTES]
 
 
 def _as_lines(make: Callable[..., Iterator[bytes]]) -> Answer:

@@ -34,9 +34,10 @@ from thinsection.slide.look import Look
 from thinsection.stages.spec import cohort_of
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, load_ledger
 from thinsection.store.slide_ids import RELINK, slide_place
+from thinsection.tiles.budget import MemoryAllowance
 from thinsection.types import MIB, parse_bytes
 from thinsection.view.layers import Layer, group_words, layers_of, outline_layers
-from thinsection.view.pixels import BytesCache, DeepZoom, encode
+from thinsection.view.pixels import PICTURE_BYTES, BytesCache, DeepZoom, encode
 from thinsection.view.similar import similar_tiles
 
 _LEAST_BYTES = 512 * MIB
@@ -103,8 +104,10 @@ class ShownSlides:
 
     Memory:
         Some kB per slide. Of `memory`, without 320 MiB for the process, half is for open
-        slides (96 MiB each, at least one, and those that requests read), a quarter for encoded
-        tiles, a quarter for work on embeddings.
+        slides (96 MiB each, at least one), a quarter for encoded tiles and layers, and a quarter
+        for the work of all requests together: each takes what it needs from one allowance, and
+        waits while that is not free. A request for a further slide waits while all open ones are
+        read.
 
     Raises:
         CohortError: the paths contain no slide.
@@ -121,9 +124,14 @@ class ShownSlides:
         self._look = config.slides.look
         self._allow_local_urls = config.slides.allow_local_urls
         self._lock = threading.Lock()
-        self._budget = (memory_bytes - _BASE_BYTES) // 4
-        self._max_open = max(1, 2 * self._budget // _OPEN_BYTES)
-        self._cache = BytesCache(self._budget)
+        # notified when a request has finished reading a slide
+        self._unread = threading.Condition(self._lock)
+        quarter = (memory_bytes - _BASE_BYTES) // 4
+        self._max_open = max(1, 2 * quarter // _OPEN_BYTES)
+        self._cache = BytesCache(quarter)
+        self._work = MemoryAllowance(quarter)
+        # a layer or a step of a search; one at a time, which leaves room for a picture
+        self._layer_bytes = quarter - PICTURE_BYTES
         # the most recently used slide is last
         self._open: OrderedDict[str, _OpenSlide] = OrderedDict()
         self._layers: dict[str, list[Layer]] = {}
@@ -198,19 +206,21 @@ class ShownSlides:
         """Opens a slide, and keeps it open while the block reads it."""
         entry = self._entries[slide_id]
         with self._lock:
+            while slide_id not in self._open and self._are_all_read():
+                self._unread.wait()
             if slide_id not in self._open:
+                self._make_room()
                 slide = self._open_slide(entry)
                 self._open[slide_id] = _OpenSlide(deep=DeepZoom(slide))
             opened = self._open[slide_id]
             opened.readers += 1
             self._open.move_to_end(slide_id)
-            self._close_idle()
         try:
             yield opened.deep
         finally:
             with self._lock:
                 opened.readers -= 1
-                self._close_idle()
+                self._unread.notify_all()
 
     def _open_slide(self, entry: SlideEntry) -> Slide:
         is_named = any(entry is named for named in self._named)
@@ -226,10 +236,15 @@ class ShownSlides:
             error.add_note(f"{RELINK}; or pass their folder after the results folder")
             raise
 
-    def _close_idle(self) -> None:
-        """Closes unused slides that exceed the memory, the least recently used first."""
+    def _are_all_read(self) -> bool:
+        """True if no further slide may be open, and requests read all that are."""
+        is_full = len(self._open) >= self._max_open
+        return is_full and all(opened.readers for opened in self._open.values())
+
+    def _make_room(self) -> None:
+        """Closes unused slides until one more may be open, the least recently used first."""
         idle = [name for name, opened in self._open.items() if not opened.readers]
-        num_too_many = max(0, len(self._open) - self._max_open)
+        num_too_many = max(0, len(self._open) + 1 - self._max_open)
         for name in idle[:num_too_many]:
             self._open.pop(name).deep.slide.close()
 
@@ -241,13 +256,21 @@ class ShownSlides:
         with self._lock:
             if slide_id in self._fresh:
                 return self._layers[slide_id]
+        with self._work.taken(self._layer_bytes):
+            return self._read_layers(slide_id)
+
+    def _read_layers(self, slide_id: str) -> list[Layer]:
+        """Current layers of a slide, read anew unless another request has just read them."""
+        with self._lock:
+            if slide_id in self._fresh:
+                return self._layers[slide_id]
             results = self._results
             version = self._version
         current = {}
         found: list[Layer] = []
         if slide_id in results.ledgers:
             clusters = self._config.clusters
-            found += layers_of(results, slide_id, clusters, self._budget)
+            found += layers_of(results, slide_id, clusters, self._layer_bytes)
         if self._config.annotations is not None:
             drawn = self._config.annotations / f"{slide_id}.geojson"
             if drawn.is_file():
@@ -331,7 +354,7 @@ class ShownSlides:
         """Tile of a deep-zoom level, as a JPEG."""
 
         def read() -> bytes:
-            with self._reading(slide_id) as deep:
+            with self._reading(slide_id) as deep, self._work.taken(PICTURE_BYTES):
                 return deep.tile(level, column, row)
 
         return self._cache.get((slide_id, level, column, row), read)
@@ -341,7 +364,12 @@ class ShownSlides:
         if slide_id not in self._entries:
             raise KeyError(slide_id)
         layer = self._layers_of(slide_id)[number]
-        return self._cache.get((slide_id, number, "layer", self._version), layer.read)
+
+        def read() -> bytes:
+            with self._work.taken(self._layer_bytes):
+                return layer.read()
+
+        return self._cache.get((slide_id, number, "layer", self._version), read)
 
     def thumbnail(self, slide_id: str) -> bytes:
         """Small picture of the whole slide, from the results' picture if there is one."""
@@ -357,12 +385,16 @@ class ShownSlides:
         if entry.slide_id in self._results.ledgers:
             stored = thumbnail_file(self._results.folder / SLIDES / entry.slide_id)
         if stored is None:
-            with self._reading(entry.slide_id) as deep:
+            with self._reading(entry.slide_id) as deep, self._work.taken(PICTURE_BYTES):
                 return encode(deep.slide.thumbnail(size))
         readable = rewording(
             "picture must be readable", stored, OSError, error=StoreError
         )
-        with readable, Image.open(stored) as picture:
+        with (
+            self._work.taken(PICTURE_BYTES),
+            readable,
+            Image.open(stored) as picture,
+        ):
             small = picture.convert("RGB")
             small.thumbnail(size)
             return encode(np.asarray(small))
@@ -371,12 +403,12 @@ class ShownSlides:
         """Label or macro image, if the settings allow it."""
         if name not in _IDENTIFYING or not self._config.show_label:
             raise KeyError(name)
-        with self._reading(slide_id) as deep:
+        with self._reading(slide_id) as deep, self._work.taken(PICTURE_BYTES):
             return encode(deep.slide.associated_image(name))
 
     def crop(self, slide_id: str, x: int, y: int, width: int, height: int) -> bytes:
         """Small JPEG of a region of level 0."""
-        with self._reading(slide_id) as deep:
+        with self._reading(slide_id) as deep, self._work.taken(PICTURE_BYTES):
             return deep.crop(x, y, (width, height), _CROP_PX)
 
     def similar(self, slide_id: str, features: int, x: int, y: int) -> Iterator[bytes]:
@@ -387,9 +419,14 @@ class ShownSlides:
             self._features(slide_id)[features],
             (x, y),
             count=_NUM_SIMILAR,
-            budget=self._budget,
+            budget=self._layer_bytes,
         )
-        for answer in answers:
+        while True:
+            # nothing is held while the browser takes a line
+            with self._work.taken(self._layer_bytes):
+                answer = next(answers, None)
+            if answer is None:
+                return
             yield json.dumps(answer).encode() + b"\n"
 
 

@@ -18,6 +18,8 @@ from thinsection.pool.dropout import Dropout
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import Criterion, Head, HeadOutput, Recipe
 
+# tiles that are projected at a time in inference; a longer bag has no copy of its width
+BLOCK_ROWS = 4096
 QUERY_DIM = 128  # channels of a query of DSMIL, as published
 
 
@@ -80,8 +82,25 @@ class AbmilHead(Head):
         self.classifier = nn.Linear(hidden, outputs)
 
     def forward(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
-        """See `Head.forward`."""
-        return self.pool(self.embed(embeddings))
+        """See `Head.forward`. Memory in inference: a block of BLOCK_ROWS tiles, 4 N (A + K)."""
+        if self.training or len(embeddings) <= BLOCK_ROWS:
+            return self.pool(self.embed(embeddings))
+        # the loss of CLAM reads projected tiles
+        keeps_hidden = self.bag_weight != 1
+        scores = []
+        values = []
+        projected = []
+        for block in embeddings.split(BLOCK_ROWS):
+            hidden = self.embed(block)
+            scores.append(self.attention(hidden))
+            values.append(hidden @ self.classifier.weight.T)
+            if keeps_hidden:
+                projected.append(hidden)
+        attention = torch.cat(scores).softmax(0)
+        evidence = attention * torch.cat(values)
+        logits = evidence.sum(0) + self.classifier.bias
+        instances = torch.cat(projected) if keeps_hidden else None
+        return HeadOutput(logits, attention, evidence, instances)
 
     def pool(self, hidden: Tensor) -> HeadOutput:
         """Logits, attention and evidence of projected tiles (N, H)."""
