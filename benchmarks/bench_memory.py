@@ -239,6 +239,7 @@ def main() -> None:
     results = {
         "embedding_bytes_per_tile": 4 * DIM,
         "view_memory": VIEW_MEMORY,
+        "tiles": list(sizes),
         "commands": found,
     }
     finish("bench_memory", results, args)

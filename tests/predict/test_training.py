@@ -179,8 +179,11 @@ def test_a_bag_budget_and_workers_change_no_byte(tmp_path: Path) -> None:
         cross=replace(config.cross, memory="1MiB"),
         executor=replace(config.executor, executor="pool", workers=2, threads=1),
     )
-    train(root, out=tmp_path / "b" / "e", config=other)
+    messages: list[str] = []
+    train(root, out=tmp_path / "b" / "e", config=other, on_message=messages.append)
     assert files_of(tmp_path / "a" / "e") == files_of(tmp_path / "b" / "e")
+    (said,) = [line for line in messages if "the floor is" in line]
+    assert said.startswith("--memory 1MiB is below what training takes")
 
 
 def test_slides_of_a_case_are_one_bag_and_have_rows_of_their_own(

@@ -3,6 +3,7 @@
 import http.client
 import json
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -363,7 +364,7 @@ def test_no_request_meets_a_slide_that_another_closes(
 def test_a_slide_stays_open_while_a_request_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, reads: str
 ) -> None:
-    """One may be open at a time, and another is asked for just before the px are read."""
+    """One may be open at a time; a request for another waits until the pixels are read."""
     for n in range(2):
         write_he_slide(tmp_path / f"s{n}.svs", (600, 500), seed=n, downsamples=(1,))
     shown = ShownSlides([tmp_path], replace_flat(ViewConfig(), {"memory": "512MiB"}))
@@ -372,17 +373,25 @@ def test_a_slide_stays_open_while_a_request_reads_it(
         500,
     )  # opened: readers look at px as they open
     read = getattr(Slide, reads)
-    others = iter(["s1"])
+    sizes: list[object] = []
+    other = threading.Thread(target=lambda: sizes.append(shown.facts("s1")["size"]))
+    others = iter([other])
 
     def interrupted(slide: Slide, *arguments: Any) -> Any:
-        for other in others:
-            assert shown.facts(other)["size"] == (600, 500)
+        for thread in others:
+            thread.start()
+            while not shown._unread._waiters:  # type: ignore[attr-defined]
+                assert thread.is_alive()
+            assert list(shown._open) == ["s0"]
         return read(slide, *arguments)
 
     monkeypatch.setattr(Slide, reads, interrupted)
     place = (0, 0, 100, 100) if asked == "crop" else ()
     assert getattr(shown, asked)("s0", *place)[:2] == b"\xff\xd8"
     assert next(others, None) is None
+    other.join(60)
+    assert sizes == [(600, 500)]
+    assert list(shown._open) == ["s1"]
 
 
 def test_slides_and_layers_that_are_made_later_appear_on_reload(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import numpy as np
+import psutil
 import torch
 
 from thinsection.config import as_mapping, listing_settings, nearest, replace_flat
@@ -39,6 +40,7 @@ from thinsection.predict import tested
 from thinsection.predict.bags import Bags
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.folds import (
+    BAGS_AT_WORK,
     FoldDone,
     FoldJob,
     FoldResult,
@@ -77,7 +79,14 @@ from thinsection.report.index import index_address, refresh_index
 from thinsection.run.progress import chosen_progress, showing
 from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
-from thinsection.types import Document, counted, ignore_message, rounded
+from thinsection.types import (
+    Document,
+    counted,
+    format_bytes,
+    ignore_message,
+    parse_bytes,
+    rounded,
+)
 
 if TYPE_CHECKING:
     from thinsection.settings_types import TrainSettings
@@ -249,6 +258,12 @@ def _train_folds(
         for fold in range(len(study.parts))
     ]
     errors = list[str]()
+    floor_bytes = _least_memory(study)
+    if parse_bytes(config.cross.memory) < floor_bytes:
+        on_message(
+            f"--memory {config.cross.memory} is below what training takes without any embedding "
+            f"kept in memory: the floor is {format_bytes(floor_bytes)} per worker"
+        )
 
     def collect_errors(report: Report[FoldDone]) -> None:
         errors.extend(done.error for done in report.results if done.error)
@@ -280,6 +295,12 @@ def _train_folds(
             raise StoreError("each fold must have its file, got fewer files than folds")
         best.append(min(whole, key=lambda result: result.stop_loss))
     return best
+
+
+def _least_memory(study: Study) -> int:
+    """Bytes of this process now, and of the largest bag in work."""
+    sizes = [sum(path.stat().st_size for path in bag) for bag in study.cohort.paths]
+    return psutil.Process().memory_info().rss + BAGS_AT_WORK * max(sizes)
 
 
 def _settings(config: TrainConfig) -> Iterator[tuple[HeadConfig, FitConfig]]:

@@ -90,7 +90,7 @@ class AbmilHead(Head):
         scores = []
         values = []
         projected = []
-        for block in embeddings.split(BLOCK_ROWS):
+        for block in torch.split(embeddings, BLOCK_ROWS):
             hidden = self.embed(block)
             scores.append(self.attention(hidden))
             values.append(hidden @ self.classifier.weight.T)
