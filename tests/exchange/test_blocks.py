@@ -1,5 +1,6 @@
 """Embeddings that are copied in several blocks are those that were there, to the bit."""
 
+import shutil
 from pathlib import Path
 
 import anndata
@@ -62,6 +63,7 @@ def test_another_value_in_the_last_block_is_another_result(
     other = tmp_path / "job"
     for seed, (name, num_tiles) in enumerate(TILES.items()):
         write_trident(other / "20x", name, num_tiles, seed, dim=WIDE)
+    shutil.copy(job / "slides.csv", other / "slides.csv")
     (path,) = other.glob("20x/features_*/large.h5")
     with h5py.File(path, "a") as file:
         file["features"][-1, -1] += 1

@@ -4,9 +4,12 @@ import contextlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -23,6 +26,7 @@ from thinsection.errors import (
 )
 from thinsection.files.trust import check_table_url
 from thinsection.files.urls import is_url
+from thinsection.machine import cpu_count
 from thinsection.report.index import is_results_folder
 from thinsection.report.stored import thumbnail_file
 from thinsection.results.folder import Results, open_results
@@ -35,10 +39,12 @@ from thinsection.stages.spec import cohort_of
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, SlideLedger, load_ledger
 from thinsection.store.slide_ids import RELINK, slide_place
 from thinsection.tiles.budget import MemoryAllowance
-from thinsection.types import MIB, parse_bytes
+from thinsection.types import MIB, Size, parse_bytes
 from thinsection.view.layers import Layer, group_words, layers_of, outline_layers
 from thinsection.view.pixels import PICTURE_BYTES, BytesCache, DeepZoom, encode
 from thinsection.view.similar import similar_tiles
+
+T = TypeVar("T")
 
 _LEAST_BYTES = 512 * MIB
 # memory of the process with PyTorch, which the search for similar tiles loads
@@ -104,10 +110,10 @@ class ShownSlides:
 
     Memory:
         Some kB per slide. Of `memory`, without 320 MiB for the process, half is for open
-        slides (96 MiB each, at least one), a quarter for encoded tiles and layers, and a quarter
-        for the work of all requests together: each takes what it needs from one allowance, and
-        waits while that is not free. A request for a further slide waits while all open ones are
-        read.
+        slides (96 MiB each, at least one), a quarter and `PICTURE_BYTES` for the work of all
+        requests together, and the rest for encoded tiles and layers. Each request takes what it
+        needs from one allowance, and waits while that is not free. A request for a further slide
+        waits while all open ones are read.
 
     Raises:
         CohortError: the paths contain no slide.
@@ -128,10 +134,13 @@ class ShownSlides:
         self._unread = threading.Condition(self._lock)
         quarter = (memory_bytes - _BASE_BYTES) // 4
         self._max_open = max(1, 2 * quarter // _OPEN_BYTES)
-        self._cache = BytesCache(quarter)
-        self._work = MemoryAllowance(quarter)
         # a layer or a step of a search; one at a time, which leaves room for a picture
-        self._layer_bytes = quarter - PICTURE_BYTES
+        self._layer_bytes = quarter
+        self._work = MemoryAllowance(quarter + PICTURE_BYTES)
+        self._cache = BytesCache(quarter - PICTURE_BYTES)
+        # the libraries keep buffers for each thread that calls them: 20 MiB and more
+        self._layer_thread = ThreadPoolExecutor(1, "layers")
+        self._picture_threads = ThreadPoolExecutor(min(4, cpu_count()), "pictures")
         # the most recently used slide is last
         self._open: OrderedDict[str, _OpenSlide] = OrderedDict()
         self._layers: dict[str, list[Layer]] = {}
@@ -164,6 +173,16 @@ class ShownSlides:
                     self._named = list(cohort_of(named, config.slides))
         self._at_start = frozenset(self._results.ledgers)
         self._entries = self._all_entries()
+
+    def _in_layer_thread(self, make: Callable[[], T]) -> T:
+        """Makes a layer or a step of a search, one at a time."""
+        with self._work.taken(self._layer_bytes):
+            return self._layer_thread.submit(make).result()
+
+    def _in_picture_thread(self, make: Callable[[], T]) -> T:
+        """Makes a picture; as many at a time as there are threads and memory for."""
+        with self._work.taken(PICTURE_BYTES):
+            return self._picture_threads.submit(make).result()
 
     def _all_entries(self) -> dict[str, SlideEntry]:
         """Slides of the results, then the named ones; paths of the latter take precedence."""
@@ -256,8 +275,7 @@ class ShownSlides:
         with self._lock:
             if slide_id in self._fresh:
                 return self._layers[slide_id]
-        with self._work.taken(self._layer_bytes):
-            return self._read_layers(slide_id)
+        return self._in_layer_thread(lambda: self._read_layers(slide_id))
 
     def _read_layers(self, slide_id: str) -> list[Layer]:
         """Current layers of a slide, read anew unless another request has just read them."""
@@ -354,8 +372,8 @@ class ShownSlides:
         """Tile of a deep-zoom level, as a JPEG."""
 
         def read() -> bytes:
-            with self._reading(slide_id) as deep, self._work.taken(PICTURE_BYTES):
-                return deep.tile(level, column, row)
+            with self._reading(slide_id) as deep:
+                return self._in_picture_thread(lambda: deep.tile(level, column, row))
 
         return self._cache.get((slide_id, level, column, row), read)
 
@@ -366,8 +384,7 @@ class ShownSlides:
         layer = self._layers_of(slide_id)[number]
 
         def read() -> bytes:
-            with self._work.taken(self._layer_bytes):
-                return layer.read()
+            return self._in_layer_thread(layer.read)
 
         return self._cache.get((slide_id, number, "layer", self._version), read)
 
@@ -385,31 +402,27 @@ class ShownSlides:
         if entry.slide_id in self._results.ledgers:
             stored = thumbnail_file(self._results.folder / SLIDES / entry.slide_id)
         if stored is None:
-            with self._reading(entry.slide_id) as deep, self._work.taken(PICTURE_BYTES):
-                return encode(deep.slide.thumbnail(size))
-        readable = rewording(
-            "picture must be readable", stored, OSError, error=StoreError
-        )
-        with (
-            self._work.taken(PICTURE_BYTES),
-            readable,
-            Image.open(stored) as picture,
-        ):
-            small = picture.convert("RGB")
-            small.thumbnail(size)
-            return encode(np.asarray(small))
+            with self._reading(entry.slide_id) as deep:
+                return self._in_picture_thread(
+                    lambda: encode(deep.slide.thumbnail(size))
+                )
+        return self._in_picture_thread(partial(_reduced, stored, size))
 
     def picture(self, slide_id: str, name: str) -> bytes:
         """Label or macro image, if the settings allow it."""
         if name not in _IDENTIFYING or not self._config.show_label:
             raise KeyError(name)
-        with self._reading(slide_id) as deep, self._work.taken(PICTURE_BYTES):
-            return encode(deep.slide.associated_image(name))
+        with self._reading(slide_id) as deep:
+            return self._in_picture_thread(
+                lambda: encode(deep.slide.associated_image(name))
+            )
 
     def crop(self, slide_id: str, x: int, y: int, width: int, height: int) -> bytes:
         """Small JPEG of a region of level 0."""
-        with self._reading(slide_id) as deep, self._work.taken(PICTURE_BYTES):
-            return deep.crop(x, y, (width, height), _CROP_PX)
+        with self._reading(slide_id) as deep:
+            return self._in_picture_thread(
+                lambda: deep.crop(x, y, (width, height), _CROP_PX)
+            )
 
     def similar(self, slide_id: str, features: int, x: int, y: int) -> Iterator[bytes]:
         """Lines of JSON with the tiles most similar to the one at a point, as they are found."""
@@ -423,11 +436,19 @@ class ShownSlides:
         )
         while True:
             # nothing is held while the browser takes a line
-            with self._work.taken(self._layer_bytes):
-                answer = next(answers, None)
+            answer = self._in_layer_thread(lambda: next(answers, None))
             if answer is None:
                 return
             yield json.dumps(answer).encode() + b"\n"
+
+
+def _reduced(path: Path, size: Size) -> bytes:
+    """Picture of a file that is reduced to at most a size, as a JPEG."""
+    readable = rewording("picture must be readable", path, OSError, error=StoreError)
+    with readable, Image.open(path) as picture:
+        small = picture.convert("RGB")
+        small.thumbnail(size)
+        return encode(np.asarray(small))
 
 
 def _layer_facts(layer: Layer) -> dict[str, object]:
