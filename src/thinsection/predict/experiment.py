@@ -300,7 +300,8 @@ def _train_folds(
 def _least_memory(study: Study) -> int:
     """Bytes of this process now, and of the largest bag in work."""
     sizes = [sum(path.stat().st_size for path in bag) for bag in study.cohort.paths]
-    return psutil.Process().memory_info().rss + BAGS_AT_WORK * max(sizes)
+    in_use = int(psutil.Process().memory_info().rss)
+    return in_use + BAGS_AT_WORK * max(sizes)
 
 
 def _settings(config: TrainConfig) -> Iterator[tuple[HeadConfig, FitConfig]]:
