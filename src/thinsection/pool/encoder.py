@@ -11,7 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Protocol,
+    TypeAlias,
+    cast,
+    get_args,
+    runtime_checkable,
+)
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +44,20 @@ if TYPE_CHECKING:
     TileEmbeddings: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
 else:
     TileEmbeddings: TypeAlias = Any
+
+
+@runtime_checkable
+class RowBlocks(Protocol):
+    """Tile embeddings (N, D) on disk, such as `EmbeddingRows`, which are read in blocks."""
+
+    def __len__(self) -> int: ...
+
+    def check(self) -> None:
+        """Raises an error if the file is damaged or a value is not finite."""
+
+    def blocks(self, num_rows: int) -> Iterator[npt.NDArray[Any]]:
+        """Yields all rows in blocks of `num_rows`."""
+
 
 SlideEmbedding = npt.NDArray[np.float32]  # (D',)
 Precision = Literal["auto", "fp32", "bf16"]
@@ -122,7 +145,7 @@ class SlideEncoder(ABC):
     version: int = 1
     # True if `fuse` takes slide embeddings; False if it takes the result of `case_state`
     fuses_embeddings: bool = True
-    # True if `encode` takes `EmbeddingRows` and reads them in blocks
+    # True if `encode` also takes `RowBlocks`
     reads_blocks: bool = False
     has_outputs: bool = False  # True if 'NAME:OUTPUT' chooses one of several embeddings
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from thinsection.errors import InvalidInputError
 from thinsection.pool.encoder import (
+    RowBlocks,
     SlideEmbedding,
     SlideEncoder,
     TileEmbeddings,
     check_pixels,
 )
-from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import CoordsL0
 
 BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
@@ -68,7 +68,7 @@ def checked_blocks(
 
     Rows on disk are read block by block.
     """
-    if not isinstance(tile_embeddings, EmbeddingRows):
+    if not isinstance(tile_embeddings, RowBlocks):
         tiles, _, _ = checked_slide(tile_embeddings, coords_l0, tile_px_l0)
         yield from torch.split(tiles, BLOCK_ROWS)
         return
