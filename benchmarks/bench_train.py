@@ -117,7 +117,8 @@ def loop_cost(
             else:
                 wanted = plain(memory, y, part, fit)
             seconds[name].append(time.process_time() - start)
-    np.testing.assert_allclose(told, wanted, rtol=1e-6)
+    # ours multiplies through oneDNN where that is faster: other roundings, also float32's
+    np.testing.assert_allclose(told, wanted, rtol=1e-4)
     best = {name: min(values) for name, values in seconds.items()}
     return {
         "cpu_s": seconds,
