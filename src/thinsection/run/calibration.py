@@ -82,7 +82,7 @@ def machine_key() -> str:
     parts += [version(name) for name in ("thinsection", "torch", "simplejpeg", "numpy")]
     # version of the measured code: change a string when the code becomes faster or slower, so that
     # stored rates are measured again
-    parts += ["half size", "three networks", "operations"]
+    parts += ["half size", "three networks", "operations", "no SciPy"]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
 

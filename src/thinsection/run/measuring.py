@@ -223,14 +223,19 @@ def _temporary_graph_folder() -> Iterator[Path]:
 
 _IMPORTS = """
 import json, os, sys
-import torch, h5py, tifffile, simplejpeg, PIL.Image, scipy.ndimage, skimage.morphology
+import torch, h5py, tifffile, simplejpeg, PIL.Image
 import thinsection.pool, thinsection.encode, thinsection.slide, thinsection.tiles
 
 def peak():
     lines = [line for line in open('/proc/self/status') if line.startswith('VmHWM')]
     return int(lines[0].split()[1]) * 1024
 """
+# what a command with an encoder loads besides: the command line, OpenVINO and the page
 _START_SCRIPT = """
+from contextlib import suppress
+import typer, rich.console, jinja2, thinsection.run.run, thinsection.report.index
+with suppress(ImportError):
+    import openvino
 torch.nn.functional.conv2d(torch.zeros(1, 3, 64, 64), torch.zeros(8, 3, 3, 3))
 torch.zeros(64, 64) @ torch.zeros(64, 64)
 times = os.times()
