@@ -34,13 +34,13 @@ class MeanSlideEncoder(SlideEncoder):
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
         """Mean (D,) float32. Memory: one float64 block of BLOCK_ROWS x D."""
-        sums = [
-            block.double().sum(0)
-            for block in checked_blocks(tile_embeddings, coords_l0, tile_px_l0)
-        ]
-        total = torch.zeros_like(sums[0])
-        for part in sums:
-            total += part
+        # one sum: a small result of each block would keep the heap from using freed blocks again
+        total = None
+        for block in checked_blocks(tile_embeddings, coords_l0, tile_px_l0):
+            if total is None:
+                total = torch.zeros_like(block[0], dtype=torch.float64)
+            total += block.double().sum(0)
+        assert total is not None
         return as_numpy(total / len(coords_l0))
 
 
@@ -54,11 +54,13 @@ class MaxSlideEncoder(SlideEncoder):
         self, tile_embeddings: TileEmbeddings, coords_l0: CoordsL0, *, tile_px_l0: int
     ) -> SlideEmbedding:
         """Maximum (D,) float32. Memory: one block of BLOCK_ROWS x D."""
-        largest = [
-            block.amax(0)
-            for block in checked_blocks(tile_embeddings, coords_l0, tile_px_l0)
-        ]
-        return as_numpy(torch.stack(largest).amax(0))
+        largest = None
+        for block in checked_blocks(tile_embeddings, coords_l0, tile_px_l0):
+            if largest is None:
+                largest = block[0].clone()
+            torch.maximum(largest, block.amax(0), out=largest)
+        assert largest is not None
+        return as_numpy(largest)
 
 
 def checked_blocks(
