@@ -21,13 +21,13 @@ from torch import Tensor
 from thinsection.config import from_mapping, user_cache_dir
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
 from thinsection.encode.fingerprint import (
+    TILE_SHA256,
     Fingerprint,
     Maker,
     Vector,
     drawn_tile,
     encoded_vector,
     find_fingerprint,
-    tile_hash,
 )
 from thinsection.encode.registry import (
     IMAGENET_MEAN,
@@ -196,7 +196,7 @@ def make_fingerprint(
         versions=", ".join(versions),
         preprocessing=json.dumps(encoder.spec.preprocessing),
         pooling=encoder.spec.pooling,
-        tile=tile_hash(),
+        tile=TILE_SHA256,
         embedding=encoded_vector(vector),
     )
 
