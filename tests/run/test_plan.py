@@ -556,8 +556,8 @@ def test_a_plan_of_a_known_encoder_on_a_measured_machine_imports_no_torch(
         slide=str(tmp_path / "a.tiff"),
         encoder=encoder,
     )
-    heavy, seconds, rates_note = measured.result
-    assert heavy == []
+    packages, seconds, rates_note = measured.result
+    assert set(packages) <= {"scipy"}  # by the search for ink in the mask
     assert "measured on 2026-11-28" in rates_note
     flops = declared_size(encoder, tile_px=256)
     assert flops is not None
