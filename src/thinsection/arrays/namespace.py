@@ -29,7 +29,7 @@ class ArrayNamespace:
     def ndimage(self) -> ModuleType:
         """scipy.ndimage or cupyx.scipy.ndimage, for those filters that are not ours.
 
-        It is imported when a filter is used: a run of tissue and tiles uses none.
+        It is imported when a filter is used.
         """
         if self.xp is np:
             from scipy import ndimage
