@@ -14,7 +14,7 @@ from thinsection.errors import InvalidInputError, StoreError
 from thinsection.exchange.anndata import export_anndata
 from thinsection.exchange.peer_export import BLOCK_ROWS, export_peer
 from thinsection.exchange.peer_import import import_peer
-from thinsection.pool.pooling import BLOCK_ROWS as POOLED_ROWS
+from thinsection.pool.encoder import BLOCK_ROWS as POOLED_ROWS
 from thinsection.pool.pooling import MaxSlideEncoder, MeanSlideEncoder
 from thinsection.results.folder import Results, open_results
 from thinsection.store.tile_tables import EmbeddingRows

@@ -21,13 +21,14 @@ from thinsection.config import from_mapping
 from thinsection.errors import WeightsError, rewording
 from thinsection.pool.dropout import Dropout
 from thinsection.pool.encoder import (
+    BLOCK_ROWS,
     Expects,
     LoadOptions,
     SlideEmbedding,
     SlideEncoder,
     TileEmbeddings,
 )
-from thinsection.pool.pooling import BLOCK_ROWS, as_numpy, checked_slide
+from thinsection.pool.pooling import as_numpy, checked_slide
 from thinsection.types import CoordsL0
 from thinsection.weights.files import (
     MODEL_KEY,

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 else:
     TileEmbeddings: TypeAlias = Any
 
+BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
+
 
 @runtime_checkable
 class RowBlocks(Protocol):

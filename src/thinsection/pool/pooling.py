@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thinsection.errors import InvalidInputError
 from thinsection.pool.encoder import (
+    BLOCK_ROWS,
     RowBlocks,
     SlideEmbedding,
     SlideEncoder,
@@ -20,7 +21,6 @@ from thinsection.pool.encoder import (
 )
 from thinsection.types import CoordsL0
 
-BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
 CHECK_ROWS = 2048  # rows a block of the finiteness check: its copies stay below 16 MiB
 
 

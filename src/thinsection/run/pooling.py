@@ -19,8 +19,11 @@ from thinsection.files.lock import LOCK_NAME, find_unfinished_files, hold, sweep
 from thinsection.jobs.execute import execute
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.pool import SlideEncoder, TileLayout, load_slide_encoder
-from thinsection.pool.encoder import check_slide_encoder, slide_encoder_identity
-from thinsection.pool.pooling import BLOCK_ROWS
+from thinsection.pool.encoder import (
+    BLOCK_ROWS,
+    check_slide_encoder,
+    slide_encoder_identity,
+)
 from thinsection.report.index import write_index
 from thinsection.results.folder import open_results
 from thinsection.results.records import recording
