@@ -41,7 +41,7 @@ def set_up(
     torch.set_num_threads(1)
     if at_once:
         vars(encoder_module)["CPU_TILES"] = at_once
-        preprocess_module.CPU_TILES = at_once
+        vars(preprocess_module)["CPU_TILES"] = at_once
     if keep:
         keep_freed_memory()
     found = load_encoder(encoder, device="cpu", precision="fp32", pretrained=False)

@@ -83,7 +83,9 @@ def authors_embedding(folder: Path, *, mean=HALF, std=HALF, edge: int = 224):
     timm = optional_package("timm")
     network = timm.create_model("vit_tiny_patch16_224", num_classes=0, depth=3).eval()
     network.load_state_dict(load_file(folder / "model.safetensors"))
-    picture = Image.fromarray(drawn_tile()).resize((edge, edge), Image.BICUBIC)
+    picture = Image.fromarray(drawn_tile()).resize(
+        (edge, edge), Image.Resampling.BICUBIC
+    )
     start = (edge - 224) // 2
     seen = picture.crop((start, start, start + 224, start + 224))
     pixels = torch.from_numpy(np.asarray(seen).copy()).permute(2, 0, 1) / 255

@@ -11,7 +11,7 @@ from thinsection.encode import (
     load_encoder,
     weights_bytes,
 )
-from thinsection.encode.preprocessing import CPU_TILES
+from thinsection.encode.sizes import CPU_TILES
 from thinsection.errors import BudgetError, InvalidInputError
 from thinsection.testing import run_and_measure
 from thinsection.types import GIB, MIB

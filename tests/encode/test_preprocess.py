@@ -10,7 +10,6 @@ from PIL import Image
 
 from thinsection.encode import encoder_spec
 from thinsection.encode.preprocessing import (
-    CPU_TILES,
     as_uint8_batch,
     centre_crop,
     preprocess,
@@ -18,6 +17,7 @@ from thinsection.encode.preprocessing import (
     resize_in_float,
     resized_size,
 )
+from thinsection.encode.sizes import CPU_TILES
 from thinsection.errors import InvalidInputError
 from thinsection.testing import run_and_measure
 from thinsection.types import MIB
