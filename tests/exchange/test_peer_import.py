@@ -194,6 +194,24 @@ def test_importing_again_changes_nothing_and_other_files_are_refused(
     assert np.array_equal(open_results(out).tile_embeddings("a").features, before)
 
 
+def test_a_second_import_that_fails_at_its_features_leaves_a_whole_folder(
+    tmp_path: Path,
+) -> None:
+    out, job = tmp_path / "out", tmp_path / "job"
+    trident_job(job)
+    import_peer(job, out, "trident")
+    before = open_results(out).tiles("a").attributes
+    # the table gives the tiles other attributes, and one value of the features is another
+    (job / "list.csv").write_text("wsi,mpp\nsub/a.svs,0.249\n")
+    features = job / "20x_256px_0px_overlap" / "features_uni_v2" / "a.h5"
+    with h5py.File(features, "r+") as file:
+        file["features"][0] = 99
+    with pytest.raises(StoreError, match="imported results must be new or unchanged"):
+        import_peer(job, out, "trident")
+    assert open_results(out).tiles("a").attributes != before
+    assert verify(out)[1] == []  # no fault
+
+
 def test_no_run_takes_what_was_imported_for_its_own(
     slides: Path, out: Path, tmp_path: Path
 ) -> None:

@@ -182,6 +182,7 @@ def _import_slide(
     known_facts = {name: value for name, value in facts.items() if value is not None}
     with hold(out / SLIDES / slide_id / LOCK_NAME):
         ledger = load_ledger(out, slide_id)
+        was_known = bool(ledger.stages)
         if "reader" in facts and not ledger.source:
             # the hash of its samples identifies the slide after a move
             identity = Identity.read(facts["slide_path"], {}, "samples")
@@ -196,6 +197,10 @@ def _import_slide(
             attributes = _attributes(tool, tiles, facts)
             coords = replace(tiles, features=None)
             ledger = _write_stage(ledger, f"{grid}/tiles", coords, attributes)
+            if (
+                was_known
+            ):  # the file may have other attributes now, whatever the features do
+                ledger.save()
             if tiles.features is not None:
                 name = our_name(tiles.encoder) or encoder or tool
                 address = f"{grid}/features_{slug(name)}"
