@@ -213,6 +213,31 @@ def test_what_no_tissue_lies_beside_is_ink_if_it_is_dense_or_a_stroke(
     assert found[stroke].all() if is_ink else not found.any()
 
 
+@pytest.mark.parametrize(
+    ("color", "is_ink"),
+    [
+        ((190, 110, 170), False),
+        ((120, 70, 150), False),
+        ((225, 120, 180), False),
+        ((40, 50, 160), True),
+        ((35, 35, 40), True),
+        ((30, 120, 70), True),
+        ((200, 30, 45), True),
+    ],
+    ids=["H&E", "haematoxylin", "eosin", "blue", "black", "green", "red"],
+)
+def test_a_piece_without_any_other_is_no_ink_if_it_has_the_hue_of_a_stain(
+    color: tuple[int, int, int], is_ink: bool
+) -> None:
+    """A biopsy of one even colour and straight edges alone on the glass, 2 x 1.4 mm."""
+    picture = np.full((256, 352, 3), 245, np.uint8)
+    noise = np.random.default_rng(0).integers(-6, 7, (175, 250, 3))
+    picture[37:212, 50:300] = (np.array(color) + noise).clip(0, 255)
+    found = find_pen_ink(picture, 8.0)
+    assert found.ink[37:212, 50:300].mean() == is_ink
+    assert not found.unjudged.any()
+
+
 @pytest.mark.parametrize(("strength", "is_ink"), [(0.3, False), (0.9, True)])
 def test_more_of_the_same_stain_is_no_ink_unless_it_is_much_more(
     strength: float, is_ink: bool, monkeypatch: pytest.MonkeyPatch

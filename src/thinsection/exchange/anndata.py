@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from thinsection.extras import require_packages
 from thinsection.results.folder import Listener, open_results
 
 
@@ -32,6 +33,5 @@ def export_anndata(
         StoreError: no embeddings in the folder.
         InvalidInputError: several embeddings and no name given.
     """
-    return open_results(folder).write_h5ad(
-        Path(target), features, on_left_out=on_damage
-    )
+    require_packages("AnnData", "anndata", "pandas")
+    return open_results(folder).write_h5ad(target, features, on_left_out=on_damage)

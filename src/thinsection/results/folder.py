@@ -833,7 +833,7 @@ class Results:
 
     def write_h5ad(
         self,
-        path: Path,
+        path: str | Path,
         features: str | None = None,
         *,
         on_left_out: Listener | None = None,
@@ -846,12 +846,12 @@ class Results:
             ThinsectionError: as for `to_anndata`.
 
         Examples:
-            >>> results.write_h5ad(Path("tiles.h5ad")) == len(results.to_pandas())
+            >>> results.write_h5ad("tiles.h5ad") == len(results.to_pandas())
             True
         """
         require_packages("AnnData", "anndata", "pandas")
         parts, address = self._embedded_slides(features, None, on_left_out)
-        with atomic_path(path) as tmp:
+        with atomic_path(Path(path)) as tmp:
             return write_anndata(parts, address, tmp)
 
     def _embedded_slides(

@@ -440,9 +440,10 @@ def read_tiles(
         check_coords(coords)
         attributes = {**file.attrs, **file["coords"].attrs}
         features = None
+        if "features" in file:
+            attributes = {**file["features"].attrs, **attributes}
         if embeddings and "features" in file:
             features = _read_features(file, path, len(coords), verify=verify)
-            attributes = {**file["features"].attrs, **attributes}
             if verify:
                 num_tiles, channels = features.shape
                 check_recorded(path, attributes, num_tiles=num_tiles, channels=channels)

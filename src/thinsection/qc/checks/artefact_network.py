@@ -272,7 +272,7 @@ def without_stain(ns: ArrayNamespace, ink: Array, rgb: Array) -> Array:
     purple = is_purple(colors)
     step = _SAMPLE_STEP
     beside = _densities(ns, rgb[::step, ::step][~ink[::step, ::step]], tables)
-    stained = beside[_is_stained(beside, _STAINED_DENSITY), 1]
+    stained = beside[is_stained(beside, _STAINED_DENSITY), 1]
     num_purple = int(purple.sum())
     if not num_purple:
         return ink
@@ -300,10 +300,10 @@ def _densities(ns: ArrayNamespace, colors: Array, tables: list[Array]) -> Array:
 def is_purple(densities: Array) -> Array:
     """True for densities (N, 3) of red, green and blue whose hue no ink has, bool (N,)."""
     is_mixed = densities[:, 0] > _PURPLE_RED * densities[:, 1]
-    return _is_stained(densities, _PURPLE_DENSITY) & is_mixed
+    return is_stained(densities, _PURPLE_DENSITY) & is_mixed
 
 
-def _is_stained(densities: Array, least: float) -> Array:
+def is_stained(densities: Array, least: float) -> Array:
     """True if green is by far the densest channel and exceeds `least`, bool (N,)."""
     red, green, blue = densities.T
     most = (1 - _PURPLE_GAP) * green

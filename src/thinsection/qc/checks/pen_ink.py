@@ -25,7 +25,11 @@ from thinsection.arrays.morphology import (
     mostly,
     opened_by_disk,
 )
-from thinsection.qc.checks.artefact_network import density_tables, without_stain
+from thinsection.qc.checks.artefact_network import (
+    density_tables,
+    is_stained,
+    without_stain,
+)
 from thinsection.qc.checks.border import CONTEXT_UM
 from thinsection.qc.checks.check import PenInk
 from thinsection.qc.checks.dense_ink import MIN_INK_UM2, enlarged, find_dense_ink
@@ -236,12 +240,18 @@ def _followed(
 def _stroke_on_glass(
     region: MaskArray, likely: MaskArray, part: _Densities
 ) -> MaskArray:
-    """A region that mostly glass lies beside, if it is dense or a stroke; otherwise nothing."""
+    """A region that mostly glass lies beside, if it is dense or a stroke; otherwise nothing.
+
+    What is no stroke and has the hue of the usual stains is a piece of tissue.
+    """
     if _glass_share(region, likely, part.mean) < _ON_GLASS:
         return np.zeros_like(region)
-    strongest = float(np.median(part.colors[region].max(axis=1)))
+    colors = part.colors[region]
+    strongest = float(np.median(colors.max(axis=1)))
     is_stroke = _length(region) > _LEAST_LENGTH and strongest > _LEAST_ALONE
-    return region & (is_stroke or strongest > _DENSE)
+    usual = np.median(colors, axis=0, keepdims=True)
+    is_dense = strongest > _DENSE and not is_stained(usual, _GLASS_DENSITY).item()
+    return region & (is_stroke or is_dense)
 
 
 def _glass_share(region: MaskArray, strokes: MaskArray, density: _Floats) -> float:
