@@ -136,6 +136,7 @@ WALKS = {
 NOT_WALKED = {
     "doctor": "reads no slide",
     "models check": "reads no slide",
+    "models fingerprint": "reads no slide",
     "plan": "measures the machine for a minute; tests/run has bad slides",
     "labels": "reads a table",
     "ls": "lists; the failed slides are lines of it",
@@ -168,7 +169,7 @@ NOT_WALKED = {
             *("probe linear", "probe knn", "probe fewshot", "probe tileset"),
             *("probe survival", "probe robustness", "probe segment"),
             *("probe regression", "probe retrieval", "probe calibration"),
-            *("probe invariance", "probe clustering", "probe apd"),
+            *("probe invariance", "probe clustering", "probe apd", "probe croma"),
         ),
         "tests/probe has bad files of each kind of data",
     ),

@@ -15,7 +15,7 @@ from thinsection.testing import run_and_measure
 
 pytestmark = pytest.mark.check  # a process for each size and command
 
-TILES = (4_000, 40_000)
+TILES = (15_000, 90_000)  # more than the largest block of rows
 EMBEDDING_BYTES = 4 * DIM
 
 
