@@ -55,11 +55,11 @@ def croma_probe(
     check_columns(data, protocol)
     pairs = rows_of_pairs(data)
     margins = np.empty(len(data.slide_id))
-    names = np.empty(len(data.slide_id), dtype=np.int64)
+    pair_of_row = np.empty(len(data.slide_id), dtype=np.int64)
+    near = partial(
+        nearest_rows, k=num_neighbours, device=device, budget_bytes=budget_bytes
+    )
     for number, rows in enumerate(pairs):
-        near = partial(
-            nearest_rows, k=num_neighbours, device=device, budget_bytes=budget_bytes
-        )
         so = _mean_distances(data, rows, "SO", num_neighbours, near)
         os = _mean_distances(data, rows, "OS", num_neighbours, near)
         if not (so + os).all():
@@ -70,7 +70,7 @@ def croma_probe(
                 "leave out doubled tiles, or check the embeddings"
             )
         margins[rows] = (os - so) / (os + so)
-        names[rows] = number
+        pair_of_row[rows] = number
     groups = data.groups or group_rows(data.slide_id, where=repr(data.name))
     least = float(np.percentile(margins, 100 * TAIL))
     details: dict[str, object] = {
@@ -86,7 +86,7 @@ def croma_probe(
         ids=tuple(f"{slide}:{i}" for i, slide in enumerate(data.slide_id)),
         groups=groups,
         margin=margins,
-        part=names,
+        part=pair_of_row,
     )
     return scored(
         "croma",

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from scipy import ndimage
 
 from thinsection.arrays import Array, get_namespace
 from thinsection.arrays.filters import box_deviation, box_mean
@@ -146,12 +145,13 @@ def find_pen_ink(
     ns = get_namespace("cpu")
     probability = ink_probability(ns, small)
     small_um = px_um * factor
-    strokes = _strokes(probability, small, small_um)
-    strokes = _followed(strokes, probability, small, small_um)
+    tables = density_tables(ns, small)
+    strokes = _strokes(probability, small, tables, small_um)
+    strokes = _followed(strokes, probability, small, tables, small_um)
     dense = find_dense_ink(ns, thumbnail, px_um, small, get_seen_ink)
-    dense = _adding_density(dense, small, small_um)
+    dense = _adding_density(dense, small, tables, small_um)
     strokes |= dense
-    judged = strokes & ~_unjudged(strokes, dense, small, small_um)
+    judged = strokes & ~_unjudged(strokes, dense, small, tables, small_um)
     masks = []
     for mask in (judged, strokes & ~judged):
         masks.append(enlarged(_joined(mask, small_um), factor, thumbnail))
@@ -159,13 +159,18 @@ def find_pen_ink(
 
 
 def _strokes(
-    probability: npt.NDArray[np.uint8], rgb: RgbArray, px_um: float
+    probability: npt.NDArray[np.uint8],
+    rgb: RgbArray,
+    tables: list[Array],
+    px_um: float,
 ) -> MaskArray:
-    """Regions of likely ink that are strokes, bool (H, W)."""
+    """Regions of likely ink that are strokes, bool (H, W).
+
+    `tables`, here and below, are the `density_tables` of the picture.
+    """
     ns = get_namespace("cpu")
     strokes = np.zeros(rgb.shape[:2], bool)
     alone = np.zeros_like(strokes)
-    tables = density_tables(ns, rgb)
     for least in _LEVELS:
         likely = (probability > least) & ~strokes & ~alone
         likely = drop_small(ns, likely, MIN_INK_UM2 / px_um**2)
@@ -182,10 +187,11 @@ def _strokes(
     return np.asarray(strokes | without_stain(ns, alone, rgb))
 
 
-def _adding_density(dense: MaskArray, rgb: RgbArray, px_um: float) -> MaskArray:
+def _adding_density(
+    dense: MaskArray, rgb: RgbArray, tables: list[Array], px_um: float
+) -> MaskArray:
     """Dense ink without regions that are as pale as the tissue beside them, bool (H, W)."""
     kept = dense.copy()
-    tables = density_tables(get_namespace("cpu"), rgb)
     for around, region, others, part in _regions(dense, rgb, tables, px_um):
         inside, beside = _both_sides(region, others, part)
         if len(inside):
@@ -199,32 +205,45 @@ def _regions(
     mask: MaskArray, rgb: RgbArray, tables: list[Array], px_um: float
 ) -> Iterator[tuple[tuple[slice, ...], MaskArray, MaskArray, _Densities]]:
     """Each region with its surroundings: where these are, the region, all regions, the picture."""
-    labels, _ = labelled(get_namespace("cpu"), mask, connectivity=8)
+    labels, boxes = _boxes(mask)
     reach = _beside_px(px_um)
-    for number, box in enumerate(ndimage.find_objects(labels), start=1):
+    for number, box in enumerate(boxes, start=1):
         around = tuple(slice(max(0, s.start - reach), s.stop + reach) for s in box)
         colors = [table[rgb[around][..., c]] for c, table in enumerate(tables)]
         part = _Densities(colors=np.stack(colors, axis=2), px_um=px_um)
         yield around, labels[around] == number, labels[around] > 0, part
 
 
+def _boxes(mask: MaskArray) -> tuple[Array, list[tuple[slice, slice]]]:
+    """Labels of the regions of a mask, and the box around each.
+
+    SciPy is imported only if there are regions: most slides have none.
+    """
+    ns = get_namespace("cpu")
+    labels, count = labelled(ns, mask, connectivity=8)
+    return labels, ns.ndimage.find_objects(labels) if count else []
+
+
 def _followed(
-    strokes: MaskArray, probability: npt.NDArray[np.uint8], rgb: RgbArray, px_um: float
+    strokes: MaskArray,
+    probability: npt.NDArray[np.uint8],
+    rgb: RgbArray,
+    tables: list[Array],
+    px_um: float,
 ) -> MaskArray:
     """Strokes, and what they go on to in their own hue on glass or as dense ink, bool (H, W)."""
     if not strokes.any():
         return strokes
     ns = get_namespace("cpu")
-    tables = density_tables(ns, rgb)
     colors = np.stack([table[rgb[..., c]] for c, table in enumerate(tables)], axis=2)
     dense = colors.mean(axis=2) > _GLASS_DENSITY
     shows_hue = dense & ~opened_by_disk(ns, dense, _NARROW_UM / px_um)
     shows_hue |= colors.max(axis=2) > _DENSE
     stain = usual_stain(ns, rgb, tables)
     likely = strokes | (shows_hue & (probability > _FOLLOWED))
-    labels, _ = labelled(ns, likely, connectivity=8)
+    labels, boxes = _boxes(likely)
     followed = strokes.copy()
-    for number, box in enumerate(ndimage.find_objects(labels), start=1):
+    for number, box in enumerate(boxes, start=1):
         region = labels[box] == number
         known = colors[box][region & strokes[box] & shows_hue[box]]
         if len(known) < _LEAST_EDGE_PX:
@@ -315,7 +334,8 @@ def _trimmed(
 
 def _length(region: MaskArray) -> float:
     """Area in squares of the largest width: 0.8 for a disk, the length of a stroke in widths."""
-    depth_px = float(ndimage.distance_transform_edt(np.pad(region, 1)).max())
+    distances = get_namespace("cpu").ndimage.distance_transform_edt(np.pad(region, 1))
+    depth_px = float(distances.max())
     return np.count_nonzero(region) / (2 * depth_px) ** 2
 
 
@@ -369,7 +389,11 @@ def _edge(region: MaskArray) -> MaskArray:
 
 
 def _unjudged(
-    strokes: MaskArray, dense_ink: MaskArray, rgb: RgbArray, px_um: float
+    strokes: MaskArray,
+    dense_ink: MaskArray,
+    rgb: RgbArray,
+    tables: list[Array],
+    px_um: float,
 ) -> MaskArray:
     """Strokes most of which lie at the border of the picture, bool (H, W).
 
@@ -387,7 +411,6 @@ def _unjudged(
     unjudged = np.zeros_like(strokes)
     if not count:
         return unjudged
-    tables = density_tables(ns, rgb)
     density = np.mean([table[rgb[..., c]] for c, table in enumerate(tables)], axis=0)
     for number in range(1, count + 1):
         region = labels == number
