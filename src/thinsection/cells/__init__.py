@@ -1,0 +1,1 @@
+"""Cells that other tools segmented: their table, readers of their files, and checks."""
