@@ -3,6 +3,7 @@
 In each cohort the embeddings say nothing of the label; what is known twice would raise the score.
 """
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from thinsection.errors import DatasetError
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import read_cohort
 from thinsection.evaluation.leaks import (
+    BLOCK_ROWS,
     SKETCH_NEAR,
     content_digest,
     is_near,
@@ -32,6 +34,7 @@ from thinsection.predict.experiment import plan, train
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.predicting import predict
 from thinsection.store.hdf5 import add_dataset
+from thinsection.store.tile_tables import EmbeddingRows
 
 DIM = 24
 Names = Callable[[int], str]
@@ -313,6 +316,19 @@ def test_a_digest_knows_values_through_float16_and_tells_small_ones_apart() -> N
     assert content_digest(x) != content_digest(x + np.float32(0.01))
     tiny = x * np.float32(1e-9)  # zero in float16
     assert content_digest(tiny) != content_digest(-tiny)
+
+
+@pytest.mark.parametrize("last", [1.0, 1e6])
+def test_a_digest_of_blocks_is_that_of_the_whole(tmp_path: Path, last: float) -> None:
+    """Also if only the last block has a value that does not fit into float16."""
+    x = np.random.default_rng(0).normal(size=(BLOCK_ROWS + 5, 3)).astype(np.float32)
+    x[-1, 0] = last
+    x[3, 1] = -0.0
+    path = tmp_path / "a.h5"
+    write_embeddings(path, x)
+    expected = hashlib.sha256(rounded(x).data).hexdigest()
+    assert content_digest(x) == expected
+    assert content_digest(EmbeddingRows(path)) == expected
 
 
 def test_rounding_by_bits_is_rounding_by_arithmetic() -> None:

@@ -10,7 +10,8 @@ import pytest
 from tests.predict.planted import write_embeddings
 
 from thinsection.errors import DatasetError, InvalidInputError
-from thinsection.predict.bags import Bags
+from thinsection.evaluation.embeddings import open_embeddings
+from thinsection.predict.bags import Bags, StoredBag, mean_of_blocks
 from thinsection.store.tile_tables import EmbeddingRows
 
 
@@ -135,3 +136,38 @@ def test_a_small_bag_in_memory_is_joined_once_within_the_budget(
                 np.testing.assert_array_equal(bag.features, read[1].features)
             # a bag of one slide takes no memory beside the slide
             assert bags._bytes_left == 0
+
+
+def test_a_stored_bag_gives_the_rows_of_all_slides_in_blocks(
+    slides: tuple[Path, Path], tmp_path: Path
+) -> None:
+    whole = Bags([slides], budget_bytes=0).read(0).features
+    array = tmp_path / "b.npy"
+    np.save(array, whole[700:])
+    for paths in (slides, (slides[0], array)):
+        bag = StoredBag([open_embeddings(path) for path in paths], paths)
+        for num_rows in (1, 32, 700, 733, 734):
+            blocks = [*bag.blocks(num_rows)]
+            assert {len(block) for block in blocks[:-1]} <= {num_rows}
+            np.testing.assert_array_equal(np.concatenate(blocks), whole)
+        assert len(bag) == 733 and bag.num_bytes == whole.nbytes
+        np.testing.assert_array_equal(bag.mean(), whole.mean(0, dtype=np.float64))
+        np.testing.assert_array_equal(bag.read(cells=False).features, whole)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_the_mean_of_blocks_has_the_bits_of_numpys(dtype: type[np.floating]) -> None:
+    rows = np.random.default_rng(2).normal(size=(3001, 5)).astype(dtype)
+    blocks = (rows[start : start + 512] for start in range(0, len(rows), 512))
+    np.testing.assert_array_equal(
+        mean_of_blocks(blocks), rows.mean(0, dtype=np.float64)
+    )
+
+
+def test_a_stored_bag_refuses_values_that_are_not_finite(tmp_path: Path) -> None:
+    rows = np.ones((9, 4), np.float32)
+    rows[5, 1] = np.nan
+    path = tmp_path / "a.npy"
+    np.save(path, rows)
+    with pytest.raises(InvalidInputError, match=r"row 5 of a\.npy"):
+        StoredBag([open_embeddings(path)], [path])

@@ -9,9 +9,10 @@ from torch.nn import functional as F
 
 from thinsection.config import from_mapping
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.evaluation.target import Kind, Target
 from thinsection.predict.bags import grid_cells
 from thinsection.predict.heads.config import HEADS, HeadConfig
-from thinsection.predict.heads.head import Head, HeadOutput, build_head
+from thinsection.predict.heads.head import Head, HeadOutput, build_head, head_for
 from thinsection.predict.heads.pooled import BLOCK_ROWS, AbmilHead
 
 DIM, SETTINGS = (
@@ -55,6 +56,52 @@ def test_a_long_bag_gives_in_blocks_what_it_gives_as_a_whole(name: str) -> None:
     else:
         assert output.instances is not None and whole.instances is not None
         torch.testing.assert_close(output.instances, whole.instances)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("abmil", "multiclass"),
+        ("abmil", "ordinal"),
+        ("clam_sb", "multiclass"),
+        ("clam_mb", "multiclass"),
+    ],
+)
+@pytest.mark.parametrize("count", [BLOCK_ROWS, 2 * BLOCK_ROWS + 77])
+def test_blocks_that_come_one_by_one_give_the_bits_of_the_bag(
+    name: str, kind: Kind, count: int
+) -> None:
+    target = Target(kind=kind, columns=("grade",), names=("a", "b", "c"))
+    head = head_for(HeadConfig(head=name, **SETTINGS), DIM, target).eval()
+    features = bag(count)[0].float()
+    with torch.inference_mode():
+        whole = head(features)
+        parts = [head.of_block(block) for block in features.split(BLOCK_ROWS)]
+        joined = head.of_values(
+            *(torch.cat(values) for values in zip(*parts, strict=True))
+        )
+    assert head.reads_blocks
+    for part in ("logits", "attention", "evidence"):
+        assert torch.equal(getattr(joined, part), getattr(whole, part)), part
+
+
+def test_a_head_with_another_forward_reads_whole_bags() -> None:
+    class Doubled(AbmilHead):
+        def forward(
+            self, embeddings: torch.Tensor, coords: torch.Tensor | None = None
+        ) -> HeadOutput:
+            return super().forward(2 * embeddings, coords)
+
+    class Grandchild(Doubled):
+        pass
+
+    class Renamed(AbmilHead):
+        pass
+
+    reading = [head.reads_blocks for head in (Doubled, Grandchild, Renamed)]
+    assert reading == [False, False, True]
+    with pytest.raises(NotImplementedError, match="MlpHead reads whole bags"):
+        made("mlp").of_block(bag(3)[0])
 
 
 def linear(x: np.ndarray, state: dict[str, np.ndarray], name: str) -> np.ndarray:

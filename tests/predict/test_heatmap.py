@@ -18,10 +18,11 @@ from tests.support.shell import thinsection
 import thinsection as ts
 from thinsection.config import replace_flat
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.evaluation.embeddings import open_embeddings
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import TMP_MARK
 from thinsection.predict.answering import through, tile_scores
-from thinsection.predict.bags import Bags
+from thinsection.predict.bags import StoredBag
 from thinsection.predict.heatmap import (
     GAP_PX,
     TEXT_PX,
@@ -78,8 +79,10 @@ def test_the_scores_of_two_classes_add_up_to_the_log_odds(
     model = load_model(trained.model)
     table = ts.open_results(drawn[0].parents[2]).tiles("whole")
     (features,) = drawn[0].parents[1].glob("features_*/whole.h5")
-    with Bags([[features]], cells=True) as bags:
-        logits, _ = through(model, [0, 1], bags.read(0), "cpu", tiles=False)
+    bag = StoredBag([open_embeddings(features)], [features])
+    logits, _ = through(
+        model, [0, 1], bag, "cpu", tiles=False, budget_bytes=bag.num_bytes
+    )
     bias = np.stack([h.classifier.bias.detach().numpy() for h in model.heads])
     temperature = np.array([m.temperature for m in model.card.members])
     log_odds = np.diff(logits - bias, axis=1)[:, 0] / temperature

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import thinsection as ts
 from thinsection.cli.app import build_app
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.predict.heads.pooled import AbmilHead
 from thinsection.predict.model_file import load_model, save_model
 from thinsection.predict.predicting import predict
 
@@ -168,6 +169,25 @@ def test_one_slide_of_another_kind_is_a_row_with_its_error(
         in rows["case2-low"]["warnings"]
     )
     assert rows["case2-low"]["p_high"] == "" and rows["case2-high"]["p_high"] != ""
+
+
+def test_a_bag_that_its_head_must_read_whole_keeps_the_memory(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_blocks = predict(trained.model, trained.results, out=tmp_path / "a")
+    small = predict(trained.model, trained.results, out=tmp_path / "b", memory="1KiB")
+    assert [row.answers for row in small.rows] == [
+        row.answers for row in in_blocks.rows
+    ]
+    monkeypatch.setattr(AbmilHead, "reads_blocks", False)
+    refused = predict(trained.model, trained.results, out=tmp_path / "c", memory="1KiB")
+    for row in refused.rows:
+        assert row.answers == ()
+        assert "memory must be >=" in row.error and "got 1.0 KiB" in row.error
+    whole = predict(trained.model, trained.results, out=tmp_path / "d", memory="64MiB")
+    assert [row.answers for row in whole.rows] == [
+        row.answers for row in in_blocks.rows
+    ]
 
 
 def test_slides_without_the_runs_settings_are_refused(

@@ -35,6 +35,7 @@ from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import Cohort, join_labels, known_patients
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import FoldCases
+from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import Floats, Reals, counted
 
 # cosine from which two mean embeddings nearly coincide, after the mean of all is subtracted
@@ -52,6 +53,7 @@ _MINUS_ZERO = np.float16(-0.0).view(np.uint16)
 _MAGNITUDE = np.uint16(0x7FFF)
 # embeddings whose largest value is smaller than 2**-10 lose too many bits in float16
 _LEAST_LARGEST = np.float16(2**-10).view(np.uint16)
+BLOCK_ROWS = 4096  # rows of embeddings that are hashed at a time
 _BLOCK = 1024  # number of rows that are compared with all others at a time
 
 
@@ -243,22 +245,53 @@ def contents_of(slides: Iterable[NamedTiles]) -> Contents:
     )
 
 
-def content_digest(tiles: Reals) -> str:
-    """Hash of embeddings (N, D); float32 values and the same values in float16 have one hash."""
-    return hashlib.sha256(rounded(tiles).data).hexdigest()
+def content_digest(tiles: Reals | EmbeddingRows) -> str:
+    """Hash of embeddings (N, D); float32 values and the same values in float16 have one hash.
+
+    Memory: one block of BLOCK_ROWS rows, three times. Rows on disk are read in blocks.
+    """
+    digest = hashlib.sha256()
+    largest = 0
+    for block in _blocks(tiles):
+        half, largest_of_block = _halved(block)
+        largest = max(largest, largest_of_block)
+        digest.update(half.data)
+    if not _fits_half(largest):
+        digest = hashlib.sha256()
+        for block in _blocks(tiles):
+            digest.update(np.ascontiguousarray(block, dtype=np.float32).data)
+    return digest.hexdigest()
 
 
 def rounded(x: Reals) -> Reals:
     """Values rounded to float16; unchanged in float32 if they do not fit into float16."""
+    half, largest = _halved(x)
+    return half if _fits_half(largest) else np.ascontiguousarray(x, dtype=np.float32)
+
+
+def _halved(x: Reals) -> tuple[npt.NDArray[np.float16], int]:
+    """Values rounded to float16, without -0, and the bits of the largest magnitude."""
     with np.errstate(over="ignore"):
         half = x.astype(np.float16, order="C")
     # bits without the sign have the order of the values; arithmetic in float16 is slow on a CPU
     bits = half.view(np.uint16)
-    largest = (bits & _MAGNITUDE).max(initial=0)
-    if not _LEAST_LARGEST <= largest < _INFINITE:
-        return np.ascontiguousarray(x, dtype=np.float32)
+    largest = int((bits & _MAGNITUDE).max(initial=0))
     bits[bits == _MINUS_ZERO] = 0
-    return half
+    return half, largest
+
+
+def _fits_half(largest: int) -> bool:
+    """True if values whose largest magnitude has these bits fit into float16."""
+    return bool(_LEAST_LARGEST <= largest < _INFINITE)
+
+
+def _blocks(tiles: Reals | EmbeddingRows) -> Iterator[Reals]:
+    """Blocks of BLOCK_ROWS rows."""
+    if isinstance(tiles, EmbeddingRows):
+        yield from tiles.blocks(BLOCK_ROWS)
+        return
+    for start in range(0, len(tiles), BLOCK_ROWS):
+        yield tiles[start : start + BLOCK_ROWS]
 
 
 def check_copies(

@@ -4,22 +4,30 @@ OUT/predictions_MODEL/ID.json    the prediction, and a key of model and files, t
 GRID/heatmap_MODEL/ID.h5         if requested: attention and contribution to each score, per tile
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from thinsection.config import from_mapping
-from thinsection.errors import InvalidInputError, StoreError, slide_boundary
+from thinsection.errors import (
+    BudgetError,
+    InvalidInputError,
+    StoreError,
+    slide_boundary,
+)
 from thinsection.evaluation.embeddings import open_embeddings
 from thinsection.evaluation.leaks import content_digest
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_json, write_json
 from thinsection.jobs.task import OnEvent, Report, Task
-from thinsection.predict.bags import Bag, bag_of
+from thinsection.predict.bags import Stored, StoredBag
+from thinsection.predict.heads.head import Head, HeadOutput
+from thinsection.predict.heads.pooled import BLOCK_ROWS
 from thinsection.predict.inputs import check_inputs, read_inputs
 from thinsection.predict.model_file import (
     Model,
@@ -33,7 +41,8 @@ from thinsection.run.task import set_threads
 from thinsection.stages.tiles import write_columns
 from thinsection.store.hdf5 import open_h5, read_values
 from thinsection.store.ledger import stage_key
-from thinsection.types import Floats, Reals
+from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.types import Floats, Reals, format_bytes
 from thinsection.weights.origin import slug
 from thinsection.weights.placement import resolve_device
 
@@ -78,6 +87,7 @@ class PredictTask(Task[Prediction, Prediction]):
     model_sum: str
     folder: Path  # OUT/predictions_MODEL
     device: str
+    budget_bytes: int  # memory for a bag that its head reads whole
     heatmaps: Path | None = None  # GRID/heatmap_MODEL; None writes none
 
     def __call__(
@@ -85,7 +95,7 @@ class PredictTask(Task[Prediction, Prediction]):
     ) -> Report[Prediction]:
         """See `Task.__call__`; a bad file gives a prediction with an error.
 
-        Memory: the model, and one bag: its embeddings and the head's memory (`Head.forward`).
+        Memory: see `through`.
         """
         set_threads(self.threads, torch_too=True)
         model = load_model(self.model)
@@ -148,12 +158,16 @@ class PredictTask(Task[Prediction, Prediction]):
         """Makes the prediction of the model, and writes it."""
         key = self._key(entry)
         paths = [Path(path) for path in entry.files]
-        slides, left_out = _read_slides(model, paths)
+        slides, left_out = _open_slides(model, paths)
         paths = [path for path in paths if path.stem not in left_out]
-        bag = bag_of(slides, paths, cells=model.heads[0].needs_cells)
+        bag = StoredBag(slides, paths)
         contents = [content_mark(content_digest(tiles)) for tiles in slides]
-        means = np.stack([tiles.mean(axis=0, dtype=np.float64) for tiles in slides])
-        del slides  # the bag may be a copy
+        means = np.stack(
+            [
+                StoredBag([tiles], [path]).mean()
+                for tiles, path in zip(slides, paths, strict=True)
+            ]
+        )
         stems = [path.stem for path in paths]
         names = name_marks(entry.name, entry.case_id, entry.patient_id, *stems)
         marks = [*names, *contents]
@@ -161,14 +175,19 @@ class PredictTask(Task[Prediction, Prediction]):
         seen = model.seen_as(names, contents, means)
         warnings = model.seen_warnings(seen, marks)
         logits, columns = through(
-            model, members, bag, self.device, tiles=self._draws(entry)
+            model,
+            members,
+            bag,
+            self.device,
+            tiles=self._draws(entry),
+            budget_bytes=self.budget_bytes,
         )
         answers = model.answers(logits, members)
         warnings += [
             f"without the slide {slide!r}: {why}" for slide, why in left_out.items()
         ]
-        mean = bag.features.mean(0, dtype=np.float64)
-        distance = model.usual.distance(mean, len(bag.features))
+        mean = means[0] if len(means) == 1 else bag.mean()
+        distance = model.usual.distance(mean, len(bag))
         threshold = model.card.threshold
         if distance > threshold:
             warnings.append(
@@ -190,19 +209,22 @@ class PredictTask(Task[Prediction, Prediction]):
         return prediction
 
 
-def _read_slides(
+def _open_slides(
     model: Model, paths: Sequence[Path]
-) -> tuple[list[Reals], dict[str, str]]:
+) -> tuple[list[Stored], dict[str, str]]:
     """Embeddings of the slides of a bag, and the reasons why some slides are left out.
 
     Raises StoreError: none of the slides can be used.
     """
-    slides: list[Reals] = []
+    slides: list[Stored] = []
     left_out: dict[str, str] = {}
 
     def read(path: Path) -> None:
         check_inputs(model.card.inputs, read_inputs(path), path.stem)
-        slides.append(open_embeddings(path)[:])
+        tiles = open_embeddings(path)
+        if isinstance(tiles, EmbeddingRows):
+            tiles.check()
+        slides.append(tiles)
 
     if len(paths) == 1:
         read(paths[0])
@@ -239,7 +261,13 @@ def score_column(name: str) -> str:
 
 @torch.inference_mode()
 def through(
-    model: Model, members: Sequence[int], bag: Bag, device: str, *, tiles: bool
+    model: Model,
+    members: Sequence[int],
+    bag: StoredBag,
+    device: str,
+    *,
+    tiles: bool,
+    budget_bytes: int,
 ) -> tuple[Floats, TileColumns]:
     """Logits (M, K) of some members, and per-tile columns (mean over members).
 
@@ -249,15 +277,20 @@ def through(
     score of ordered classes, and else to the logit itself. A head whose logits are not a sum over
     tiles has only attention.
 
-    Raises InvalidInputError: `tiles` for a head with neither attention nor evidence.
+    Memory: the model. A head that reads blocks (abmil, clam): four blocks of BLOCK_ROWS x D values
+    and 4 N (A + K) bytes for each member. Another head: the bag, 4 N D bytes of at most
+    `budget_bytes`, and its own memory (`Head.forward`).
+
+    Raises:
+        InvalidInputError: `tiles` for a head with neither attention nor evidence.
+        BudgetError: the bag must be read whole and is larger than `budget_bytes`.
     """
     target = model.card.target
-    where = resolve_device(device, mps=False)
-    inputs = bag.tensors(where)
     logits = []
     sums: TileColumns = {}
-    for member in members:
-        output = model.heads[member].to(where)(*inputs)
+    for member, output in _outputs(
+        model, members, bag, resolve_device(device, mps=False), budget_bytes
+    ):
         logits.append(output.logits.double().cpu().numpy())
         if not tiles:
             continue
@@ -276,6 +309,53 @@ def through(
             sums[name] = sums.get(name, 0) + values
     means: TileColumns = {name: values / len(members) for name, values in sums.items()}
     return np.stack(logits), means
+
+
+def _outputs(
+    model: Model,
+    members: Sequence[int],
+    bag: StoredBag,
+    device: torch.device,
+    budget_bytes: int,
+) -> Iterator[tuple[int, HeadOutput]]:
+    """Yields each member and its output; see `through`."""
+    heads = {member: model.heads[member].to(device) for member in members}
+    if all(head.reads_blocks for head in heads.values()):
+        values = _values_of_blocks(heads, bag, device)
+        for member, head in heads.items():
+            yield member, head.of_values(*values.pop(member))
+        return
+    if bag.num_bytes > budget_bytes:
+        raise BudgetError(
+            f"memory must be >= {format_bytes(bag.num_bytes)} for {len(bag)} tiles, which head "
+            f"{model.card.head.head!r} reads at once, got {format_bytes(budget_bytes)}; raise "
+            "memory=..., or train head 'abmil', which reads tiles in blocks"
+        )
+    inputs = bag.read(cells=model.heads[0].needs_cells).tensors(device)
+    for member, head in heads.items():
+        yield member, head(*inputs)
+
+
+def _values_of_blocks(
+    heads: Mapping[int, Head], bag: StoredBag, device: torch.device
+) -> dict[int, list[Tensor]]:
+    """Values of all tiles for each head; the heads share each block, which is read once."""
+    values: dict[int, list[Tensor]] = {}
+    start = 0
+    for block in bag.blocks(BLOCK_ROWS):
+        end = start + len(block)
+        tensor = torch.from_numpy(block).to(device)
+        for member, head in heads.items():
+            parts = head.of_block(tensor)
+            # small tensors that are kept between the blocks would split the freed memory
+            if member not in values:
+                values[member] = [
+                    part.new_empty(len(bag), *part.shape[1:]) for part in parts
+                ]
+            for whole, part in zip(values[member], parts, strict=True):
+                whole[start:end] = part
+        start = end
+    return values
 
 
 def tile_scores(evidence: Reals, target: Target) -> Reals:

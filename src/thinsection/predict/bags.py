@@ -6,8 +6,9 @@ rows are read from the file (`EmbeddingRows`): 2,048 of 20,000 tiles are a tenth
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -21,12 +22,13 @@ from thinsection.evaluation.embeddings import check_finite, open_embeddings
 from thinsection.store.hdf5 import open_h5, read_values
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, check_numbers
-from thinsection.types import Closing, CoordsL0, Reals
+from thinsection.types import Closing, CoordsL0, Floats, Reals
 
 PREFETCH = 1  # number of bags that are read ahead
 # largest index that is kept in memory for a slide whose rows are not
 INDEX_BYTES = 8192
 SMALL_BYTES = 1 << 20  # a bag in memory of at most this size is not read in the thread
+SUM_ROWS = 512  # rows that are summed or copied at a time
 SLIDE_GAP = 1024  # number of empty cells between the slides of a bag
 
 Rows = npt.NDArray[np.int64]
@@ -172,24 +174,98 @@ class Bags(Closing):
         self._small.clear()
 
 
-def bag_of(slides: Sequence[Reals], paths: Sequence[Path], *, cells: bool) -> Bag:
-    """Bag of slides whose embeddings are read already.
+@dataclass(frozen=True)
+class StoredBag:
+    """Tiles of a case in its files, one slide after the other, which are read in blocks.
 
     Raises DatasetError: see `Bags.read`.
     """
-    _check_slides(slides, paths)
-    return Bag(_joined(slides, paths), _read_cells(paths) if cells else None)
+
+    slides: Sequence[Stored]
+    paths: Sequence[Path]
+
+    def __post_init__(self) -> None:
+        _check_slides(self.slides, self.paths)
+        for slide, path in zip(self.slides, self.paths, strict=True):
+            if isinstance(slide, EmbeddingRows):
+                slide.check()
+            else:
+                _check_values(slide, path)
+
+    def __len__(self) -> int:
+        return sum(len(slide) for slide in self.slides)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tiles in float32."""
+        return 4 * len(self) * self.dim
+
+    @property
+    def dim(self) -> int:
+        """Channels of an embedding."""
+        return int(self.slides[0].shape[1])
+
+    def blocks(self, num_rows: int) -> Iterator[npt.NDArray[np.float32]]:
+        """Yields the tiles in blocks of `num_rows`, also across slides; the last may be smaller.
+
+        Memory: two blocks.
+        """
+        block = np.empty((0, self.dim), np.float32)
+        for slide in self.slides:
+            start = 0
+            while start < len(slide):
+                rows = slide[start : start + num_rows - len(block)]
+                start += len(rows)
+                block = rows if not len(block) else np.concatenate([block, rows])
+                if len(block) == num_rows:
+                    yield np.ascontiguousarray(block, dtype=np.float32)
+                    block = block[:0]
+        if len(block):
+            yield np.ascontiguousarray(block, dtype=np.float32)
+
+    def mean(self) -> Floats:
+        """Mean of the tiles (D,), summed row by row."""
+        return mean_of_blocks(self.blocks(SUM_ROWS))
+
+    def read(self, *, cells: bool) -> Bag:
+        """All tiles. Memory: `num_bytes`, and a block."""
+        features = np.empty((len(self), self.dim), np.float32)
+        start = 0
+        for block in self.blocks(SUM_ROWS):
+            features[start : start + len(block)] = block
+            start += len(block)
+        return Bag(features, _read_cells(self.paths) if cells else None)
+
+
+def mean_of_blocks(blocks: Iterable[Reals]) -> Floats:
+    """Mean over the rows of all blocks in float64: the bits that NumPy gives for one array.
+
+    Memory: one block in float64.
+    """
+    total = None
+    count = 0
+    for block in blocks:
+        # the sum so far is the first row, so that rows are added in their order
+        rows = block if total is None else np.concatenate([total[None], block])
+        total = rows.sum(axis=0, dtype=np.float64)
+        count += len(block)
+    assert total is not None, "a bag has tiles"
+    return np.asarray(total / count)
 
 
 def _joined(slides: Sequence[Reals], paths: Sequence[Path]) -> npt.NDArray[np.float32]:
     """Embeddings of all slides as finite float32."""
     joined = slides[0] if len(slides) == 1 else np.concatenate(slides)
     features = np.ascontiguousarray(joined, dtype=np.float32)
-    # a sum in float32 may overflow although every value is finite, so check them one by one
-    if not np.isfinite(features.sum()):
-        ids = [f"row {i} of {paths[0].name}" for i in range(len(features))]
-        check_finite(features, ids)
+    _check_values(features, paths[0])
     return features
+
+
+def _check_values(tiles: Reals, path: Path) -> None:
+    """Raises InvalidInputError: a value is not finite."""
+    # a sum in float32 may overflow although every value is finite, so check them one by one
+    if not np.isfinite(tiles.sum()):
+        check_finite(tiles, [f"row {i} of {path.name}" for i in range(len(tiles))])
 
 
 def _check_slides(slides: Sequence[Stored], paths: Sequence[Path]) -> None:

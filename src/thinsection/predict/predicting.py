@@ -76,7 +76,7 @@ from thinsection.store.identity import file_sum
 from thinsection.store.ledger import SLIDES
 from thinsection.store.outcome import known_slides
 from thinsection.tiles.budget import StreamConfig
-from thinsection.types import Document, counted, ignore_message
+from thinsection.types import Document, counted, ignore_message, parse_bytes
 from thinsection.weights.origin import slug
 
 if TYPE_CHECKING:
@@ -219,7 +219,8 @@ def predict(
             it in a notebook, and nothing in a script.
         on_message: called with lines of text for the user.
 
-    Memory: as `run`, then in each worker one bag, 4 N D bytes, and the head's own memory.
+    Memory: as `run`, then in each worker that of `answering.through`. A bag that a head must read
+    whole (4 N D bytes) is a row with an error if it is larger than `memory`.
 
     Raises:
         InvalidInputError: embeddings with another encoder, commit, tile_px, tile_mpp, ...
@@ -289,6 +290,7 @@ def predict(
         model_sum=model_sum,
         folder=home / name,
         device=config.predict.device,
+        budget_bytes=parse_bytes(config.stream.memory),
         heatmaps=heatmaps_folder,
     )
     entries = list(_bags(source.files, patient_by_slide, cohort))

@@ -202,6 +202,8 @@ class EmbeddingRows:
                 is_run = isinstance(rows, slice) and rows.step in (None, 1)
                 if is_run and len(data.shape) == 2:
                     return np.asarray(data[rows])
+                if is_run and len(data.shape) == 3:
+                    return np.asarray(data[0, rows])
                 return np.asarray(data[...]).reshape(self.shape)[rows]
         # this applies NumPy's rules and errors for masks and negative numbers
         wanted = np.arange(len(self))[rows]

@@ -63,6 +63,8 @@ class Head(nn.Module, ABC):
     recipe: ClassVar[Recipe] = Recipe()
     bag_weight = 1.0  # weight of the bag's loss; `extra_loss` has the rest
     needs_cells = False  # whether `forward` reads where tiles lie
+    # whether a bag can be read in blocks: `of_block` and `of_values` give what `forward` gives
+    reads_blocks = False
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__()
@@ -106,6 +108,14 @@ class Head(nn.Module, ABC):
 
         Memory: 4 N (D + H + 3 attention_dim) bytes in inference unless the head says otherwise.
         """
+
+    def of_block(self, block: Tensor) -> tuple[Tensor, ...]:
+        """Values (n, ...) of BLOCK_ROWS tiles, or fewer in the last block, for `of_values`."""
+        raise NotImplementedError(f"{type(self).__name__} reads whole bags")
+
+    def of_values(self, *values: Tensor) -> HeadOutput:
+        """Logits, attention and evidence of a bag from the values (N, ...) of its tiles."""
+        raise NotImplementedError(f"{type(self).__name__} reads whole bags")
 
     def extra_loss(
         self, output: HeadOutput, target: Tensor, criterion: Criterion
@@ -198,10 +208,20 @@ class OrdinalHead(Head):
         self.thresholds = Thresholds(outputs)
         self.bag_weight = self.score.bag_weight
         self.needs_cells = self.score.needs_cells
+        self.reads_blocks = self.score.reads_blocks
 
     def forward(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`."""
         output = self.score(embeddings, coords)
+        return output._replace(logits=self.thresholds(output.logits))
+
+    def of_block(self, block: Tensor) -> tuple[Tensor, ...]:
+        """See `Head.of_block`."""
+        return self.score.of_block(block)
+
+    def of_values(self, *values: Tensor) -> HeadOutput:
+        """See `Head.of_values`."""
+        output = self.score.of_values(*values)
         return output._replace(logits=self.thresholds(output.logits))
 
     def extra_loss(

@@ -69,6 +69,14 @@ class AbmilHead(Head):
     """sum of a_n (W h_n) + b, h = projection of x, a = softmax over tiles of a gated score."""
 
     branches = False  # whether each output has an attention of its own
+    reads_blocks = True
+
+    def __init_subclass__(cls) -> None:
+        """A subclass with another `forward` or `pool` reads whole bags unless it says otherwise."""
+        super().__init_subclass__()
+        is_same = cls.forward is AbmilHead.forward and cls.pool is AbmilHead.pool
+        if not is_same and "reads_blocks" not in vars(cls):
+            cls.reads_blocks = False
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__(dim, outputs, settings)
@@ -87,27 +95,36 @@ class AbmilHead(Head):
             return self.pool(self.embed(embeddings))
         # the loss of CLAM reads projected tiles
         keeps_hidden = self.bag_weight != 1
-        scores = []
-        values = []
+        parts = []
         projected = []
         for block in torch.split(embeddings, BLOCK_ROWS):
             hidden = self.embed(block)
-            scores.append(self.attention(hidden))
-            values.append(hidden @ self.classifier.weight.T)
+            parts.append(self._of_hidden(hidden))
             if keeps_hidden:
                 projected.append(hidden)
-        attention = torch.cat(scores).softmax(0)
-        evidence = attention * torch.cat(values)
-        logits = evidence.sum(0) + self.classifier.bias
         instances = torch.cat(projected) if keeps_hidden else None
-        return HeadOutput(logits, attention, evidence, instances)
+        values = (torch.cat(column) for column in zip(*parts, strict=True))
+        return self.of_values(*values)._replace(instances=instances)
+
+    def of_block(self, block: Tensor) -> tuple[Tensor, ...]:
+        """Scores (n, A) and class values (n, K) of tiles (n, D)."""
+        return self._of_hidden(self.embed(block))
+
+    def _of_hidden(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (n, A) and class values (n, K) of projected tiles (n, H)."""
+        return self.attention(hidden), hidden @ self.classifier.weight.T
+
+    def of_values(self, *values: Tensor) -> HeadOutput:
+        """See `Head.of_values`: the values are scores (N, A) and class values (N, K)."""
+        scores, class_values = values
+        attention = scores.softmax(0)
+        evidence = attention * class_values
+        logits = evidence.sum(0) + self.classifier.bias
+        return HeadOutput(logits, attention, evidence)
 
     def pool(self, hidden: Tensor) -> HeadOutput:
         """Logits, attention and evidence of projected tiles (N, H)."""
-        attention = self.attention(hidden).softmax(0)
-        evidence = attention * (hidden @ self.classifier.weight.T)
-        logits = evidence.sum(0) + self.classifier.bias
-        return HeadOutput(logits, attention, evidence, hidden)
+        return self.of_values(*self._of_hidden(hidden))._replace(instances=hidden)
 
 
 class ClamHead(AbmilHead):
