@@ -170,10 +170,10 @@ def _column(values: Sequence[Json]) -> Floats:
     try:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError):
-        return np.array([_number(value) for value in values], dtype=np.float64)
+        return np.array([number_or_nan(value) for value in values], dtype=np.float64)
 
 
-def _number(value: Json) -> float:
+def number_or_nan(value: Json) -> float:
     """A number as float; NaN for a text that is none, and for lists and tables."""
     try:
         return float(value)

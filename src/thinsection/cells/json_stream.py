@@ -12,7 +12,7 @@ from typing import BinaryIO, cast
 from thinsection.types import MIB, Json
 
 # a value that is read as a whole, such as one cell
-MAX_VALUE_CHARS = 16 * MIB
+MAX_VALUE_CHARS = 4 * MIB
 _READ_BYTES = MIB
 _SPACE = re.compile(r"[ \t\r\n]*")
 _SHOWN_CHARS = 20
@@ -21,7 +21,7 @@ _SHOWN_CHARS = 20
 class JsonStream:
     """Position in a JSON text that is read from a file.
 
-    Memory: some 20 times the longest value that is read as a whole, at least 20 MiB.
+    Memory: some 20 times the longest value that is read as a whole, at most 80 MiB.
 
     Args:
         file: the open file.
@@ -115,6 +115,18 @@ class JsonStream:
         place = int(words[1].replace(",", "")) if words else 0
         near_end = self._num_before + len(self._text) - 64
         return "Unterminated string" in str(fault) or place >= near_end
+
+    def skip(self) -> None:
+        """Passes over the next value; a long list or table is not held."""
+        match self.peek():
+            case "[":
+                for _ in self.items():
+                    self.skip()
+            case "{":
+                for _ in self.members():
+                    self.skip()
+            case _:
+                self.value()
 
     def items(self) -> Iterator[None]:
         """Enters a list and yields before each item, which the caller reads."""

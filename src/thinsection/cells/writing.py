@@ -12,7 +12,7 @@ import numpy as np
 from thinsection.cells.batch import CellBatch
 from thinsection.cells.ids import RepeatedIds
 from thinsection.cells.outlines import MIN_POINTS, Flags, Outlines
-from thinsection.cells.place import CellSlide, Placement
+from thinsection.cells.place import CellSlide, Placement, PlacementCheck
 from thinsection.cells.spill import BLOCK_PX, BlockSpill, block_keys
 from thinsection.cells.table import (
     BBOX,
@@ -32,11 +32,11 @@ from thinsection.types import Document, Floats
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from thinsection.qc.tissue import TissueMask
+
 _CODE = "class_code"  # in the temporary file, in place of the class
 _MAX_MEASUREMENTS = 1000
 _MAX_CLASSES = 10_000
-# largest share of cells outside the slide of a file that is used
-_MAX_OUTSIDE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def write_cells(
     slide: CellSlide,
     origin: CellOrigin,
     placement: Placement,
-    checks: "Sequence[CenterCheck]" = (),
+    tissue: "TissueMask | None" = None,
 ) -> CellTable:
     """Writes the cells of a file as the table of a slide, atomically.
 
@@ -67,7 +67,7 @@ def write_cells(
         slide: the slide on which they lie.
         origin: their file.
         placement: how the file's coordinates become level-0 px.
-        checks: see all centres, and may refuse the file.
+        tissue: the slide's tissue, on which most cells must lie; None if it is not known.
 
     Memory: some 150 MiB, whatever the number of cells.
 
@@ -81,7 +81,8 @@ def write_cells(
         BlockSpill(path.parent) as spill,
         RepeatedIds(path.parent) as ids,
     ):
-        sorter = _Sorter(spill, ids, slide, placement, checks)
+        check = PlacementCheck(slide, placement, tissue)
+        sorter = _Sorter(spill, ids, slide, placement, check)
         for batch in batches:
             sorter.add(batch)
         counts = sorter.finish(origin.path)
@@ -101,6 +102,7 @@ def write_cells(
                 "scale_xy": list(placement.scale_xy),
                 "offset_l0": list(placement.offset_l0),
             },
+            "on_tissue": check.on_tissue,
             "block_px": BLOCK_PX,
             "counts": {
                 "read": counts.read,
@@ -126,16 +128,6 @@ def write_cells(
     return CellTable(path)
 
 
-class CenterCheck:
-    """Sees the centres of all cells that lie on the slide, and may refuse their file."""
-
-    def add(self, centers_l0: Floats) -> None:
-        """Sees centres (N, 2)."""
-
-    def finish(self, path: str) -> None:
-        """Raises InvalidInputError: the cells of the file do not fit the slide."""
-
-
 class _Sorter:
     """Measures cells, counts those that cannot be used, and hands the others to the spill."""
 
@@ -145,22 +137,20 @@ class _Sorter:
         ids: RepeatedIds,
         slide: CellSlide,
         placement: Placement,
-        checks: "Sequence[CenterCheck]",
+        check: PlacementCheck,
     ) -> None:
         self._spill = spill
         self._ids = ids
         self._slide = slide
         self._placement = placement
-        self._checks = checks
+        self._check = check
         self._num_read = 0
         self._num_kept = 0
-        self._num_outside = 0
         self._refused: Counter[str] = Counter()
         self._changed: Counter[str] = Counter()
         self._measurements: dict[str, None] = {}
         self.classes: dict[str, int] = {}  # code of each class
         self.bounds = np.array([np.inf, np.inf, -np.inf, -np.inf])
-        self._extent = self.bounds.copy()  # of all centres, also of those outside
 
     def add(self, batch: CellBatch) -> None:
         """Takes the cells of one batch."""
@@ -187,8 +177,6 @@ class _Sorter:
             return
         outlines = outlines.take(kept)
         centers = centers[kept]
-        for check in self._checks:
-            check.add(centers)
         bounds = outlines.bounds()
         has_points = outlines.num_points > 0
         bounds[~has_points] = np.tile(centers[~has_points], 2)
@@ -242,23 +230,17 @@ class _Sorter:
             "with coordinates that are no numbers": ~outlines.are_finite(),
             "of fewer than three points": (num_points > 0) & (num_points < MIN_POINTS),
             "without area": ~has_center,
-            "outside the slide": ~inside,
         }
         for reason, has_fault in reasons.items():
             is_refused = has_fault & kept
             if is_refused.any():
                 self._refused[reason] += int(np.count_nonzero(is_refused))
                 kept &= ~is_refused
-                if reason == "outside the slide":
-                    self._num_outside += int(np.count_nonzero(is_refused))
-                    self._stretch(centers[is_refused])
-        if kept.any():
-            self._stretch(centers[kept])
-        return kept
-
-    def _stretch(self, centers: Floats) -> None:
-        self._extent[:2] = np.minimum(self._extent[:2], centers.min(axis=0))
-        self._extent[2:] = np.maximum(self._extent[2:], centers.max(axis=0))
+        self._check.add(centers[kept])
+        is_outside = kept & ~inside
+        if is_outside.any():
+            self._refused["outside the slide"] += int(np.count_nonzero(is_outside))
+        return np.asarray(kept & inside)
 
     def _id_column(self, batch: CellBatch, numbers: Any, kept: Flags) -> "pa.Array":
         """Ids of the kept cells; the number of a cell in the file where it has none."""
@@ -311,24 +293,12 @@ class _Sorter:
             refused=dict(self._refused.most_common()),
             changed=dict(self._changed.most_common()),
         )
-        num_placed = self._num_kept + self._num_outside
-        if self._num_outside > _MAX_OUTSIDE * num_placed:
-            width, height = self._slide.size_l0
-            left, top, right, bottom = self._extent
-            raise InvalidInputError(
-                f"cells must lie on the slide of {width} x {height} px, got "
-                f"{self._num_outside:,} of {num_placed:,} outside, x from {left:.0f} to "
-                f"{right:.0f} and y from {top:.0f} to {bottom:.0f} (read as "
-                f"{self._placement.rule}) in {path!r}; state their frame, or use "
-                "the slide's own file"
-            )
+        self._check.finish(path)
         if not self._num_kept:
             reasons = f" ({counts.sentence()})" if self._num_read else ""
             raise InvalidInputError(
                 f"cells must be at least one, got none in {path!r}{reasons}"
             )
-        for check in self._checks:
-            check.finish(path)
         num_repeated = self._ids.count()
         if num_repeated:
             changed = {**counts.changed, "with the id of another cell": num_repeated}
