@@ -4,7 +4,6 @@ import json
 import re
 import statistics
 import tracemalloc
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,12 +29,14 @@ from thinsection.run.calibration import (
     is_quick,
     is_stored,
     measurement,
+    refute_rate,
     store_calibration,
 )
 from thinsection.run.cost import (
     ASSUMED_EFFICIENCY,
     GPUS,
     MARGIN,
+    WEIGHTS_BYTES_PER_S,
     Gpu,
     GridSize,
     MemoryPlan,
@@ -49,6 +50,7 @@ from thinsection.run.measuring import (
     measure_decoding,
     measure_encoder,
     measure_maps,
+    measure_start,
     measure_transformer,
     network_size,
 )
@@ -60,6 +62,7 @@ from thinsection.run.plan import (
     planned_gpu,
     slide_size,
 )
+from thinsection.run.run import run
 from thinsection.slide import open_slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.formats.segments import SegmentCache
@@ -81,7 +84,11 @@ ENCODER = EncoderSize(
     weights_bytes=50 * MIB, batch_bytes=400 * MIB, dim=1280, flops_per_tile=8e9
 )
 MACHINE = Calibration(
-    process_bytes=300 * MIB, start_s=5.0, decode_px_per_s=1e8, slide_s=0.5
+    process_bytes=300 * MIB,
+    start_s=5.0,
+    libraries_s=1.5,
+    decode_px_per_s=1e8,
+    slide_s=0.5,
 )
 
 
@@ -194,23 +201,27 @@ def test_a_slow_measurement_is_not_made() -> None:
 
 def test_on_a_cpu_time_adds_up_and_is_shared_by_the_cpus() -> None:
     one = time(1000, cpus=1)
+    # the process, the libraries of the encoder, and its weights
+    assert one.start_s == pytest.approx(5 + 1.5 + 50 * MIB / WEIGHTS_BYTES_PER_S)
     assert one.encode_s == 40
     assert one.decode_s == pytest.approx(0.65536)
     assert one.prepare_s == pytest.approx(0.51)
-    assert one.wall_s == pytest.approx(one.cpu_s) == pytest.approx(46.16536)
+    rest_s = 40 + 0.65536 + 0.51
+    assert one.wall_s == pytest.approx(one.cpu_s) == pytest.approx(one.start_s + rest_s)
     two = time(1000, cpus=2)
-    assert two.wall_s - 5 == pytest.approx((one.wall_s - 5) / 2)
+    assert two.wall_s - one.start_s == pytest.approx(rest_s / 2)
+    tiles = replace(planner(), encoder=None).time([slide(1000)], cpus=1)
+    assert tiles.start_s == 5.0
 
 
 def test_on_a_gpu_the_slower_of_decoding_and_encoding_sets_the_pace() -> None:
     card = find_gpu("a40")
     plan = time(10**6, cpus=1, gpu=card, rate=1)
     assert plan.encode_s == pytest.approx(8e15 / (149.7e12 * ASSUMED_EFFICIENCY))
-    assert plan.wall_s == pytest.approx(
-        5 + 655.36 + 0.51
-    )  # decoding on one CPU is slower
+    # decoding on one CPU is slower
+    assert plan.wall_s == pytest.approx(plan.start_s + 655.36 + 0.51)
     many = time(10**6, cpus=64, gpu=card, rate=1)
-    assert many.wall_s == pytest.approx(5 + many.encode_s)
+    assert many.wall_s == pytest.approx(many.start_s + many.encode_s)
 
 
 def test_every_gpu_of_the_issue_is_known_and_another_name_is_helped() -> None:
@@ -247,6 +258,94 @@ def test_a_machine_is_measured_once_and_an_encoder_once(
     path.write_text("{ torn")
     calibrate(machine)
     assert calls == ["machine", "encoder", "machine"]
+
+
+def test_a_busy_machine_is_measured_again_once_it_is_quieter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    calls = list[float]()
+    load = 3.0
+
+    def machine() -> Calibration:
+        calls.append(load)
+        return replace(MACHINE, load=load)
+
+    monkeypatch.setattr(calibration, "load_per_cpu", lambda: load)
+    calibrate(machine)
+    measurement("encoders", "lite0", lambda: 2.0)
+    load = 2.0  # as busy as then
+    calibrate(machine)
+    assert is_stored("encoders", "lite0") and calls == [3.0]
+    load = 0.2
+    calibrate(machine)
+    # the rates of encoders beside the same work are forgotten too
+    assert not is_stored("encoders", "lite0") and calls == [3.0, 0.2]
+    load = 0.0
+    calibrate(machine)
+    assert calls == [3.0, 0.2]
+
+
+def test_a_rate_that_a_whole_run_exceeds_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def refuted(name: str, tiles_per_s: float) -> bool:
+        return refute_rate(
+            name,
+            precision="fp32",
+            tile_px=256,
+            engine="openvino 1",
+            tiles_per_s=tiles_per_s,
+        )
+
+    assert not refuted("efficientnet_lite0", 1e9)  # nothing is stored
+    key = "efficientnet_lite0|fp32|256|openvino 1"
+    rates = {key: 50.0, "other|fp32|256|openvino 1": 1.0}
+    operations = {"fp32|openvino 1": 1e12, "bf16|openvino 1": 1e12}
+    store_calibration(replace(MACHINE, encoders=rates, operations=operations))
+    assert not refuted("efficientnet_lite0", 49.0) and is_stored("encoders", key)
+    assert refuted("efficientnet_lite0", 51.0) and not is_stored("encoders", key)
+    assert is_stored("encoders", "other|fp32|256|openvino 1")
+    size = declared_size("uni2_h", tile_px=256)
+    assert size is not None
+    assert not refuted("uni2_h", 0.99e12 / size.flops_per_tile)
+    assert is_stored("operations", "fp32|openvino 1")
+    assert refuted("uni2_h", 1.01e12 / size.flops_per_tile)
+    assert not is_stored("operations", "fp32|openvino 1")
+    assert is_stored("operations", "bf16|openvino 1")
+
+
+def test_a_run_refutes_a_rate_that_is_far_too_low(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_he_slide(tmp_path / "a.tiff", (1000, 800))
+    engine = engine_version("torch")
+    keys = [
+        f"efficientnet_lite0|{precision}|256|{engine}" for precision in ("fp32", "bf16")
+    ]
+    store_calibration(replace(MACHINE, encoders=dict.fromkeys(keys, 1e-3)))
+    summary = run(
+        [tmp_path / "a.tiff"],
+        out=tmp_path / "out",
+        pretrained=False,
+        precision="fp32",
+        device="cpu",
+        overview=False,
+    )
+    assert summary.counts["done"] == 1
+    assert [is_stored("encoders", key) for key in keys] == [False, True]
+
+
+@pytest.mark.check  # ten processes
+def test_the_start_of_a_run_is_measured_in_whole_runs() -> None:
+    start = measure_start()
+    assert 0.1 < start.start_s < 20
+    assert 0.02 < start.slide_s < 10
+    # PyTorch alone takes longer than this
+    assert 0.2 < start.libraries_s < 30
 
 
 def test_decoding_is_measured_in_a_plausible_range() -> None:
@@ -295,8 +394,8 @@ def advised(*, rate: float, fast: bool, half_size: float, gpu: str = "") -> str:
 def test_fast_is_advised_only_where_it_saves_a_tenth_of_the_time() -> None:
     told = advised(rate=1000, fast=True, half_size=3e7)
     assert "decoding takes 7 CPU-s; with --resample fast it takes 2" in told
-    # 5 s of start, 0.6 to prepare, 1 to encode
-    assert "the run 9 s in place of 13 s" in told
+    # 6.6 s of start, 0.6 to prepare, 1 to encode
+    assert "the run 10 s in place of 15 s" in told
     assert advised(rate=1000, fast=False, half_size=3e7) == ""  # levels suffice
     assert advised(rate=1000, fast=True, half_size=0.0) == ""  # not measured
     assert advised(rate=1000, fast=True, half_size=1.1e7) == ""  # hardly faster
@@ -457,6 +556,7 @@ def test_a_notebook_shows_a_plan_as_bars_of_its_parts() -> None:
         ),
         gpu=None,
         measured_on="2026-11-29",
+        load=2.5,
         warnings=("too little",),
     )
     assert repr(shown).startswith("RunPlan(2 slides, 301 tiles, 93 s, ")
@@ -465,6 +565,8 @@ def test_a_notebook_shows_a_plan_as_bars_of_its_parts() -> None:
     assert widths == [3, 6, 90, 180, 180, 90]
     assert "&lt;b&gt; does not open" in page and "too little" in page
     assert "measured on 2026-11-29" in page
+    assert "The machine was busy then (2.5 processes per CPU)" in page
+    assert "busy" not in replace(shown, load=0.5).rates_note
 
 
 def test_bf16_is_proposed_with_its_gain_and_its_error_on_tiles_of_the_slide(
@@ -569,16 +671,6 @@ def test_a_plan_of_a_known_encoder_on_a_measured_machine_imports_no_torch(
     assert measured.cpu_seconds < 1.5
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """On a busy machine threads that wait for each other spend the CPU-time of a rate."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_one_rate_of_operations_holds_for_another_vision_transformer() -> None:
     """`plip`, with its 12 layers of 768 and 50 tokens, is unlike what is measured."""
     operations = measure_transformer(precision="fp32", engine="torch")

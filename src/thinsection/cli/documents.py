@@ -168,6 +168,7 @@ class PlanDocument:
     decode_s: float
     encode_s: float
     measured_on: str
+    load: float
     slides: tuple[PlannedSlide, ...]
     unreadable: tuple[Failure, ...]
     warnings: tuple[str, ...]
@@ -190,6 +191,7 @@ class PlanDocument:
             gpu_parts=memory.gpu,
             seconds=plan.time.wall_s,
             measured_on=plan.measured_on,
+            load=plan.load,
             slides=tuple(copied(PlannedSlide, slide) for slide in plan.slides),
             unreadable=_failures(plan.unreadable),
             warnings=plan.warnings,

@@ -7,6 +7,8 @@ versions.
 
 import hashlib
 import json
+import math
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -14,6 +16,7 @@ from importlib.metadata import version
 from typing import Literal, TypeVar
 
 from thinsection.config import user_cache_dir
+from thinsection.encode.sizes import declared_size
 from thinsection.files.atomic import write_json
 from thinsection.machine import cpu_count, cpu_model
 from thinsection.types import Document
@@ -22,6 +25,9 @@ _FILE = "plan.json"
 # number of tiles that `_PEAK_SCRIPT` encodes, in batches: 1 + 1/3 + 1, rounded up
 _PEAK_BATCHES = 2.5
 _PEAK_TIMES = 3  # processes whose peak memory is measured
+# Load per CPU from which rates are marked as measured beside other work, which makes them too low:
+# the cores share caches, memory and clock.
+BUSY_LOAD = 0.75
 _PEAK_FLOPS = 2e12  # most operations of all peak measurements that count as quick
 
 Engine = Literal["torch", "openvino"]
@@ -35,9 +41,14 @@ class Calibration:
     """Rates of one machine."""
 
     measured_on: str = ""  # day in UTC, such as 2026-11-29
+    # processes per CPU that ran or waited for a CPU before the measurement
+    load: float = 0.0
     # peak resident memory of a process that has loaded the libraries
     process_bytes: int
-    start_s: float  # CPU-seconds until the libraries are loaded
+    # CPU-seconds of a run to the tile grid of a drawn slide, without `slide_s`
+    start_s: float
+    # further CPU-seconds of a run with an encoder: it loads PyTorch, OpenVINO and a small network
+    libraries_s: float = 0.0
     decode_px_per_s: float  # JPEG pixels decoded per CPU-second
     # pixels of the JPEG per CPU-second if it is decoded at half its size; 0 if not measured
     half_size_px_per_s: float = 0.0
@@ -82,14 +93,28 @@ def machine_key() -> str:
     parts += [version(name) for name in ("thinsection", "torch", "simplejpeg", "numpy")]
     # version of the measured code: change a string when the code becomes faster or slower, so that
     # stored rates are measured again
-    parts += ["half size", "three networks", "operations", "no SciPy"]
+    parts += ["half size", "three networks", "operations", "whole runs", "one thread"]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
 
-def calibrate(measure: Callable[[], Calibration]) -> Calibration:
-    """Stored measurements of this machine, or new ones if there are none."""
-    machine = stored_calibration()
+def load_per_cpu() -> float:
+    """Processes per CPU of this machine that run or wait for a CPU, over the last minute."""
+    if not hasattr(os, "getloadavg"):
+        return 0.0
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
+def is_outdated(machine: Calibration | None) -> bool:
+    """True if the machine must be measured: never done, or done while it was busier than now."""
     if machine is None:
+        return True
+    return machine.load > BUSY_LOAD and load_per_cpu() < machine.load / 2
+
+
+def calibrate(measure: Callable[[], Calibration]) -> Calibration:
+    """Stored measurements of this machine, or new ones if they are outdated."""
+    machine = stored_calibration()
+    if machine is None or is_outdated(machine):
         machine = measure()
         store_calibration(machine)
     return machine
@@ -116,6 +141,48 @@ def measurement(table: Table, key: str, measure: Callable[[], Value]) -> Value:
         values = {**values, key: measure()}
         store_calibration(replace(machine, **{table: values}))  # type: ignore[arg-type]
     return values[key]
+
+
+def refute_rate(
+    name: str, *, precision: str, tile_px: int, engine: str, tiles_per_s: float
+) -> bool:
+    """Forgets the stored rate of an encoder that a whole run has exceeded; True if it did.
+
+    A run also reads and decodes, so the encoder alone is faster than the run. The next plan
+    measures the rate again.
+
+    Args:
+        name: encoder, as in the settings of a run.
+        precision: precision of the run.
+        tile_px: edge of its tiles.
+        engine: engine with its version, such as 'openvino 2026.4.1'.
+        tiles_per_s: encoded tiles of the run per CPU-second of its process.
+    """
+    machine = stored_calibration()
+    if machine is None:
+        return False
+    key = encoder_key(name, precision=precision, tile_px=tile_px, engine=engine)
+    arithmetic = f"{precision}|{engine}"
+    size = declared_size(name, tile_px=tile_px)
+    if machine.encoders.get(key, math.inf) < tiles_per_s:
+        kept = {other: rate for other, rate in machine.encoders.items() if other != key}
+        store_calibration(replace(machine, encoders=kept))
+        return True
+    if size is None or not size.is_transformer:
+        return False
+    operations = machine.operations.get(arithmetic, math.inf)
+    if operations / size.flops_per_tile >= tiles_per_s:
+        return False
+    kept = {
+        other: rate for other, rate in machine.operations.items() if other != arithmetic
+    }
+    store_calibration(replace(machine, operations=kept))
+    return True
+
+
+def encoder_key(name: str, *, precision: str, tile_px: int, engine: str) -> str:
+    """Key of the measurements of an encoder; `engine` has its version."""
+    return f"{name}|{precision}|{tile_px}|{engine}"
 
 
 def store_calibration(calibration: Calibration) -> None:

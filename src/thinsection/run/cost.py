@@ -35,6 +35,8 @@ MASK_BYTES_PER_PX = 12
 CHECKED_BYTES_PER_PX = 6
 # process without an encoder or a segmenter, which imports no torch
 PLAIN_PROCESS_BYTES = 96 * MIB
+# weights that are read and compiled per CPU-second; 5e8 to 1e9 were measured with 207 MB
+WEIGHTS_BYTES_PER_S = 7e8
 # threads' stacks and arenas, pictures and tables of slides in preparation or output: all memory
 # that is not modelled one by one, fitted to benchmarks/bench_plan.py
 OTHER_BYTES = 72 * MIB
@@ -338,6 +340,9 @@ class Planner:
         and encoding share the cores. On a GPU they overlap, so that the slower of the two decides.
         """
         start_s = self.machine.start_s
+        if self.encoder is not None:
+            start_s += self.machine.libraries_s
+            start_s += self.encoder.weights_bytes / WEIGHTS_BYTES_PER_S
         px_per_s = self.machine.decode_px_per_s
         prepare_s = len(slides) * self.machine.slide_s
         prepare_s += sum(slide.thumbnail_px for slide in slides) / px_per_s

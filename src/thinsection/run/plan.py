@@ -76,6 +76,7 @@ class RunPlan:
     gpu: Gpu | None  # planned GPU; None for a CPU
     # day in UTC on which the rates of this machine were measured, such as 2026-11-29
     measured_on: str
+    load: float  # processes per CPU at that time
     warnings: tuple[str, ...]  # limits that are too low, and sufficient values
     # settings that would make the run faster, and their cost
     advice: tuple[str, ...] = ()
@@ -90,10 +91,16 @@ class RunPlan:
     @property
     def rates_note(self) -> str:
         """Sentence about the age of the rates behind the seconds."""
-        return (
+        note = (
             f"rates of this machine were measured on {self.measured_on}; a new version of "
             "thinsection or torch measures them again"
         )
+        if self.load > calibration.BUSY_LOAD:
+            note += (
+                f". The machine was busy then ({self.load:.1f} processes per CPU), so they may be "
+                "too low: a plan on a quieter machine measures them again"
+            )
+        return note
 
     def _repr_html_(self) -> str:
         """Returns bars of the seconds and of the memory, warnings and advice."""
@@ -162,6 +169,7 @@ def plan(
         time=formulas.time(sizes, cpus=cpus),
         gpu=formulas.gpu,
         measured_on=formulas.machine.measured_on,
+        load=formulas.machine.load,
         warnings=_warnings(memory, formulas),
         advice=(
             *fast_advice(formulas, sizes, cpus=cpus),
@@ -186,9 +194,9 @@ def planner(spec: RunConfig, *, on_message: Listener = ignore_message) -> Planne
 
     Raises ConfigError (unknown GPU or setting), InvalidInputError (encoder of another package).
     """
-    if calibration.stored_calibration() is None:
+    if calibration.is_outdated(calibration.stored_calibration()):
         on_message(
-            "measuring this machine: process start and decoding (about 10 s, once)"
+            "measuring this machine: process start and decoding (about 15 s, once)"
         )
     machine = calibration.calibrate(_measure_machine)
     if not spec.encoding.encoders:
@@ -235,8 +243,12 @@ class _PlannedEncoder:
     @property
     def key(self) -> str:
         """Key of its measurements."""
-        engine = engine_version(self.engine)
-        return f"{self.name}|{self.precision}|{self.tile_px}|{engine}"
+        return calibration.encoder_key(
+            self.name,
+            precision=self.precision,
+            tile_px=self.tile_px,
+            engine=engine_version(self.engine),
+        )
 
 
 def _planned_encoder(

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from thinsection.files.atomic import TMP_MARK, output_errors, parse_json, write_
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task
 from thinsection.machine import cpu_count
+from thinsection.run.calibration import refute_rate
 from thinsection.run.models import (
     file_stamps,
     load_models,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 ENDS = ("done", "skipped", "empty")  # a slide with one of these needs no further work
 # folder in a record, with one line of JSON per slide that a process finished
 _ENDED = "ended"
+_TINY_S = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +91,12 @@ class RunTask(Task[SlideEntry, SlideResult]):
                 stack.enter_context(monitor)
             log = stack.enter_context(path.open("ab", buffering=0))
 
+            num_encoded = 0
+
             def note_end(event: RunEvent) -> None:
+                nonlocal num_encoded
+                if event.kind == "tiles":
+                    num_encoded += event.num_tiles
                 if event.result is not None and event.result.status in ENDS:
                     result = self._done_in_this_run(event.result)
                     line = json.dumps(asdict(result)) + "\n"
@@ -104,11 +112,28 @@ class RunTask(Task[SlideEntry, SlideResult]):
                 clock=clock,
                 on_event=note_end,
             )
+            begun_s = time.process_time()
             results = tuple(map(self._done_in_this_run, job.process(entries)))
+            spent_s = time.process_time() - begun_s
+        self._compare_rate(models, num_encoded / max(spent_s, _TINY_S))
         return Report(
             results=results,
             stage_seconds=clock.seconds(),
             facts=models_document(models, encoding),
+        )
+
+    def _compare_rate(self, models: Models, tiles_per_s: float) -> None:
+        """Lets a plan measure an encoder again whose stored rate this process has exceeded."""
+        loaded = models.loaded_encoders
+        if len(loaded) != 1 or str(loaded[0].device) != "cpu":
+            return
+        refute_rate(
+            self.spec.encoding.encoders[0],
+            precision=str(loaded[0].precision),
+            tile_px=self.spec.tiles.tile_px,
+            # the engine may be followed by why it is not another
+            engine=loaded[0].engine.partition(" (")[0],
+            tiles_per_s=tiles_per_s,
         )
 
     def models(self) -> Models:
