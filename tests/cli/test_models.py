@@ -66,7 +66,7 @@ def test_into_a_pipe_a_line_is_an_encoder_and_no_name_is_broken() -> None:
     assert [
         line.split("\t")[1] for line in lines if line.startswith("slide encoder")
     ] == [
-        *("mean", "max", "abmil", "titan", "gigapath"),
+        *("mean", "max", "abmil", "titan", "gigapath", "gigapath_flash"),
         *("feather", "feather_uni", "feather_uni2_h", "chief", "madeleine"),
         *("cobra", "moozy", "prism", "tangle"),
     ]

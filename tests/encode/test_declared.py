@@ -35,6 +35,11 @@ PUBLISHED_MILLIONS = {
         "dinov3_vitl16": 304,
         "gpfm": 303,
         "mstar": 303,
+        "gigapath_flash": 21.7,
+        "openmidnight": 1135,
+        "genbio_pathfm": 1134,
+        "musk": 304,
+        "isight": 305,
     },
 }
 

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from tests.support.plain_flash import plain_attention
 
 from thinsection.pool import GigaPathSlideEncoder, LoadOptions, patient_embedding
-from thinsection.pool.gigapath import LongNetConfig
+from thinsection.pool.gigapath import GigaPathFlashSlideEncoder
 
 SOURCE = os.environ.get("THINSECTION_TEST_GIGAPATH", "")
 pytestmark = [
@@ -35,13 +36,23 @@ pytestmark = [
 GRID = 130  # of their position table; 1000 takes 3 GB, and its entries are the same
 
 
-@pytest.fixture(scope="module")
-def weights() -> dict[str, torch.Tensor]:
-    return GigaPathSlideEncoder.random_weights(LongNetConfig(), seed=1)
+@pytest.fixture(
+    scope="module", params=[GigaPathSlideEncoder, GigaPathFlashSlideEncoder]
+)
+def encoder_class(request: pytest.FixtureRequest) -> type[GigaPathSlideEncoder]:
+    encoder: type[GigaPathSlideEncoder] = request.param
+    return encoder
 
 
 @pytest.fixture(scope="module")
-def theirs(weights: dict[str, torch.Tensor]) -> Iterator[Any]:
+def weights(encoder_class: type[GigaPathSlideEncoder]) -> dict[str, torch.Tensor]:
+    return encoder_class.random_weights(seed=1)
+
+
+@pytest.fixture(scope="module")
+def theirs(
+    encoder_class: type[GigaPathSlideEncoder], weights: dict[str, torch.Tensor]
+) -> Iterator[Any]:
     """Their network with our seeded weights."""
     before = dict(sys.modules)
     unchanged: Any = lambda module, *_, **__: module  # noqa: E731
@@ -65,7 +76,16 @@ def theirs(weights: dict[str, torch.Tensor]) -> Iterator[Any]:
         vars(importlib.import_module(name))["flash_attn_func"] = plain_attention
         # they write NumPy integers as text, and evaluate it
         with np.printoptions(legacy="1.25"):
-            net = encoder.gigapath_slide_enc12l768d(in_chans=1536, slide_ngrids=GRID)
+            # `gigapath_slide_enc12l768d`, and the `...384d` of Flash, are this with two sizes
+            sizes = encoder_class.published_sizes
+            net = encoder.LongNetViT(
+                in_chans=sizes.tile_dim,
+                embed_dim=sizes.dim,
+                depth=12,
+                mlp_ratio=4,
+                slide_ngrids=GRID,
+                norm_layer=partial(torch.nn.LayerNorm, eps=1e-6),
+            )
         missing, unexpected = net.load_state_dict(weights, strict=False)
         assert not missing and not unexpected
         yield net.eval()
@@ -79,16 +99,21 @@ def theirs(weights: dict[str, torch.Tensor]) -> Iterator[Any]:
 
 @pytest.mark.parametrize("tokens", ["mean", "cls"])
 def test_every_output_is_theirs_at_every_magnification(
-    theirs: Any, weights: dict[str, torch.Tensor], tokens: str
+    theirs: Any,
+    encoder_class: type[GigaPathSlideEncoder],
+    weights: dict[str, torch.Tensor],
+    tokens: str,
 ) -> None:
     rng = np.random.default_rng(0)
     cells = rng.permutation(GRID**2)[:200]
     cells = np.stack([cells % GRID, cells // GRID], axis=1)
-    tiles = rng.standard_normal((200, 1536), dtype=np.float32)
+    tiles = rng.standard_normal(
+        (200, encoder_class.published_sizes.tile_dim), dtype=np.float32
+    )
 
     def ours(output: str) -> GigaPathSlideEncoder:
         options = LoadOptions(device="cpu", output=output)
-        return GigaPathSlideEncoder.from_state_dict(weights, options=options)
+        return encoder_class.from_state_dict(weights, options=options)
 
     embeddings = []
     for edge in (256, 512):

@@ -136,6 +136,16 @@ def _build_timm(spec: EncoderSpec) -> Backbone:
     for name, value in spec.architecture.options.items():
         options[name] = layers[value] if name.endswith("_layer") else value
     network = timm.create_model(spec.architecture.model, **options)
+    if spec.architecture.kind == "musk":
+        from thinsection.encode import musk
+
+        return Backbone(
+            network,
+            spec.pooling,
+            features=partial(musk.two_scales, network),
+            head=musk.two_class_tokens,
+            num_prefix_tokens=musk.NUM_PREFIX_TOKENS,
+        )
     return Backbone(
         network,
         spec.pooling,
@@ -168,6 +178,8 @@ def _build_image_tower(spec: EncoderSpec) -> Backbone:
     tower: towers.ClipImage | towers.ConchImage | towers.KeepImage
     if kind == "clip":
         tower = towers.ClipImage(towers.clip_config(options))
+    elif kind == "isight":
+        tower = towers.ISightImage(towers.clip_config(options))
     elif kind == "conch":
         tower = towers.ConchImage(towers.ConchTowersConfig(**options))
     else:
@@ -212,8 +224,16 @@ def _build(spec: EncoderSpec) -> Backbone:
                 head=conch.pool,
                 num_prefix_tokens=1,
             )
-        case "clip" | "conch" | "keep":
+        case "clip" | "conch" | "keep" | "isight":
             return _build_image_tower(spec)
+        case "pathfm":
+            from thinsection.encode import pathfm
+
+            return Backbone(
+                pathfm.PathFm(pathfm.PathFmConfig(**spec.architecture.options)),
+                spec.pooling,
+                num_prefix_tokens=1 + pathfm.NUM_REGISTERS,
+            )
         case "transformers":
             network_class = _transformers_class(spec)
             config = network_class.config_class(**spec.architecture.options)
@@ -221,7 +241,7 @@ def _build(spec: EncoderSpec) -> Backbone:
             return transformers_backbone(network, spec.pooling)
         case "auto":
             return _build_auto(spec)
-        case "timm":
+        case "timm" | "musk":
             return _build_timm(spec)
     raise WeightsError(
         f"architecture must be one that thinsection can build, got {spec.architecture.kind!r} "
@@ -239,23 +259,14 @@ def pretrained_backbone(spec: EncoderSpec, path: Path) -> Backbone:
 
     Memory: the weights once in float32, and the file's own tensors if their type is smaller.
     """
-    from thinsection.encode import networks, towers
+    from thinsection.encode.authors_names import under_our_names
 
     if spec.architecture.kind in ("transformers", "auto"):
         return _load_transformers(spec, path)
     if path == PACKAGED_WEIGHTS:
         _check_packaged(path)
     backbone = unfilled_backbone(spec)
-    state = read_state_dict(path)
-    # a checkpoint may have a classifier, which an encoder does not use
-    published = getattr(backbone.network, "pretrained_cfg", {})
-    names = published.get("classifier") or ()
-    if isinstance(names, str):
-        names = (names,)
-    unused = (networks.CLASSIFIER, *(f"{name}." for name in names))
-    if spec.has_text_tower:
-        state = towers.in_open_clip_names(state)
-        unused = towers.TEXT_NAMES
+    state, unused = under_our_names(spec, backbone.network, read_state_dict(path))
     fill_strictly(backbone.network, state, source=str(path), unused=unused)
     return backbone
 

@@ -32,6 +32,9 @@ ArchitectureKind = Literal[
     "clip",
     "conch",
     "keep",
+    "isight",
+    "musk",
+    "pathfm",
     "auto",
     "custom",
 ]
@@ -44,6 +47,7 @@ DEFAULT_ENCODER = "efficientnet_lite0"
 _PACKAGE_OF = {
     "timm": "timm",
     "keep": "timm",
+    "musk": "timm",
     "transformers": "transformers",
     "auto": "transformers",
 }

@@ -171,6 +171,25 @@ class ClipImage(nn.Module):
         return cast(Tensor, self.visual.ln_post(tokens[:, 0]) @ self.visual.proj)
 
 
+class ISightImage(ClipImage):
+    """Image tower of iSight: CLIP's tokens before its last norm, projected.
+
+    The mean over all of them is what its heads see of a slide of one tile.
+    """
+
+    def __init__(self, config: ClipConfig) -> None:
+        super().__init__(config)
+        width = config.vision.width
+        self.visual_token_projection = nn.Linear(width, width)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return cast(Tensor, self.visual_token_projection(super().forward(pixels)))
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """Embedding [B, C] from the tokens [B, 1 + T, C]: their mean, the class token's too."""
+        return tokens.mean(dim=1)
+
+
 class TextTower(nn.Module):
     """Token ids [P, L] of prompts to vectors [P, D] beside those of tiles."""
 

@@ -31,7 +31,7 @@ WEIGHTS_FILES = (
     f"pytorch_model.bin{INDEX}",
 )
 # keys under which training scripts nest weights
-WRAPPERS = ("state_dict", "model", "teacher")
+WRAPPERS = ("state_dict", "model", "teacher", "model_state_dict")
 PREFIXES = ("module.", "model.", "backbone.", "encoder.", "teacher.", "network.")
 # what training scripts keep beside a backbone of such a prefix
 _BESIDE = ("head.", "dino_head.", "ibot_head.", "projector.", "classifier.", "fc.")
