@@ -32,6 +32,9 @@ class RunSettings(TypedDict, total=False):
     include_class: Texts
     exclude_class: Texts
     mend_regions: bool
+    cells: Texts
+    cells_frame: Text | None
+    cells_columns: Texts
     qc: Text
     qc_fail: Texts
     qc_remove: Texts

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from thinsection.cells.count import (
-    CellCounts,
+    TileCounts,
     TileFinder,
     count_cells,
     per_mm2,
@@ -159,7 +159,7 @@ def test_counts_and_sums_equal_those_of_a_loop(name: str) -> None:
     assert num_empty < num_tiles
 
 
-def _same(a: CellCounts, b: CellCounts) -> None:
+def _same(a: TileCounts, b: TileCounts) -> None:
     assert np.array_equal(a.count, b.count)
     assert np.array_equal(a.num_held, b.num_held)
     np.testing.assert_allclose(a.areas_um2(), b.areas_um2(), rtol=1e-9, atol=1e-6)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from thinsection.errors import InvalidInputError
 from thinsection.tiles.table import Tiles
-from thinsection.types import Mpp
+from thinsection.types import Floats, Mpp
 
 if TYPE_CHECKING:
     import pyarrow
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 COUNTED = ("x_l0", "y_l0", "class", "area_um2")
 
 Rows = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 # rows of cells, and the row of a tile that holds each of them
 Pairs = tuple[Rows, Rows]
 
@@ -120,7 +119,7 @@ class TileFinder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellCounts:
+class TileCounts:
     """Counts of cells, and sums over cells, for each of N tiles and C classes.
 
     The last of the C + 1 columns is of cells without a class. `num_held`, `num_areas`, `area_sum`
@@ -183,7 +182,7 @@ def _ratio(above: npt.ArrayLike, below: npt.ArrayLike) -> Floats:
 
 def count_cells(
     batches: Iterable["pyarrow.RecordBatch"], tiles: Tiles, classes: Sequence[str]
-) -> CellCounts:
+) -> TileCounts:
     """Counts the cells of a table in the tiles of a grid.
 
     Args:
@@ -228,7 +227,7 @@ def count_cells(
         np.add.at(num_areas, rows, 1)
         np.add.at(area_sum, rows, values)
         np.add.at(area_squares, rows, (values - area_origin) ** 2)
-    return CellCounts(
+    return TileCounts(
         classes=tuple(classes),
         num_cells=num_cells,
         count=count,

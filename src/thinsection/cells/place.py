@@ -97,7 +97,7 @@ def _positive(text: str, frame: str) -> float:
 def _check_mpp(slide: CellSlide) -> None:
     if not all(0 < mpp < np.inf for mpp in slide.slide_mpp):
         raise MissingMppError(
-            f"slide_mpp is missing in {slide.slide_id!r}; pass --slide-mpp or add a slide_mpp "
+            f"slide_mpp is missing in {slide.slide_id!r}; pass slide_mpp=... or add a slide_mpp "
             "column to the cohort"
         )
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from thinsection.cells.table import CellTable
 from thinsection.config import from_mapping, nearest
 from thinsection.errors import (
     ChoiceError,
@@ -26,6 +27,7 @@ from thinsection.files.atomic import atomic_path
 from thinsection.files.pages import data_uri
 from thinsection.files.tables import open_table
 from thinsection.report.stored import thumbnail_file
+from thinsection.results.cell_columns import add_cell_columns
 from thinsection.results.choice import matching, newest_of, say_choice
 from thinsection.results.column_files import (
     ColumnToStore,
@@ -368,6 +370,7 @@ class Results:
         for slide_id, ledger in self.ledgers.items():
             for row in grid_rows(ledger):
                 rows.append({"slide_id": slide_id} | row | joined.get(slide_id, {}))
+        add_cell_columns(rows)
         return rows
 
     def table(self, labels: str | Path | None = None) -> pandas.DataFrame:
@@ -520,6 +523,40 @@ class Results:
         if not embeddings:
             return (), np.empty((0, 0), np.float32)
         return tuple(slide_ids), np.stack(embeddings)
+
+    def cells(self, slide_id: str, name: str | None = None) -> CellTable:
+        """Cells of a slide, as a table whose parts are read when a method needs them.
+
+        Args:
+            slide_id: one of `slides`.
+            name: name of the cells, that of their folder or column; None if the slide has one
+                table of cells.
+
+        Raises:
+            StoreError: the slide has no cells.
+            ChoiceError: no table of this name, or several and no name.
+
+        Examples:
+            >>> table = results.cells("a", "qupath")  # doctest: +SKIP
+            >>> table.to_geopandas().area.sum()  # doctest: +SKIP
+            81230.5
+        """
+        beginning = f"{SLIDES}/cells_"
+        known = [
+            address.removeprefix(beginning)
+            for address, record in self.ledger(slide_id).stages.items()
+            if address.startswith(beginning) and record.files
+        ]
+        if not known:
+            raise StoreError(
+                f"cells of {slide_id!r} must exist, got none; run again with cells=..."
+            )
+        fitting = known if name is None else [one for one in known if one == name]
+        if len(fitting) != 1:
+            raise ChoiceError(
+                f"name must be one of the slide's cells {', '.join(known)}, got {name!r}"
+            )
+        return CellTable(self.file(slide_id, f"{beginning}{fitting[0]}"))
 
     def open_slide(self, slide_id: str) -> Slide:
         """Opens a slide with the reader, picture, µm/px and look of its run.

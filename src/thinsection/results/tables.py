@@ -6,6 +6,7 @@ from pathlib import Path
 
 from thinsection.files.atomic import write_table
 from thinsection.qc.edits import EDITED_AREAS
+from thinsection.results.cell_columns import add_cell_columns
 from thinsection.slide.cohort import SlideEntry
 from thinsection.store.ledger import SLIDES, SlideLedger
 from thinsection.store.outcome import KnownSlide, failure_path, ledger_facts
@@ -92,7 +93,8 @@ def write_tables(
     for entry in waiting:
         more |= dict.fromkeys(entry.more)
     rows.sort(key=lambda row: str(row["slide_id"]))
-    columns = [*SUMMARY_COLUMNS, *more]
+    cells = add_cell_columns(rows)
+    columns = [*SUMMARY_COLUMNS, *cells, *more]
     if any(row.get(EDITED_AREAS) for row in rows):
         columns.insert(len(SUMMARY_COLUMNS), EDITED_AREAS)
         for row in rows:
@@ -121,7 +123,11 @@ def grid_rows(ledger: SlideLedger) -> Iterator[Document]:
     for grid, folders in folders_of.items():
         tiles = ledger.stages.get(f"{grid}/tiles")
         addresses = list(tiles.needs) if tiles else []
-        addresses += [f"{grid}/{folder}" for folder in folders]
+        for folder in folders:
+            address = f"{grid}/{folder}"
+            needs = ledger.stages[address].needs
+            addresses += [need for need in needs if need.startswith(f"{SLIDES}/")]
+            addresses.append(address)
         row = slide | ledger_facts(ledger, addresses)
         row["grid"] = grid
         row["features"] = _without_prefix(folders, "features_")

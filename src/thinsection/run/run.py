@@ -170,6 +170,7 @@ def run(
     spec.check_packages()
     check_gpus(spec.executor)
     entries = cohort_of(slides, spec.slides, spec.regions, listeners.on_message)
+    spec.cells.check(entries)
     if spec.qc.qc_edits is not None:
         check_edits_source(spec.qc.qc_edits, entries, listeners.on_message)
     check_packages_for([out])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from thinsection.cells.config import CellsConfig
 from thinsection.config import Settings, option, section
 from thinsection.encode.registry import needs_of_encoder, our_name, our_slide_encoder
 from thinsection.errors import ConfigError, InvalidInputError
@@ -336,6 +337,7 @@ class RunConfig(Settings):
     slides: SlidesConfig = section(SlidesConfig, "Slides and tissue")
     tissue: TissueConfig = section(TissueConfig, "Slides and tissue")
     regions: RegionsConfig = section(RegionsConfig, "Slides and tissue")
+    cells: CellsConfig = section(CellsConfig, "Slides and tissue")
     qc: QcConfig = section(QcConfig, "Quality control and segmentation")
     segment: SegmentConfig = section(SegmentConfig, "Quality control and segmentation")
     tiles: TilesConfig = section(TilesConfig, "Tiles")

@@ -50,6 +50,7 @@ from thinsection.types import PlainValues
 if TYPE_CHECKING:
     from thinsection.encode import TileEncoder
     from thinsection.pool import SlideEncoder
+    from thinsection.stages.cells import CellCountsStage, CellsStage
     from thinsection.stages.checks import QcStage
     from thinsection.stages.regions import SegmentStage
 
@@ -275,6 +276,13 @@ def stages_of(spec: RunConfig, models: Models | None = None) -> tuple[AnyStage, 
     models = models or Models()
     mask = mask_stage(spec)
     stages = _with_needs(mask)
+    cells: list[CellsStage] = []
+    if spec.cells.cells:
+        from thinsection.stages.cells import CellsStage
+
+        for source in spec.cells.cells:
+            cells.append(CellsStage(config=spec.cells, source=source, mask=mask))
+        stages += cells
     ends_early = spec.output.until in ("tissue", "qc")
     if spec.qc.qc != "off":
         stages += _check_stages(spec, mask, has_overview=not ends_early)
@@ -296,10 +304,22 @@ def stages_of(spec: RunConfig, models: Models | None = None) -> tuple[AnyStage, 
     for config in spec.tiles.grids:
         tiles = TilesStage(config=config, mask=mask, segments=segments, roi=roi)
         features, others = _grid_stages(spec, tiles, models)
-        stages += [tiles, *features, *others]
+        counts = _count_stages(tiles, cells)
+        stages += [tiles, *counts, *features, *others]
         embeddings += features
     stages += _pooling_stages(embeddings, models)
     return tuple(stages)
+
+
+def _count_stages(
+    tiles: TilesStage, cells: Sequence[CellsStage]
+) -> list[CellCountsStage]:
+    """Stages that count each kind of cells in the tiles of a grid."""
+    if not cells:
+        return []
+    from thinsection.stages.cells import CellCountsStage
+
+    return [CellCountsStage(tiles=tiles, cells=stage) for stage in cells]
 
 
 def grids_of(stages: Sequence[AnyStage]) -> tuple[TilesStage, ...]:
