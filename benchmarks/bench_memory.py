@@ -4,8 +4,8 @@ Folders in TRIDENT's form, with a slide of N tiles and one of N / 10, random emb
 values in float32 and one small picture for both. Each whole command runs in a process of its own:
 import, aggregate, predict, heatmap and all exports; then `view` while 1, 10 and 40 clients ask at
 once for layers, pictures and similar tiles. Printed are the peak (high-water RSS, in MiB), the CPU
-seconds, and the slope of the peak from the second size to the last in bytes per tile of the larger
-slide.
+seconds, the slope of the peak from the second size to the last in bytes per tile of the larger
+slide, and the peak that `plan --command` predicts.
 """
 
 import http.client
@@ -25,8 +25,10 @@ import h5py
 import numpy as np
 
 from benchmarks.harness import arguments, finish
+from thinsection.cli.command_memory import COMMANDS, command_memory
+from thinsection.run.plan import machine_rates
 from thinsection.testing.synthetic import write_he_slide
-from thinsection.types import MIB
+from thinsection.types import MIB, ignore_message
 
 SIZES = (1_000, 15_000, 60_000, 250_000)
 DIM = 384
@@ -193,6 +195,27 @@ def viewed(results: Path, num_clients: int) -> dict[str, Any]:
     return {"peak_mib": round(peak / MIB, 1), "cpu_s": round(cpu_s, 2)}
 
 
+# words of the benchmark -> command, and the paths that the plan takes, of a model and a folder
+PLANNED_PATHS: dict[str, tuple[str, ...]] = {
+    "import": ("{folder}/job",),
+    "predict": ("{model}", "{folder}/results"),
+    "heatmap": ("{model}", "{folder}/results"),
+}
+
+
+def planned(command: str, folder: Path, model: Path) -> dict[str, float]:
+    """Peak that `plan` predicts for a command of this benchmark."""
+    name, _, _ = command.partition(",")
+    paths = PLANNED_PATHS.get(name, ("{folder}/results",))
+    _, plan = command_memory(
+        name,
+        [path.format(folder=folder, model=model) for path in paths],
+        memory=VIEW_MEMORY if name == "view" else None,
+        process_bytes=lambda: machine_rates(ignore_message).process_bytes,
+    )
+    return {"planned_mib": round(plan.host_bytes / MIB, 1)}
+
+
 def slope(peaks: dict[str, Any], sizes: tuple[int, ...]) -> int:
     """Growth of the peak from the second size to the last, in bytes per tile."""
     first = sizes[min(1, len(sizes) - 2)]
@@ -212,8 +235,8 @@ def main() -> None:
         sizes = tuple(int(word) for word in args.tiles.split(","))
     only = args.only.split(",") if args.only else None
     found: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory(prefix="bench_memory") as name:
-        root = Path(name)
+    with tempfile.TemporaryDirectory(prefix="bench_memory") as temporary:
+        root = Path(temporary)
         log = root / "log"
         slides = root / "slides"
         slides.mkdir()
@@ -227,13 +250,23 @@ def main() -> None:
             for command, words in commands(folder, model, slides).items():
                 if only is None or command in only or command == "import":
                     row = measured(*words, log=log)
+                    if command in COMMANDS:
+                        row |= planned(command, folder, model)
                     found.setdefault(command, {})[str(num_tiles)] = row
                     print(command, num_tiles, row, file=sys.stderr)
             for clients in CLIENTS if only is None or "view" in only else ():
+                name = f"view, {clients} at once"
                 row = viewed(folder / "results", clients)
-                found.setdefault(f"view, {clients} at once", {})[str(num_tiles)] = row
+                row |= planned(name, folder, model)
+                found.setdefault(name, {})[str(num_tiles)] = row
                 print("view", clients, num_tiles, row, file=sys.stderr)
             shutil.rmtree(folder)
+    ratios = [
+        row["planned_mib"] / row["peak_mib"]
+        for peaks in found.values()
+        for row in peaks.values()
+        if "planned_mib" in row
+    ]
     for peaks in found.values():
         peaks["bytes_per_tile"] = slope(peaks, sizes)
     results = {
@@ -241,6 +274,8 @@ def main() -> None:
         "view_memory": VIEW_MEMORY,
         "tiles": list(sizes),
         "commands": found,
+        "least_planned_over_measured": round(min(ratios), 2),
+        "most_planned_over_measured": round(max(ratios), 2),
     }
     finish("bench_memory", results, args)
 

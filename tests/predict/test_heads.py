@@ -11,9 +11,9 @@ from thinsection.config import from_mapping
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.target import Kind, Target
 from thinsection.predict.bags import grid_cells
-from thinsection.predict.heads.config import HEADS, HeadConfig
+from thinsection.predict.heads.config import BLOCK_ROWS, HEADS, HeadConfig
 from thinsection.predict.heads.head import Head, HeadOutput, build_head, head_for
-from thinsection.predict.heads.pooled import BLOCK_ROWS, AbmilHead
+from thinsection.predict.heads.pooled import AbmilHead
 
 DIM, SETTINGS = (
     12,

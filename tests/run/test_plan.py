@@ -56,8 +56,8 @@ from thinsection.run.measuring import (
 )
 from thinsection.run.plan import (
     RunPlan,
-    _local_workers,
     fast_advice,
+    local_workers,
     plan,
     planned_gpu,
     slide_size,
@@ -145,11 +145,11 @@ def test_several_workers_need_the_peak_of_one_each_and_that_of_the_first_process
 
 def test_a_plan_counts_the_workers_of_this_node_and_no_more_than_slides() -> None:
     config = ExecutorConfig(workers=3, threads=2)
-    assert _local_workers(config, 8) == (3, 2)
-    assert _local_workers(config, 2) == (2, 2)
-    assert _local_workers(ExecutorConfig(), 8) == (1, 0)
+    assert local_workers(config, 8) == (3, 2)
+    assert local_workers(config, 2) == (2, 2)
+    assert local_workers(ExecutorConfig(), 8) == (1, 0)
     # jobs of a cluster have a node each
-    assert _local_workers(ExecutorConfig(executor="slurm", workers=3), 8) == (1, 0)
+    assert local_workers(ExecutorConfig(executor="slurm", workers=3), 8) == (1, 0)
 
 
 def test_a_slide_with_few_tiles_needs_few_buffers_and_a_large_one_no_more_than_the_budget() -> (

@@ -81,7 +81,7 @@ Reader = Annotated[
     ),
 ]
 # names of these options, for commands whose `--help` leaves them to `--help-all`
-_PRINT_OPTIONS = ("as_json", "quiet", "verbose")
+_RARE_OPTIONS = ("as_json", "quiet", "verbose", "command")
 
 Level = Literal["quiet", "usual", "verbose"]
 
@@ -231,7 +231,7 @@ def _with_flags(
         *flags.values(),
     ]
     if has_daily_settings:
-        rare |= {*synonyms, *_PRINT_OPTIONS, "help_all"}
+        rare |= {*synonyms, *_RARE_OPTIONS, "help_all"}
         annotation = Annotated[bool, all_options]
         parameters.append(
             Parameter(

@@ -9,12 +9,15 @@ from rich.table import Table
 
 from thinsection.cli.documents import JobPlan, PlanDocument, print_document
 from thinsection.cli.flags import AsJson, SlidesArgument, with_config
+from thinsection.errors import ConfigError
 from thinsection.machine import cpu_count
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
+from thinsection.tiles.budget import StreamConfig
 from thinsection.types import format_bytes
 
 if TYPE_CHECKING:
+    from thinsection.run.cost import MemoryPlan
     from thinsection.run.plan import RunPlan
 
 app = typer.Typer()
@@ -24,29 +27,48 @@ SlurmFlag = Annotated[
 ]
 
 
+Planned = Annotated[
+    str,
+    typer.Option(
+        "--command",
+        help="Command to plan: run, or the memory of one that reads stored embeddings: import, "
+        "export trident, export stamp, export qupath, export anndata, export clam, export "
+        "slide2vec, aggregate, predict, heatmap, train, view. SLIDES is then its folder; for "
+        "predict and heatmap it is the model and the folder.",
+    ),
+]
+
+
 @app.command("plan")
 @with_config(RunConfig, works=False)
 def plan(
     slides: SlidesArgument,
     slurm: SlurmFlag = False,
     as_json: AsJson = False,
+    command: Planned = "run",
     *,
     config: RunConfig,
 ) -> None:
     """Predict the peak memory and the time of `thinsection run` with the same options.
 
-    The options are those of `thinsection run`. Here they change only the prediction: no result is
-    computed or written. The prediction needs only headers and thumbnails of the slides.
-    The first call measures this machine, which takes some seconds; so does the first call with an
-    encoder that is no vision transformer. Later calls read the stored rates and say their date.
+    Nothing is computed or written: headers and thumbnails suffice. The first call measures this
+    machine, which takes some seconds. Later calls read the stored rates and say their date.
 
     \b
     Examples:
       thinsection plan slides/ --encoder uni2_h
       thinsection plan slides/ --encoder uni2_h --slurm --gpu a40
+      thinsection plan model.safetensors results/ --command predict
 
     The option --gpu names the GPU model of a Slurm job; see --help-all.
     """
+    if command != "run":
+        if slurm or as_json:
+            raise ConfigError(
+                f"command must be run with --slurm or --json, got {command!r}"
+            )
+        _plan_command(command, slides, config)
+        return
     from thinsection.stages.spec import cohort_of, resolve
 
     # a wrong path or name is said before slow work
@@ -69,12 +91,34 @@ def plan(
         _show_job(job)
 
 
-def _show_plan(predicted: "RunPlan") -> None:
-    """Prints the parts of the memory, the seconds, the warnings and the advice."""
+def _plan_command(command: str, paths: Sequence[str], config: RunConfig) -> None:
+    """Prints the peak memory of a command that reads stored embeddings."""
+    from thinsection.cli.command_memory import command_memory
+    from thinsection.run.plan import local_workers, machine_rates
+
+    def process_bytes() -> int:
+        return machine_rates(lambda text: typer.echo(text, err=True)).process_bytes
+
+    memory = config.stream.memory
+    size, planned = command_memory(
+        command,
+        paths,
+        memory=None if memory == StreamConfig().memory else memory,
+        workers=local_workers(config.executor)[0],
+        process_bytes=process_bytes,
+    )
+    _show_memory(planned)
+    Console().print(
+        f"{len(size.num_tiles)} slides, {sum(size.num_tiles)} tiles of {size.dim} channels; the "
+        f"largest has {size.most_tiles}",
+        highlight=False,
+    )
+
+
+def _show_memory(memory: "MemoryPlan") -> None:
+    """Prints the parts of a peak."""
     from thinsection.run.cost import MARGIN
 
-    console = Console()
-    memory = predicted.memory
     table = Table("part", "host memory", "GPU memory")
     for name in dict.fromkeys([*memory.host, *memory.gpu]):
         host = _size(memory.host.get(name))
@@ -82,8 +126,13 @@ def _show_plan(predicted: "RunPlan") -> None:
     gpu_peak = _size(memory.gpu_bytes) if memory.gpu else ""
     peak_label = f"peak, margin {MARGIN - 1:.0%}"
     table.add_row(peak_label, _size(memory.host_bytes), gpu_peak, style="bold")
-    console.print(table)
+    Console().print(table)
 
+
+def _show_plan(predicted: "RunPlan") -> None:
+    """Prints the parts of the memory, the seconds, the warnings and the advice."""
+    console = Console()
+    _show_memory(predicted.memory)
     time = predicted.time
     num_tiles = sum(slide.num_tiles for slide in predicted.slides)
     device = "GPU" if predicted.gpu else "CPU"

@@ -27,6 +27,7 @@ def export_anndata(
             an error.
 
     Memory: some MiB of embeddings; about 300 bytes per tile of all slides, and its columns.
+    `thinsection plan --command 'export anndata'` predicts the peak.
 
     Raises:
         MissingDependencyError: anndata is not installed.

@@ -264,7 +264,8 @@ def export_peer(
 
     Memory:
         A slide's embeddings, 4 N D bytes, for the tensors of CLAM and slide2vec; else some MiB and
-        16 bytes per tile. Some kB per slide.
+        16 bytes per tile. Some kB per slide. `thinsection plan --command 'export clam'` predicts
+        the peak.
 
     Raises:
         StoreError: nothing to export, or a file with other bytes exists.

@@ -74,7 +74,8 @@ def import_peer(
 
     Memory:
         Blocks of 8 MiB of a slide's embeddings, and 64 bytes per tile; some kB per slide.
-        Embeddings of slide2vec are read whole, 4 N D bytes.
+        Embeddings of slide2vec are read whole, 4 N D bytes. `thinsection plan --command import`
+        predicts it.
 
     Raises:
         StoreError: no files of the tool, or other results with the same name.

@@ -75,7 +75,8 @@ def export_qupath(
         on_left_out: called with each slide that cannot be exported; with None that is an error.
 
     Memory:
-        A slide's columns, and about 250 bytes per tile for its corner and class.
+        A slide's columns, and about 250 bytes per tile for its corner and class. `thinsection plan
+        --command 'export qupath'` predicts the peak.
     """
     out = Path(out)
     results = open_results(folder)

@@ -26,8 +26,8 @@ from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_json, write_json
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.predict.bags import Stored, StoredBag
+from thinsection.predict.heads.config import BLOCK_ROWS
 from thinsection.predict.heads.head import Head, HeadOutput
-from thinsection.predict.heads.pooled import BLOCK_ROWS
 from thinsection.predict.inputs import check_inputs, read_inputs
 from thinsection.predict.model_file import (
     Model,

@@ -38,9 +38,13 @@ from thinsection.jobs.execute import execute
 from thinsection.jobs.task import Report
 from thinsection.predict import tested
 from thinsection.predict.bags import Bags
-from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
-from thinsection.predict.folds import (
+from thinsection.predict.config import (
     BAGS_AT_WORK,
+    FitConfig,
+    FoldsConfig,
+    TrainConfig,
+)
+from thinsection.predict.folds import (
     FoldDone,
     FoldJob,
     FoldResult,
@@ -138,7 +142,8 @@ def train(
             shows them in a notebook, and nothing in a script.
         on_message: called with lines of text for the user.
 
-    Memory: `cross.memory` in each process.
+    Memory: in each process the bags that `cross.memory` keeps, and 9 times the largest bag for the
+    bags at work; `thinsection plan --command train` predicts the peak.
 
     A slide whose embeddings are damaged, missing or not finite is left out, and named in
     "left_out" of the result with the reason.

@@ -30,7 +30,7 @@ from thinsection.files.atomic import read_json, write_json
 from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.predict.bags import Bags
-from thinsection.predict.config import FitConfig
+from thinsection.predict.config import BAGS_AT_WORK, FitConfig
 from thinsection.predict.heads.config import HeadConfig
 from thinsection.predict.heads.head import load_head
 from thinsection.predict.model_file import FOLDS
@@ -41,9 +41,6 @@ from thinsection.types import Floats, counted, parse_bytes, rounded
 
 COHORT_NAME = "cohort.json"
 FORMAT = 5  # format of a fold's file, and of the rules by which a head is trained
-# memory beside the cached bags, in multiples of the largest bag: 2 for bags that are being read, 7
-# for the activations of one in a head with 512 channels
-BAGS_AT_WORK = 9
 # If no case has more bytes of embeddings, one thread trains: its operations are so short that more
 # threads would mostly wait, which takes CPU time.
 ONE_THREAD_BYTES = 1 << 20

@@ -220,7 +220,8 @@ def predict(
         on_message: called with lines of text for the user.
 
     Memory: as `run`, then in each worker that of `answering.through`. A bag that a head must read
-    whole (4 N D bytes) is a row with an error if it is larger than `memory`.
+    whole (4 N D bytes) is a row with an error if it is larger than `memory`. `thinsection plan
+    --command predict` predicts the peak.
 
     Raises:
         InvalidInputError: embeddings with another encoder, commit, tile_px, tile_mpp, ...

@@ -160,7 +160,7 @@ def plan(
     listener = on_message or ignore_message
     formulas = planner(spec, on_message=listener)
     cpus = spec.executor.job_cpus or cpu_count()
-    workers, threads = _local_workers(spec.executor, len(sizes))
+    workers, threads = local_workers(spec.executor, len(sizes))
     memory = formulas.memory(sizes, cpus=threads or cpus).of_workers(workers)
     return RunPlan(
         slides=sizes,
@@ -178,12 +178,14 @@ def plan(
     )
 
 
-def _local_workers(config: ExecutorConfig, num_slides: int) -> tuple[int, int]:
+def local_workers(
+    config: ExecutorConfig, num_slides: int | None = None
+) -> tuple[int, int]:
     """Number of workers on this node, and CPUs of each; (1, 0) if this process does the work."""
     if chosen_executor(config) != "pool":
         return 1, 0
     workers, threads = local_shape(config)
-    return min(workers, num_slides), threads
+    return workers if num_slides is None else min(workers, num_slides), threads
 
 
 def planner(spec: RunConfig, *, on_message: Listener = ignore_message) -> Planner:
@@ -194,11 +196,7 @@ def planner(spec: RunConfig, *, on_message: Listener = ignore_message) -> Planne
 
     Raises ConfigError (unknown GPU or setting), InvalidInputError (encoder of another package).
     """
-    if calibration.is_outdated(calibration.stored_calibration()):
-        on_message(
-            "measuring this machine: process start and decoding (about 15 s, once)"
-        )
-    machine = calibration.calibrate(_measure_machine)
+    machine = machine_rates(on_message)
     if not spec.encoding.encoders:
         return Planner(spec=spec, gpu=None, encoder=None, machine=machine)
     gpu = planned_gpu(spec)
@@ -216,6 +214,15 @@ def planner(spec: RunConfig, *, on_message: Listener = ignore_message) -> Planne
         machine=machine,
         tiles_per_s=1 / seconds_per_tile if seconds_per_tile else 0.0,
     )
+
+
+def machine_rates(on_message: Listener) -> calibration.Calibration:
+    """Rates of this machine: stored ones, or measured now, which takes some seconds."""
+    if calibration.is_outdated(calibration.stored_calibration()):
+        on_message(
+            "measuring this machine: process start and decoding (about 15 s, once)"
+        )
+    return calibration.calibrate(_measure_machine)
 
 
 def _measure_machine() -> calibration.Calibration:

@@ -139,7 +139,9 @@ def aggregate_folder(
     CLAM's) or one file, results go to `slide_features_NAME/` beside them, or below `out`, which
     workers on other nodes must be able to read. `on_result` is called as each slide ends.
 
-    Memory: in each worker one slide's embeddings, 4 N D bytes, and the slide encoder's own limit.
+    Memory: in each worker a block of embeddings for mean and max, 8 D bytes for each of at most
+    8,192 tiles; else one slide's embeddings, 4 N D bytes, and the slide encoder's own limit.
+    `thinsection plan --command aggregate` predicts the peak.
 
     Raises ThinsectionError: bad settings, no files, or the cluster; a bad file only fails itself.
     """

@@ -103,6 +103,11 @@ class _OpenSlide:
     readers: int = 0
 
 
+def layer_bytes(memory_bytes: int) -> int:
+    """Bytes for a layer or a step of a search: a quarter of the memory beside the process."""
+    return (memory_bytes - _BASE_BYTES) // 4
+
+
 class ShownSlides:
     """Slides of a viewer, and the responses to all requests for them. Thread-safe.
 
@@ -132,7 +137,7 @@ class ShownSlides:
         self._lock = threading.Lock()
         # notified when a request has finished reading a slide
         self._unread = threading.Condition(self._lock)
-        quarter = (memory_bytes - _BASE_BYTES) // 4
+        quarter = layer_bytes(memory_bytes)
         self._max_open = max(1, 2 * quarter // _OPEN_BYTES)
         # a layer or a step of a search; one at a time, which leaves room for a picture
         self._layer_bytes = quarter

@@ -15,11 +15,9 @@ from torch.nn import functional as F
 from thinsection.errors import ConfigError
 from thinsection.pool.abmil import GatedAttention
 from thinsection.pool.dropout import Dropout
-from thinsection.predict.heads.config import HeadConfig
+from thinsection.predict.heads.config import BLOCK_ROWS, HeadConfig
 from thinsection.predict.heads.head import Criterion, Head, HeadOutput, Recipe
 
-# tiles that are projected at a time in inference; a longer bag has no copy of its width
-BLOCK_ROWS = 4096
 QUERY_DIM = 128  # channels of a query of DSMIL, as published
 
 
