@@ -69,7 +69,7 @@ class RunSettings(TypedDict, total=False):
     allow_remote_code: bool
     device: Text
     precision: Literal["auto", "fp32", "fp16", "bf16"]
-    engine: Literal["auto", "torch", "openvino"]
+    engine: Literal["auto", "torch", "openvino", "compiled"]
     batch_size: int
     seed: int
     slide_encoders: Texts

@@ -183,7 +183,7 @@ def test_engines_are_checked_against_the_device_and_by_name(
     ):
         why_torch("openvino", cuda, is_random=False)
     with pytest.raises(
-        InvalidInputError, match="one of auto, torch, openvino, got 'onnx'"
+        InvalidInputError, match="one of auto, torch, openvino, compiled, got 'onnx'"
     ):
         load(engine="onnx")
 

@@ -88,7 +88,7 @@ def doctor(
     Example:
       thinsection doctor --out /data/results
     """
-    findings = [*_devices(), *_entries(), *_places(out or Path())]
+    findings = [*_devices(), *_engines(), *_entries(), *_places(out or Path())]
     if as_json:
         document = DoctorDocument(
             thinsection_version=__version__,
@@ -179,9 +179,20 @@ def _devices() -> Iterator[Finding]:
         yield no_gpu
     if torch.backends.mps.is_available():
         yield Finding("device", "mps", True, build)
+
+
+def _engines() -> Iterator[Finding]:
+    """Engines beside PyTorch."""
+    from thinsection.encode.engine_choice import why_not_compiled
+    from thinsection.machine import visible_gpus
+
     engine = _version("openvino")
     remedy = f"not installed, so torch computes on CPUs; {remedy_for(['openvino'])}"
     yield Finding("engine", "openvino", bool(engine), engine or remedy)
+    device = "cuda" if visible_gpus() else "cpu"
+    reason = why_not_compiled(device)
+    can_compile = f"networks can be compiled for {device}"
+    yield Finding("engine", "compiled", not reason, reason or can_compile)
 
 
 def _places(out: Path) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from thinsection.encode.embed import embed_tiles as embed_tiles
     from thinsection.encode.encoder import NetworkTileEncoder as NetworkTileEncoder
     from thinsection.encode.encoder import TileEncoder as TileEncoder
+    from thinsection.encode.engine_choice import Workload as Workload
     from thinsection.encode.load import load_encoder as load_encoder
     from thinsection.encode.memory import batch_bytes as batch_bytes
     from thinsection.encode.memory import largest_batch_size as largest_batch_size
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _NAMES_OF = {
     "embed": "embed_tiles",
     "encoder": "NetworkTileEncoder TileEncoder",
+    "engine_choice": "Workload",
     "load": "load_encoder",
     "memory": "batch_bytes largest_batch_size weights_bytes",
     "own": "OwnTileEncoder importable_torchvision make_encoder",

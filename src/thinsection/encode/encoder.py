@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +28,14 @@ from thinsection.encode.engine import (
     converted_network,
     stored_network,
 )
-from thinsection.encode.preprocessing import TilePixels, as_uint8_batch, preprocess
+from thinsection.encode.engine_choice import engine_version
+from thinsection.encode.preprocessing import (
+    TilePixels,
+    as_uint8_batch,
+    colours_of,
+    input_tiles,
+    preprocess,
+)
 from thinsection.encode.registry import (
     EncoderIdentity,
     EncoderSpec,
@@ -48,6 +57,16 @@ from thinsection.weights.placement import (
     Placement,
     optional_package,
 )
+
+if TYPE_CHECKING:
+    # most encoders are not compiled
+    from thinsection.encode.compiled import (
+        Compilation,
+        CompiledCheck,
+        CompiledNetwork,
+    )
+
+_RATE_PASSES = 3  # passes for the rate of a batch size, after one to warm up
 
 
 class TileEncoder(ABC):
@@ -239,12 +258,16 @@ class NetworkTileEncoder(TileEncoder):
 
     A copy or a pickle has the weights, once more in memory. An encoder on OpenVINO, which has
     released them, is copied by their hash: whoever receives it loads the stored graph of these
-    weights, or else the encoder by its name again, and refuses other weights.
+    weights, or else the encoder by its name again, and refuses other weights. A copy of a compiled
+    one loads the compiled network from the cache; where there is none, PyTorch computes.
     """
 
     # loads the same encoder again; `load_encoder` sets it
     reload: Callable[[], TileEncoder] | None = None
     _graphs: Path | None = None  # folder of the stored graphs; None: the user's cache
+    _compiled: CompiledNetwork | None = None
+    # tiles of the batches for which it was compiled; 0: it was not
+    _compiled_batch: int = 0
 
     def __init__(
         self,
@@ -282,11 +305,26 @@ class NetworkTileEncoder(TileEncoder):
             modules = self.backbone.modules()
             packages = {type(each).__module__.partition(".")[0] for each in modules}
             needed = sorted(packages.intersection(NEED_TORCHVISION))
-            return _empty_encoder, (type(self), needed), vars(self)
+            state = vars(self) | {"_compiled": None}
+            return _empty_encoder, (type(self), needed), state
         placement = Placement(self.device, self.precision)  # type: ignore[arg-type]
         arguments = (self.spec, placement, self.origin, self.weights_hash)
         recorded = {"fingerprint": self.fingerprint}
         return _load_graph_again, (*arguments, self._graphs, self.reload), recorded
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes the values of the original; a compiled network is loaded from the cache."""
+        vars(self).update(state)
+        if not self._compiled_batch:
+            return
+        try:
+            if self._load_compiled(self._compilation(self._compiled_batch)):
+                return
+            reason = "it is not stored on this machine"
+        except InvalidInputError as error:
+            reason = str(error)
+        self._compiled_batch = 0
+        self.engine = f"{engine_version('torch')} (not compiled: {reason})"
 
     @cached_property
     def backbone(self) -> Backbone:
@@ -328,6 +366,109 @@ class NetworkTileEncoder(TileEncoder):
         self.engine = network.engine
         return check
 
+    def to_compiled(
+        self,
+        *,
+        batch_size: int,
+        load_exact: Callable[[], NetworkTileEncoder],
+        cache_dir: Path | None = None,
+    ) -> CompiledCheck:
+        """Compute by a compiled network from now on, if it gives PyTorch's embeddings.
+
+        Args:
+            batch_size: tiles of a batch of the caller.
+            load_exact: loads the same encoder in fp32, by PyTorch; called only to compare.
+            cache_dir: folder in place of the user's cache.
+
+        Returns the comparison; where it does not pass, PyTorch goes on.
+
+        Raises:
+            InvalidInputError: the network does not compile, or others may write the cache.
+            StoreError: the disk is full.
+        """
+        self._graphs = cache_dir
+        compilation = self._compilation(batch_size)
+        if compilation.stored_check() is None:
+            tiles = seeded_tiles(self.spec.tile_px).to(self.device)
+
+            def by_torch(encoder: NetworkTileEncoder) -> Tensor:
+                return encoder.encode(tiles)
+
+            compilation.build(
+                partial(self._rows_of_a_pass, batch_size),
+                input_tiles(tiles, self.spec),
+                in_torch=partial(by_torch, self),
+                in_fp32=lambda: by_torch(
+                    self if self.precision == "fp32" else load_exact()
+                ),
+            )
+        check = self._load_compiled(compilation)
+        assert check is not None, "it was built above"
+        return check
+
+    def has_compiled(self, batch_size: int) -> bool:
+        """True if the network was compiled before for batches of this size on this device.
+
+        Raises InvalidInputError: others may write the folder of compiled networks.
+        """
+        return self._compilation(batch_size).stored_check() is not None
+
+    def tiles_per_s(self, num_tiles: int) -> float:
+        """Rate of PyTorch for so many tiles at a time; 0 if they do not fit the device."""
+        edge = self.spec.input_px
+        try:
+            tiles = torch.zeros(
+                (num_tiles, edge, edge, 3), dtype=torch.uint8, device=self.device
+            )
+            self._by_torch(tiles)
+            self._synchronise()
+            start = time.perf_counter()
+            for _ in range(_RATE_PASSES):
+                self._by_torch(tiles)
+            self._synchronise()
+        except torch.OutOfMemoryError:
+            return 0.0
+        return _RATE_PASSES * num_tiles / (time.perf_counter() - start)
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _by_torch(self, tiles: Tensor) -> None:
+        """One pass of PyTorch's network over tiles of the input size."""
+        with torch.no_grad(), arithmetic(self.device, self.precision):
+            self.backbone(preprocess(tiles, replace(self.spec, resize_px=None)))
+
+    def _rows_of_a_pass(self, batch_size: int) -> int:
+        """Rows of a compiled pass: as PyTorch's on a CPU, else measured."""
+        from thinsection.encode.compiled import rows_within
+
+        if self.device.type == "cpu":
+            return self.tiles_at_once(batch_size)
+        return rows_within(batch_size, self.tiles_per_s)
+
+    def _compilation(self, batch_size: int) -> Compilation:
+        # imports the compiler's side of torch only where it is used
+        from thinsection.encode.compiled import Compilation
+
+        return Compilation(
+            backbone=self.backbone,
+            spec=self.spec,
+            placement=Placement(self.device, self.precision),  # type: ignore[arg-type]
+            weights_hash=self.weights_hash,
+            batch_size=batch_size,
+            cache_dir=self._graphs,
+        )
+
+    def _load_compiled(self, compilation: Compilation) -> CompiledCheck | None:
+        """Uses the stored network if it agrees with PyTorch; None if there is none."""
+        check = compilation.stored_check()
+        if check is not None and check.passes(self.precision):
+            self._compiled = compilation.load(check.rows)
+            self._compiled_batch = compilation.batch_size
+            self.engine = f"{self._compiled.engine} ({check})"
+        return check
+
     def encode(self, tiles_u8: TilePixels) -> Tensor:
         """float32 [B, D] embeddings on `device`; InvalidInputError for tiles of a wrong shape.
 
@@ -359,6 +500,8 @@ class NetworkTileEncoder(TileEncoder):
 
     def tiles_at_once(self, batch_size: int) -> int:
         """Number of tiles of a batch that the network receives at a time on this device."""
+        if self._compiled is not None:
+            return min(batch_size, self._compiled.rows)
         return min(batch_size, CPU_TILES) if self.device.type == "cpu" else batch_size
 
     def _answers(
@@ -370,6 +513,8 @@ class NetworkTileEncoder(TileEncoder):
     ) -> list[Tensor]:
         """Embeddings and, if requested, tokens of a batch, float32, computed part by part."""
         assert self._network is not None, "its graph is loaded by to_openvino"
+        spec = spec or self.spec
+        colours = colours_of(spec.mean, spec.std, self.device)
         batch = as_uint8_batch(tiles_u8)
         step = max(1, self.tiles_at_once(len(batch)))
         num_answers = 2 if with_tokens else 1
@@ -378,8 +523,14 @@ class NetworkTileEncoder(TileEncoder):
         with torch.no_grad(), arithmetic(self.device, self.precision):
             for start in range(0, max(len(batch), 1), step):
                 tiles = batch[start : start + step].to(self.device, non_blocking=True)
-                pixels = preprocess(tiles, spec or self.spec, out=pixels)
-                answers = self._network(pixels)[:num_answers]
+                answers: Sequence[Tensor]
+                if self._compiled is not None:
+                    answers = self._compiled(
+                        input_tiles(tiles, spec), colours, with_tokens=with_tokens
+                    )
+                else:
+                    pixels = preprocess(tiles, spec, out=pixels)
+                    answers = self._network(pixels)[:num_answers]
                 parts = [answer.float() for answer in answers]
                 if len(batch) <= step:
                     return parts

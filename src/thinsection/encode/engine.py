@@ -1,4 +1,4 @@
-"""Engines that run a network on a CPU: PyTorch, or OpenVINO with the same graph converted.
+"""Engine of CPUs beside PyTorch: OpenVINO, with the same graph converted.
 
 A converted graph is stored in the user's cache by the weights' hash. For each kind of CPU, the
 cache also stores how far its embeddings of random tiles (with a fixed seed) are from PyTorch's.
@@ -8,14 +8,13 @@ Shapes: pixels [B, 3, E, E] of E = `input_px`; embeddings [B, D] and tokens [B, 
 
 import ctypes
 import json
-import shutil
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -27,15 +26,12 @@ from torch import Tensor, nn
 
 from thinsection.config import user_cache_dir
 from thinsection.encode.engine_choice import PRECISIONS, engine_version
-from thinsection.errors import (
-    InvalidInputError,
-    StoreError,
-)
+from thinsection.encode.graphs import is_whole, write_graph
+from thinsection.errors import InvalidInputError
 from thinsection.extras import require_packages
-from thinsection.files.atomic import TMP_MARK, write_json
+from thinsection.files.atomic import write_json
 from thinsection.files.lock import hold
 from thinsection.machine import cpu_model
-from thinsection.weights.origin import keep_stamps, kept_facts, read_stamps
 
 Network = Callable[[Tensor], tuple[Tensor, Tensor]]
 Shape = tuple[int, int, int, int]
@@ -46,8 +42,7 @@ MAX_COSINE_DISTANCE = 5e-3  # bf16: largest cosine distance (1 - cosine) of an e
 _MADV_DONTNEED = 4
 _MODEL = "model.xml"
 _WEIGHTS = "model.bin"
-_MANIFEST = "manifest.json"
-_STAMPS = "stamps.json"  # of the files whose bytes were compared with the manifest
+_FILES = (_MODEL, _WEIGHTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +120,10 @@ def converted_network(
     Raises InvalidInputError: a precision or a network that OpenVINO does not support.
     """
     folder, check_path = _graph_files(cache_dir, weights_hash, shape, precision)
-    if not _is_whole(folder):
+    if not is_whole(folder, _FILES):
         with hold(folder.with_suffix(".lock")):
             # another process may have made it while this one waited for the lock
-            if not _is_whole(folder):
+            if not is_whole(folder, _FILES):
                 _convert(network, make_pixels(), folder)
     pixels = None
     if not check_path.exists():
@@ -138,7 +133,7 @@ def converted_network(
     network.to("meta")
     converted = OpenVinoNetwork(folder / _MODEL, shape, precision)
     if pixels is not None:
-        check = _compared(converted(pixels)[0], expected)
+        check = compared(converted(pixels)[0], expected)
         write_json(check_path, asdict(check))
     return converted, _read_check(check_path)
 
@@ -154,7 +149,7 @@ def stored_network(
     """
     folder, check_path = _graph_files(cache_dir, weights_hash, shape, precision)
     # without weights there is nothing to convert
-    if not (_is_whole(folder) and check_path.exists()):
+    if not (is_whole(folder, _FILES) and check_path.exists()):
         raise InvalidInputError(
             "network must have weights, or a graph that was checked on this CPU, got neither"
         )
@@ -189,52 +184,13 @@ def _read_check(path: Path) -> SelfCheck:
     return SelfCheck(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def _is_whole(folder: Path) -> bool:
-    """True if a graph exists with the bytes that were written.
-
-    They are read and compared once, and known again by the stamps of their files.
-    """
-    stamps = read_stamps(folder / name for name in (_MANIFEST, _MODEL, _WEIGHTS))
-    if kept_facts(folder / _STAMPS, stamps) is not None:
-        return True
-    try:
-        written = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        is_whole = bool(written == _manifest(folder))
-    except (OSError, ValueError):
-        return False
-    if is_whole:
-        keep_stamps(folder / _STAMPS, stamps)
-    return is_whole
-
-
-def _manifest(folder: Path) -> dict[str, str]:
-    """Digest of each file of a graph."""
-    digests = {}
-    for name in (_MODEL, _WEIGHTS):
-        with (folder / name).open("rb") as file:
-            digests[name] = file_digest(file, "sha256").hexdigest()
-    return digests
-
-
 def _convert(network: nn.Module, pixels: Tensor, folder: Path) -> None:
     """Write the complete graph or nothing; `convert_model` is not used, as it sends usage data."""
-    unfinished = folder.with_name(f"{folder.name}{TMP_MARK}")
-    # left by a process that was killed
-    shutil.rmtree(unfinished, ignore_errors=True)
-    # it may be damaged, or not exist
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        unfinished.mkdir(parents=True)
+
+    def write(unfinished: Path) -> None:
         _write_graph(network, pixels, unfinished / _MODEL)
-        write_json(unfinished / _MANIFEST, _manifest(unfinished))
-        unfinished.rename(folder)
-    except OSError as error:
-        raise StoreError(
-            f"the OpenVINO model must be saved to {str(folder)!r}, got {error}; free some "
-            'space, or pass engine="torch"'
-        ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+
+    write_graph(folder, _FILES, write, remedy='pass engine="torch"')
 
 
 def _write_graph(network: nn.Module, pixels: Tensor, path: Path) -> None:
@@ -266,7 +222,8 @@ def _write_graph(network: nn.Module, pixels: Tensor, path: Path) -> None:
         ) from error
 
 
-def _compared(embeddings: Tensor, expected: Tensor) -> SelfCheck:
+def compared(embeddings: Tensor, expected: Tensor) -> SelfCheck:
+    """Largest difference between two embeddings of each tile, [B, D] each."""
     embeddings = embeddings.double()
     expected = expected.double()
     value_range = (expected.max() - expected.min()).clamp_min(1e-12)

@@ -21,7 +21,13 @@ from thinsection.encode.backbone import (
     published_weights,
 )
 from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
-from thinsection.encode.engine_choice import EngineChoice, why_torch
+from thinsection.encode.engine_choice import (
+    EngineChoice,
+    Workload,
+    why_not_compiled,
+    why_not_worth,
+    why_torch,
+)
 from thinsection.encode.registry import (
     ENCODERS,
     HUB_PREFIX,
@@ -57,6 +63,7 @@ def load_encoder(
     allow_remote_code: bool = False,
     seed: int = 0,
     engine: EngineChoice = "auto",
+    workload: Workload | None = None,
 ) -> TileEncoder:
     """Encoder of that name, on its device, with its weights.
 
@@ -69,11 +76,13 @@ def load_encoder(
         pretrained: False uses seeded random weights, without a download.
         allow_remote_code: True allows code from the hub to run, for the models that need it.
         seed: seed of the random weights.
-        engine: engine on a CPU: torch, openvino, or auto. auto uses openvino if it is installed and
-            its embeddings match PyTorch's; random weights use torch. `encoder.engine` has the
-            reason.
+        engine: torch, openvino (on a CPU), compiled, or auto. On a CPU, auto uses openvino if it is
+            installed and its embeddings match PyTorch's; random weights use torch. On CUDA, auto
+            uses a compiled network if that pays for the workload. `encoder.engine` has the reason.
+        workload: number of tiles to encode and tiles of a batch, for a compiled network.
 
-    Memory: the weights once, in float32; twice while OpenVINO converts their layout.
+    Memory: the weights once, in float32; twice while OpenVINO converts their layout or a compiled
+        network in half precision is compared with fp32.
     Raises UnknownEncoderError, DeviceError, MissingDependencyError; WeightsError: the weights
     cannot be downloaded, may not be used, or do not match, or the embedding of the fixed tile is
     not that of the encoder's fingerprint.
@@ -87,6 +96,7 @@ def load_encoder(
         allow_remote_code=allow_remote_code,
         seed=seed,
         engine=engine,
+        workload=workload,
     )
     prove(encoder)
     return encoder
@@ -102,6 +112,7 @@ def load_unproved(
     allow_remote_code: bool = False,
     seed: int = 0,
     engine: EngineChoice = "auto",
+    workload: Workload | None = None,
 ) -> TileEncoder:
     """Encoder as of `load_encoder`, which is not compared with its fingerprint."""
     is_registered = name in ENCODERS
@@ -111,7 +122,7 @@ def load_unproved(
         seed=None if pretrained else seed,
     )
     if is_brought(name):
-        if engine == "openvino":
+        if engine in ("openvino", "compiled"):
             raise InvalidInputError(
                 f"engine must be auto or torch for {name!r}, which another package provides, "
                 f"got {engine!r}"
@@ -145,6 +156,7 @@ def load_unproved(
         allow_remote_code=allow_remote_code,
         seed=seed,
         engine=engine,
+        workload=workload,
     )
     file = None
     if not pretrained:
@@ -162,7 +174,7 @@ def load_unproved(
                 stored.reload = reload
                 return stored
 
-    def load_on_torch() -> NetworkTileEncoder:
+    def load_on_torch(placement: Placement = placement) -> NetworkTileEncoder:
         weights_hash = None
         if file is not None:
             backbone, weights_hash = _load_weights(spec, file)
@@ -172,7 +184,12 @@ def load_unproved(
             backbone = build_backbone(spec, seed=seed)
         return NetworkTileEncoder(spec, backbone, placement, origin, weights_hash)
 
-    encoder = _on_engine(load_on_torch, engine, is_random=not pretrained)
+    encoder = _on_engine(
+        load_on_torch,
+        engine,
+        is_random=not pretrained,
+        workload=workload or Workload(),
+    )
     encoder.reload = reload
     return encoder
 
@@ -296,29 +313,69 @@ def _load_stored_graph(
 
 
 def _on_engine(
-    load_on_torch: Callable[[], NetworkTileEncoder],
+    load_on_torch: Callable[..., NetworkTileEncoder],
     engine: EngineChoice,
     *,
     is_random: bool,
+    workload: Workload,
 ) -> NetworkTileEncoder:
-    """Encoder on the requested engine; with 'auto', it records why OpenVINO was rejected."""
+    """Encoder on the requested engine; with 'auto', it records why another one was rejected."""
     encoder = load_on_torch()
     reason = why_torch(engine, str(encoder.device), is_random=is_random)
-    if engine == "torch" or encoder.device.type != "cpu":
+    other: EngineChoice = "openvino"
+    if engine == "compiled" or (engine == "auto" and encoder.device.type == "cuda"):
+        other = "compiled"
+        reason = _move_to_compiled(
+            encoder,
+            lambda: load_on_torch(Placement(encoder.device, "fp32")),
+            workload,
+            must_pay=engine == "auto",
+        )
+    elif engine == "torch" or encoder.device.type != "cpu":
         return encoder
-    if not reason:
+    elif not reason:
         reason = _move_to_openvino(encoder)
-        if not reason:
-            return encoder
-        if engine == "openvino":
-            raise InvalidInputError(
-                f"engine must be torch for {encoder.spec.name!r} in {encoder.precision}, got "
-                f"openvino: {reason}"
-            )
-        # the PyTorch weights were released
-        encoder = load_on_torch()
-    encoder.engine += f" (not openvino: {reason})"
+        if reason and engine == "auto":
+            # the PyTorch weights were released
+            encoder = load_on_torch()
+    if not reason:
+        return encoder
+    if engine == other:
+        raise InvalidInputError(
+            f"engine must be torch for {encoder.spec.name!r} in {encoder.precision}, got "
+            f"{engine}: {reason}"
+        )
+    encoder.engine += f" (not {other}: {reason})"
     return encoder
+
+
+def _move_to_compiled(
+    encoder: NetworkTileEncoder,
+    load_exact: Callable[[], NetworkTileEncoder],
+    workload: Workload,
+    *,
+    must_pay: bool,
+) -> str:
+    """Move the computation to a compiled network; returns the reason if it stays, or ''."""
+    reason = why_not_compiled(str(encoder.device))
+    if reason:
+        return reason
+    batch_size = workload.batch_size
+    try:
+        if must_pay:
+            reason = why_not_worth(
+                workload,
+                tiles_per_s=partial(encoder.tiles_per_s, batch_size),
+                is_stored=partial(encoder.has_compiled, batch_size),
+            )
+            if reason:
+                return reason
+        check = encoder.to_compiled(batch_size=batch_size, load_exact=load_exact)
+    except (InvalidInputError, StoreError, OSError, RuntimeError) as error:
+        return str(error).splitlines()[0]
+    if check.passes(encoder.precision):
+        return ""
+    return f"the output differs too much from torch's: {check}"
 
 
 def _move_to_openvino(encoder: NetworkTileEncoder) -> str:

@@ -61,13 +61,21 @@ def preprocess(
     step = CPU_TILES if tiles.device.type == "cpu" else max(count, 1)
     for start in range(0, count, step):
         part = slice(start, start + step)
-        pixels = tiles[part].permute(0, 3, 1, 2)
-        if spec.resize_px is not None:
-            size = resized_size(pixels.shape[-2], pixels.shape[-1], spec.resize_px)
-            pixels = resize(pixels, size, spec.interpolation)
-        cropped = centre_crop(pixels, edge).permute(0, 2, 3, 1).flatten(2)
+        cropped = input_tiles(tiles[part], spec).flatten(2)
         rows[part].copy_(cropped).div_(255.0).sub_(mean).div_(std)
     return out
+
+
+def input_tiles(tiles: Tensor, spec: EncoderSpec) -> Tensor:
+    """uint8 [B, input_px, input_px, 3] of tiles [B, H, W, 3], resized and cropped for the network.
+
+    Raises InvalidInputError: tiles are too small.
+    """
+    pixels = tiles.permute(0, 3, 1, 2)
+    if spec.resize_px is not None:
+        size = resized_size(pixels.shape[-2], pixels.shape[-1], spec.resize_px)
+        pixels = resize(pixels, size, spec.interpolation)
+    return centre_crop(pixels, spec.input_px).permute(0, 2, 3, 1)
 
 
 def as_uint8_batch(tiles_u8: TilePixels) -> Tensor:
@@ -138,3 +146,9 @@ def _rows_of(
     """
     mean_row, std_row = torch.tensor((mean, std), device=device).repeat(1, edge)
     return mean_row, std_row
+
+
+@lru_cache(maxsize=64)
+def colours_of(mean: Rgb, std: Rgb, device: torch.device) -> Tensor:
+    """Mean and standard deviation of each colour, float32 [2, 3]; cached as `_rows_of`."""
+    return torch.tensor((mean, std), device=device)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from thinsection.config import Settings, option, section
+from thinsection.encode.engine_choice import EngineChoice
 from thinsection.encode.registry import needs_of_encoder
 from thinsection.errors import ConfigError
 from thinsection.extras import Need
@@ -90,10 +91,10 @@ class EngineSection:
         "Floating-point type in which the encoder computes: auto, fp32, fp16 or bf16. "
         "Probes use fp32.",
     )
-    engine: Literal["auto", "torch", "openvino"] = option(
+    engine: EngineChoice = option(
         "auto",
-        "Library that runs the encoder on a CPU. auto uses OpenVINO if it is installed "
-        "and gives the same embeddings as PyTorch.",
+        "What runs the encoder. auto: on a CPU OpenVINO, if it is installed and gives the same "
+        "embeddings as PyTorch; on a GPU a network compiled for it, if the run is long enough.",
     )
     batch_size: int = option(64, "Images per batch of the encoder.")
 

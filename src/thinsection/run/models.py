@@ -28,7 +28,7 @@ from thinsection.pool.encoder import (
     SlideEncoderIdentity,
     slide_encoder_identity,
 )
-from thinsection.stages.config import EncodingSpec
+from thinsection.stages.config import GPU_BATCH, EncodingSpec
 from thinsection.stages.spec import Models
 from thinsection.store.ledger import load_ledgers
 from thinsection.tiles.transforms import StainStatistics, stain_target
@@ -56,16 +56,26 @@ class _WeightsRead:
 
 
 @functools.lru_cache(maxsize=1)
-def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> Models:
+def load_models(
+    encoding: EncodingSpec, stamped: Stamps | None = (), num_tiles: int | None = None
+) -> Models:
     """Loads the models of a run, once per settings and stamps of the files named there.
 
     On a CPU, this process then keeps freed memory.
+
+    Args:
+        encoding: settings of the models.
+        stamped: stamps of files that the settings name.
+        num_tiles: tiles that this process is to encode, about; None if nobody knows.
     """
     if not encoding.encoders:
         return Models()
     # imports torch, which runs without encoders do not need
-    from thinsection.encode import load_encoder
+    from thinsection.encode import Workload, load_encoder
 
+    workload = Workload(
+        num_tiles=num_tiles, batch_size=encoding.batch_size or GPU_BATCH
+    )
     encoders = [
         load_encoder(
             name,
@@ -76,6 +86,7 @@ def load_models(encoding: EncodingSpec, stamped: Stamps | None = ()) -> Models:
             allow_remote_code=encoding.allow_remote_code,
             seed=encoding.seed,
             engine=encoding.engine,
+            workload=workload,
         )
         for name in encoding.encoders
     ]

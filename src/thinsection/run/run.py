@@ -293,6 +293,8 @@ def _run_in_folder(
                 entry for entry in entries if entry.slide_id not in finished_ids
             ]
             facts: PlainValues = {}
+            if unfinished and own_encoder is None and spec.encoding.encoders:
+                task = task.with_expected_tiles(unfinished)
             if unfinished and executor is None and spec.executor.in_process:
                 # raise errors of settings and weights before any slide is read
                 if spec.encoding.encoders:
@@ -322,6 +324,8 @@ def _run_in_folder(
             ended = {r.slide_id: listeners.final_result(r) for r in report.results}
             results = tuple(ended[entry.slide_id] for entry in entries)
             report = replace(report, results=results)
+            for line in _other_engines(task.out, record, report.facts):
+                listeners.on_message(line)
             summary = finish_run(task, entries, report, stages, ledgers)
             summary = replace(summary, patients=patients)
             for line in _equal_lines(summary.equal_slides):
@@ -426,6 +430,35 @@ def finished_report(
             results.append(SlideResult.of(entry, "skipped", work.facts()))
             ledgers[entry.slide_id] = work.ledger
     return Report(results=tuple(results), facts=facts if results else {}), ledgers
+
+
+def _other_engines(out: Path, record: Record, models: PlainValues) -> list[str]:
+    """One line for each encoder of which earlier runs in this folder used another engine."""
+    lines = []
+    for label, facts in models.items():
+        engines: dict[str, None] = {}
+        for earlier in records.read_records(out):
+            if earlier.folder == record.folder or not earlier.document.get("counts"):
+                continue
+            if earlier.document["counts"].get("done"):
+                engine = _engine_of(earlier.document.get("models", {}).get(label))
+                engines[engine] = None
+        here = _engine_of(facts)
+        others = [engine for engine in engines if engine not in ("", here)]
+        if here and others:
+            lines.append(
+                f"note: {label} was computed by {here}, and earlier in this folder by "
+                f"{', '.join(others)}; embeddings differ by rounding alone, and --engine chooses "
+                "one engine for all slides"
+            )
+    return lines
+
+
+def _engine_of(facts: object) -> str:
+    """Engine in the recorded facts of a model, without the reason; '' if it has none."""
+    if not isinstance(facts, dict):
+        return ""
+    return str(facts.get("engine", "")).partition(" (")[0]
 
 
 def _equal_lines(groups: Sequence[Sequence[str]]) -> list[str]:

@@ -17,7 +17,7 @@ from thinsection.errors import ClusterError
 from thinsection.files.atomic import TMP_MARK, output_errors, parse_json, write_text
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import Report, Task
-from thinsection.machine import cpu_count
+from thinsection.machine import cpu_count, visible_gpus
 from thinsection.run.calibration import refute_rate
 from thinsection.run.models import (
     file_stamps,
@@ -46,6 +46,9 @@ ENDS = ("done", "skipped", "empty")  # a slide with one of these needs no furthe
 # folder in a record, with one line of JSON per slide that a process finished
 _ENDED = "ended"
 _TINY_S = 1e-3
+# a slide for a rough count of its tiles: bytes per pixel of tissue, and µm per pixel of level 0
+_BYTES_PER_PIXEL = 0.2
+_SLIDE_MPP = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,8 @@ class RunTask(Task[SlideEntry, SlideResult]):
     # Records of earlier invocations with the same settings. Slides that they finished and that have
     # not changed since are not sent to a batch system.
     kept: tuple[Path, ...] = ()
+    # tiles of one of the run's processes, about; None if nobody knows. By it `auto` compiles.
+    num_tiles: int | None = None
 
     def __call__(
         self, entries: Sequence[SlideEntry], *, on_event: Callable[[RunEvent], None]
@@ -140,7 +145,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
         """Encoders, loaded once per process, settings and files named there."""
         encoding = self.spec.encoding
         files = [name for name in encoding.named_files if Path(name).is_file()]
-        return load_models(encoding, file_stamps(files))
+        return load_models(encoding, file_stamps(files), self.num_tiles)
 
     def facts(self, models: Models) -> PlainValues:
         """Settings that explain a resource record."""
@@ -153,6 +158,27 @@ class RunTask(Task[SlideEntry, SlideResult]):
         facts["reader"] = self.spec.slides.reader
         facts["decode_threads"] = self.spec.stream.decode_threads or cpu_count()
         return facts
+
+    def with_expected_tiles(self, entries: Sequence[SlideEntry]) -> Self:
+        """Same task, which knows about how many tiles each process of the run has to encode.
+
+        The bytes of the files predict them, as in `work`; URLs have none. The number is a power of
+        two, so that runs of about the same size share their loaded models. Only `auto` on a GPU
+        asks for it.
+        """
+        total_bytes = sum(map(self.work, entries))
+        is_asked = self.spec.encoding.engine == "auto" and visible_gpus()
+        if not is_asked or total_bytes <= len(entries):
+            return self
+        pixels = total_bytes / _BYTES_PER_PIXEL
+        num_tiles = 0.0
+        for grid in self.spec.tiles.grids:
+            edge = grid.tile_px * (grid.mpp or _SLIDE_MPP) / _SLIDE_MPP
+            num_tiles += pixels / edge**2
+        executor = self.spec.executor
+        processes = max(1, executor.workers, len(executor.gpu_ids))
+        tiles_each = max(1, int(num_tiles / processes))
+        return replace(self, num_tiles=1 << (tiles_each.bit_length() - 1))
 
     def on_worker(self, *, threads: int, monitored: bool) -> Self:
         """See `Task.on_worker`; 0 threads change nothing."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 from thinsection.cells.config import CellsConfig
 from thinsection.config import Settings, option, section
+from thinsection.encode.engine_choice import EngineChoice
 from thinsection.encode.registry import needs_of_encoder, our_name, our_slide_encoder
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.extras import Need
@@ -72,10 +73,10 @@ class EncodeConfig:
         "Floating-point type in which the encoder computes. auto uses half precision on"
         " a GPU if the encoder allows it.",
     )
-    engine: Literal["auto", "torch", "openvino"] = option(
+    engine: EngineChoice = option(
         "auto",
-        "Library that runs the encoder on a CPU. auto uses OpenVINO if it is installed "
-        "and gives the same embeddings as PyTorch.",
+        "What runs the encoder. auto: on a CPU OpenVINO, if it is installed and gives the same "
+        "embeddings as PyTorch; on a GPU a network compiled for it, if the run is long enough.",
     )
     batch_size: int = option(
         0,
@@ -312,7 +313,7 @@ class EncodingSpec:
     allow_remote_code: bool
     device: str
     precision: Literal["auto", "fp32", "fp16", "bf16"]
-    engine: Literal["auto", "torch", "openvino"]
+    engine: EngineChoice
     batch_size: int  # tiles; 0 takes the device's default
     seed: int
     pooling_bytes: int  # memory for a slide encoder's attention
