@@ -39,7 +39,7 @@ PLAIN_PROCESS_BYTES = 96 * MIB
 WEIGHTS_BYTES_PER_S = 7e8
 # threads' stacks and arenas, pictures and tables of slides in preparation or output: all memory
 # that is not modelled one by one, fitted to benchmarks/bench_plan.py
-OTHER_BYTES = 72 * MIB
+OTHER_BYTES = 64 * MIB
 # margin over the parts, since equal runs have different peaks by heap layout; see
 # benchmarks/bench_plan.py
 MARGIN = 1.06
