@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from benchmarks.bench_encoders import stained_tiles
+from benchmarks.gpu_encoders import VITS
 from benchmarks.gpu_inputs import NAMES
-from benchmarks.gpu_rates import VITS
 from benchmarks.harness import RESULTS, arguments, finish
 from thinsection.encode import EncoderSpec, NetworkTileEncoder, load_encoder
 from thinsection.encode.registry import declared_encoders

@@ -15,20 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu_inputs import (
-    NAMES,
-    encoder_on,
-    gigapath_of,
-    precisions,
-    tiles_of,
-)
-from thinsection.encode import TileEncoder
-from thinsection.encode.embed import BatchEncoder, pinned_allocator
-from thinsection.tiles import TileBatch
+from benchmarks import gpu_encoders
+from benchmarks.gpu_encoders import VITS
+from benchmarks.gpu_inputs import NAMES, gigapath_of, precisions
 from thinsection.types import GIB, MIB
-
-VITS = {"vit_s": "lunit_vits16", "vit_b": "dinov2_vitb14", "vit_l": "dinov2_vitl14"}
-VITS |= {"vit_g": "dinov2_vitg14"}
 
 
 def timed(device: str, call: Callable[[], Any], *, times: int) -> dict[str, float]:
@@ -45,48 +35,6 @@ def timed(device: str, call: Callable[[], Any], *, times: int) -> dict[str, floa
         seconds.append(time.perf_counter() - start)
     peak = 0 if device == "cpu" else torch.cuda.max_memory_allocated()
     return {"s": median(seconds), "peak_mib": peak / MIB}
-
-
-def encoder_rate(name: str, device: str, smoke: bool) -> dict[str, Any]:
-    """Tiles/s in half precision; of the largest network in one of the two only."""
-    made = precisions(device)[-1 if name == VITS["vit_g"] else -2 :]
-    return {
-        p: _encoder_rate(NAMES[0] if smoke else name, device, p, smoke) for p in made
-    }
-
-
-def _encoder_rate(
-    name: str, device: str, precision: str, smoke: bool
-) -> dict[str, float]:
-    """On tiles that lie on the device, through the queues, and one batch after the other on one
-    queue, as before."""
-    batch, count = (2, 2) if smoke else (256, 12)
-    encoder = encoder_on(device, name, precision)
-    tiles = pinned_allocator([encoder])((batch, 224, 224, 3))
-    tiles[:] = tiles_of(batch)
-    resident = torch.from_numpy(tiles).to(device)
-    ways: dict[str, Callable[[], Any]] = {
-        "resident": lambda: [encoder.encode(resident) for _ in range(count)],
-        "queues": partial(_queued, encoder, tiles, count),
-        "one_queue": lambda: [
-            encoder.encode(torch.from_numpy(tiles).to(device)).float().cpu()
-            for _ in range(count)
-        ],
-    }
-    rows = {
-        way: timed(device, call, times=1 if smoke else 3) for way, call in ways.items()
-    }
-    found = {way: batch * count / row["s"] for way, row in rows.items()}
-    return {**found, "peak_mib": rows["queues"]["peak_mib"]}
-
-
-def _queued(encoder: TileEncoder, tiles: np.ndarray, count: int) -> int:
-    loop, places = BatchEncoder([encoder]), np.arange(len(tiles))
-    coords, made = np.stack([places, places], 1), 0
-    for number in range(count):
-        batch = TileBatch(number, places, coords, tiles, _release=lambda: None)
-        made += len([*loop.submit(batch)])
-    return made + len([*loop.flush()])
 
 
 def stream_rate(device: str, smoke: bool) -> dict[str, Any]:
@@ -122,7 +70,7 @@ def slide_encoder_rate(which: str, device: str, smoke: bool) -> dict[str, Any]:
     from benchmarks.titan_inputs import slide, titan_of
 
     precision, found = precisions(device)[-1], {}
-    for count in (50,) if smoke else (8_000, 33_000, 62_000):
+    for count in (50,) if smoke else (1_000, 8_000, 33_000, 62_000, 120_000):
         tiles, coords = slide(count)
         if which == "titan":
             encoder: Any = titan_of(precision, budget_bytes=2 * GIB, device=device)
@@ -160,10 +108,17 @@ def qc_rate(device: str, smoke: bool) -> dict[str, Any]:
     return found
 
 
-def whole_run(device: str, smoke: bool) -> dict[str, Any]:
-    """A run of a ViT-L over slides: tiles/s with the start, and how busy the GPU was meanwhile."""
+def whole_run(title: str, engine: str, device: str, smoke: bool) -> dict[str, Any]:
+    """A run over slides: tiles/s with its start and from the first batch to the last."""
+    from thinsection.run.process import RunEvent
     from thinsection.run.run import run
     from thinsection.testing.synthetic import write_he_slide
+
+    batches: list[tuple[float, int]] = []
+
+    def note(event: RunEvent) -> None:
+        if event.kind == "tiles":
+            batches.append((time.perf_counter(), event.num_tiles))
 
     with tempfile.TemporaryDirectory() as folder:
         slides, out = Path(folder) / "slides", Path(folder) / "out"
@@ -173,15 +128,32 @@ def whole_run(device: str, smoke: bool) -> dict[str, Any]:
         )
         for number in range(1, 1 if smoke else 12):
             (slides / f"s{number}.svs").hardlink_to(slides / "s0.svs")
-        settings = {"device": device, "pretrained": False, "tile_px": 256}
-        settings["encoders"] = (NAMES[0] if smoke else VITS["vit_l"],)
         start = time.perf_counter()
-        summary = run([slides], out=out, until="embeddings", **settings)
+        summary = run(
+            [slides],
+            out=out,
+            until="embeddings",
+            on_event=note,
+            device=device,
+            pretrained=False,
+            tile_px=256,
+            encoders=(NAMES[0] if smoke else VITS[title],),
+            engine="torch" if smoke else engine,  # type: ignore[arg-type]
+            batch_size=4 if smoke else 0,
+        )
         seconds = time.perf_counter() - start
         assert all(result.status == "done" for result in summary.results)
         tiles = sum(int(result.facts["num_tiles"]) for result in summary.results)
         busy = _utilisation(out)
-    return {"tiles": tiles, "tiles_per_s": tiles / seconds, "gpu_busy": busy}
+    first_s, first_tiles = batches[0]
+    return {
+        "tiles": tiles,
+        "engine": engine,
+        "start_s": first_s - start,
+        "tiles_per_s": tiles / seconds,
+        "first_to_last": (tiles - first_tiles) / (batches[-1][0] - first_s),
+        "gpu_busy": busy,
+    }
 
 
 def _utilisation(out: Path) -> float | None:
@@ -259,18 +231,22 @@ def _epoch(batches: Any, dim: int, device: str) -> float:
     return float(loss.detach())
 
 
-_VIT_STEPS = {title: partial(encoder_rate, name) for title, name in VITS.items()}
+# what decides comes first; the compiler takes a minute for each of the largest networks
 STEPS = {
-    "rate default encoder": partial(encoder_rate, NAMES[0]),
-    "rate vit_s": _VIT_STEPS["vit_s"],
-    "rate vit_l": _VIT_STEPS["vit_l"],
+    **gpu_encoders.PRODUCTS,
+    **gpu_encoders.DEFAULT,
+    "rate vit_s": gpu_encoders.STEPS["rate vit_s"],
+    "rate vit_l": gpu_encoders.STEPS["rate vit_l"],
+    "rate whole run": partial(whole_run, "vit_l", "torch"),
+    "rate whole run compiled": partial(whole_run, "vit_l", "compiled"),
     "rate titan": partial(slide_encoder_rate, "titan"),
-    "rate whole run": whole_run,
+    "rate gigapath": partial(slide_encoder_rate, "gigapath"),
+    "rate vit_b": gpu_encoders.STEPS["rate vit_b"],
+    "rate whole run vit_b": partial(whole_run, "vit_b", "compiled"),
+    "rate qc": qc_rate,
     "rate stream": stream_rate,
     "rate neighbors and frames": geometry_rate,
     "rate cache training": cache_training,
-    "rate vit_b": _VIT_STEPS["vit_b"],
-    "rate vit_g": _VIT_STEPS["vit_g"],
-    "rate qc": qc_rate,
-    "rate gigapath": partial(slide_encoder_rate, "gigapath"),
+    "rate vit_h": gpu_encoders.STEPS["rate vit_h"],
+    "rate vit_g": gpu_encoders.STEPS["rate vit_g"],
 }
