@@ -39,6 +39,10 @@ Features = Annotated[
         "unique part of this name, such as uni2_h."
     ),
 ]
+Cells = Annotated[
+    str | None,
+    typer.Option(help="Also, or in place of tiles, the cells of this name: cellvit."),
+]
 CacheDir = Annotated[
     Path | None,
     typer.Option(
@@ -191,20 +195,44 @@ def _print_and_exit(left_out: list[str], summary: str) -> None:
 @exports.command("anndata")
 def export_anndata(
     folder: FolderArgument,
-    out: Annotated[Path, typer.Option(help="File to write (.h5ad).")],
+    out: Annotated[
+        Path, typer.Option(help="File to write (.h5ad); with --cells a folder.")
+    ],
     features: Features = None,
+    cells: Cells = None,
+    neighbors: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="With --cells: also write a graph of this many nearest cells.",
+        ),
+    ] = 0,
 ) -> None:
     """Write AnnData (.h5ad) for scanpy, squidpy and LazySlide.
 
-    X has the tile embeddings, obsm['spatial'] the coordinates.
+    X has the tile embeddings, obsm['spatial'] the coordinates. With --cells there is a file for
+    each slide, with a row for each cell, its measures, and the name of its tile.
 
     \b
-    Example:
+    Examples:
       thinsection export anndata results --out results/tiles.h5ad
+      thinsection export anndata results --out cells/ --cells cellvit --neighbors 6
     """
     from thinsection.exchange.anndata import export_anndata as export
+    from thinsection.exchange.cells import export_cells_anndata
 
     left_out: list[str] = []
+    if cells is not None:
+        num_slides = export_cells_anndata(
+            folder,
+            out,
+            name=cells,
+            features=features,
+            neighbors=neighbors,
+            on_damage=left_out.append,
+        )
+        _print_and_exit(left_out, f"cells of {num_slides} slides are in {out}")
+        return
     num_tiles = export(folder, out, features=features, on_damage=left_out.append)
     _print_and_exit(left_out, f"wrote {num_tiles} tiles to {out}")
 
@@ -214,11 +242,12 @@ def export_spatialdata(
     folder: FolderArgument,
     out: Annotated[Path, typer.Option(help="Folder for the Zarr stores.")],
     features: Features = None,
+    cells: Cells = None,
 ) -> None:
     """Write a SpatialData store (Zarr) per slide.
 
-    Tiles and outlines become shapes, and embeddings become a table with a row for each tile.
-    Pixels stay in the slide's file.
+    Tiles and outlines become shapes, and embeddings become a table with a row for each tile. With
+    --cells, the cells become shapes with a table of their own. Pixels stay in the slide's file.
 
     \b
     Example:
@@ -227,7 +256,9 @@ def export_spatialdata(
     from thinsection.exchange.spatialdata import export_spatialdata as export
 
     left_out: list[str] = []
-    num_slides = export(folder, out, features=features, on_left_out=left_out.append)
+    num_slides = export(
+        folder, out, features=features, cells=cells, on_left_out=left_out.append
+    )
     _print_and_exit(left_out, f"{num_slides} slides are in {out}")
 
 

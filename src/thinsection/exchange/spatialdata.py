@@ -3,6 +3,7 @@
     ID.zarr   shapes `tiles`: squares, with the columns of the tile table
               shapes `outlines`: tissue, quality control and drawn regions, by `class`
               table `embeddings`: X, obs and obsm['spatial'], which annotates `tiles`
+              on request shapes `cells` and table `cell_measures`: outlines and measures of cells
               attrs: the slide's file, keys of the results in the store, and `thinsection_columns`:
               our names of the columns that SpatialData does not allow
 
@@ -13,6 +14,7 @@ same, the later one gets a number: `a_b_2`.
 Pixels are not copied. The coordinate system `global` is in level-0 px, `um` in µm.
 """
 
+import json
 import re
 import secrets
 import shutil
@@ -28,12 +30,14 @@ from thinsection.errors import (
     OverwriteError,
     StoreError,
 )
+from thinsection.exchange.cells import ExportedCells, class_codes, numbers
 from thinsection.exchange.qupath import outlines_of
 from thinsection.extras import importing
 from thinsection.files.atomic import TMP_MARK, output_errors, read_json
 from thinsection.results.folder import (
     Listener,
     Results,
+    cells_address,
     leaving_out,
     open_results,
 )
@@ -48,6 +52,10 @@ if TYPE_CHECKING:
 _ATTRIBUTES = "thinsection"
 _COLUMNS = "thinsection_columns"
 _TILES = "tiles"
+_CELLS = "cells"
+_CELL_TABLE = "cell_measures"  # another name, as SpatialData asks
+_SHAPES_FILE = "shapes.parquet"
+_SHAPES_COLUMNS = ("geometry", "id", "class")
 # facts about the slide's file
 _SLIDE_FACTS = (
     "slide_path", "width", "height", "mpp_x", "mpp_y", "reader", "rendering",
@@ -59,6 +67,7 @@ def export_spatialdata(
     out: str | Path,
     *,
     features: str | None = None,
+    cells: str | None = None,
     on_left_out: Listener | None = None,
 ) -> int:
     """Writes `ID.zarr` for each slide; returns the number of this folder's slides in `out`.
@@ -70,10 +79,12 @@ def export_spatialdata(
         folder: a results folder.
         out: folder of the stores.
         features: 'GRID/features_NAME' or NAME; None if there is one, or to export only tiles.
+        cells: name of the cells that are written too; None writes none.
         on_left_out: called with a line for each slide that is left out; with None that is an error.
 
     Memory:
-        One slide: twice its embeddings, 8 N D bytes, and about 1 kB per tile for shapes.
+        One slide: twice its embeddings, 8 N D bytes, about 1 kB per tile for shapes, and 200 bytes
+        per cell.
 
     Raises:
         MissingDependencyError: spatialdata is not installed.
@@ -90,7 +101,8 @@ def export_spatialdata(
         with leaving_out(slide_id, on_left_out):
             ledger.check()
             if (address or f"{grid}/{_TILES}") in ledger.stages:
-                _write_store(results, ledger, grid, address, out / f"{slide_id}.zarr")
+                target = out / f"{slide_id}.zarr"
+                _write_store(results, ledger, grid, address, target, cells_name=cells)
                 count += 1
     if not count:
         raise StoreError(f"folder must contain tiles, got none in {str(folder)!r}")
@@ -98,7 +110,13 @@ def export_spatialdata(
 
 
 def _write_store(
-    results: Results, ledger: SlideLedger, grid: str, address: str, target: Path
+    results: Results,
+    ledger: SlideLedger,
+    grid: str,
+    address: str,
+    target: Path,
+    *,
+    cells_name: str | None,
 ) -> None:
     """Writes the store of one slide, or checks the existing store."""
     import spatialdata
@@ -108,6 +126,11 @@ def _write_store(
     addresses = [f"{grid}/{_TILES}", *([address] if address else [])]
     own_columns = f"{grid}/{OWN_COLUMN}"
     addresses += [name for name in ledger.stages if name.startswith(own_columns)]
+    cells = None
+    if cells_name is not None:
+        table = results.cells(ledger.slide_id, cells_name)
+        cells = ExportedCells(table=table, tiles=results.tiles(ledger.slide_id, grid))
+        addresses.append(cells_address(cells_name))
     made_from = {
         "version": thinsection.__version__,
         "slide_id": ledger.slide_id,
@@ -133,13 +156,17 @@ def _write_store(
     outlines = _outline_shapes(results, ledger, grid)
     if outlines is not None:
         shapes["outlines"] = outlines
+    tables = {"embeddings": _table(results, rows, names, address)}
+    if cells is not None:
+        shapes[_CELLS] = _placeholder(systems)
+        tables[_CELL_TABLE] = _cell_table(cells)
     renamed = {new: name for name, new in names.items() if new != name}
     facts: Document = {"slide_id": ledger.slide_id}
     for name in _SLIDE_FACTS:
         facts[name] = ledger.slide.get(name)
     data = spatialdata.SpatialData(
         shapes=shapes,
-        tables={"embeddings": _table(results, rows, names, address)},
+        tables=tables,
         attrs={"slide": facts, _ATTRIBUTES: made_from, _COLUMNS: renamed},
     )
     unfinished = target.with_name(f".{target.name}{TMP_MARK}{secrets.token_hex(4)}")
@@ -147,9 +174,85 @@ def _write_store(
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             data.write(unfinished)
+            if cells is not None:
+                write_shapes(unfinished / "shapes" / _CELLS / _SHAPES_FILE, cells)
             unfinished.rename(target)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _placeholder(systems: dict[str, Any]) -> "geopandas.GeoDataFrame":
+    """Shapes of one cell, in place of a million: their file is written part by part."""
+    import geopandas
+    import shapely
+    from spatialdata.models import ShapesModel
+
+    frame = geopandas.GeoDataFrame(geometry=[shapely.box(0, 0, 1, 1)])
+    return ShapesModel.parse(frame, transformations=systems)
+
+
+def write_shapes(path: Path, cells: ExportedCells) -> None:
+    """Writes the outlines of cells as the GeoParquet file of a shapes element.
+
+    Memory: 65,536 cells.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    geometry = {"encoding": "WKB", "geometry_types": ["Polygon"], "crs": None}
+    geo = {
+        "version": "1.1.0",
+        "primary_column": "geometry",
+        "columns": {"geometry": geometry},
+    }
+    fields = [cells.table.schema.field(name) for name in _SHAPES_COLUMNS]
+    schema = pa.schema(fields, metadata={b"geo": json.dumps(geo).encode()})
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for block in cells.blocks([*_SHAPES_COLUMNS]):
+            columns = [block.batch.column(name) for name in _SHAPES_COLUMNS]
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+
+
+def _cell_table(cells: ExportedCells) -> Any:
+    """AnnData whose rows annotate the cells, with the tile of each."""
+    import anndata
+    import pandas as pd
+    from spatialdata.models import TableModel
+
+    num_cells = cells.table.num_cells
+    names = list(allowed_names(cells.measures).values())
+    values = np.empty((num_cells, len(names)), dtype=np.float32)
+    centers = np.empty((num_cells, 2))
+    tiles = np.empty(num_cells, dtype=np.int64)
+    codes = np.empty(num_cells, dtype=np.int32)
+    probability = np.empty(num_cells, dtype=np.float32)
+    for block in cells.blocks(["class", "probability", *cells.measures]):
+        values[block.rows] = cells.values(block)
+        centers[block.rows] = block.centers_l0
+        tiles[block.rows] = block.tile_rows
+        codes[block.rows] = class_codes(block.batch.column("class"))
+        probability[block.rows] = numbers(block.batch.column("probability"))
+    obs = pd.DataFrame(
+        {
+            "region": pd.Categorical.from_codes(np.zeros(num_cells, np.int8), [_CELLS]),
+            "cell": np.arange(num_cells),
+            "class": pd.Categorical.from_codes(codes, list(cells.table.classes)),
+            "probability": probability,
+            # its row in the table of the tiles, -1 in no tile
+            "tile": tiles,
+        }
+    )
+    obs.index = obs.index.astype(str)
+    table = anndata.AnnData(
+        X=values,
+        obs=obs,
+        var=pd.DataFrame(index=names),
+        obsm={"spatial": centers},
+        uns={"cells": cells.table.name},
+    )
+    return TableModel.parse(
+        table, region=_CELLS, region_key="region", instance_key="cell"
+    )
 
 
 def allowed_names(names: Iterable[str]) -> dict[str, str]:

@@ -88,6 +88,8 @@ if TYPE_CHECKING:
     import pandas
 
 Listener = Callable[[str], None]  # receives a line of text
+# beginning of the address of a table of cells; its name follows
+_CELLS = f"{SLIDES}/cells_"
 _SHOWN_SLIDES = 8  # thumbnails in `_repr_html_`
 _SHOWN_PX = 96  # height of a thumbnail in pixels
 _SHOWN_PATH = 60  # characters of the folder's path in `repr`
@@ -102,6 +104,11 @@ def open_results(out: str | Path) -> Results:
     check_results_folder(folder)
     ledgers = {ledger.slide_id: ledger for ledger in load_ledgers(folder)}
     return Results(folder=folder, ledgers=ledgers)
+
+
+def cells_address(name: str) -> str:
+    """Address of a table of cells in the ledgers."""
+    return f"{_CELLS}{name}"
 
 
 def check_results_folder(folder: Path) -> None:
@@ -541,12 +548,7 @@ class Results:
             >>> table.to_geopandas().area.sum()  # doctest: +SKIP
             81230.5
         """
-        beginning = f"{SLIDES}/cells_"
-        known = [
-            address.removeprefix(beginning)
-            for address, record in self.ledger(slide_id).stages.items()
-            if address.startswith(beginning) and record.files
-        ]
+        known = self.cell_names(slide_id)
         if not known:
             raise StoreError(
                 f"cells of {slide_id!r} must exist, got none; run again with cells=..."
@@ -556,7 +558,20 @@ class Results:
             raise ChoiceError(
                 f"name must be one of the slide's cells {', '.join(known)}, got {name!r}"
             )
-        return CellTable(self.file(slide_id, f"{beginning}{fitting[0]}"))
+        return CellTable(self.file(slide_id, cells_address(fitting[0])))
+
+    def cell_names(self, slide_id: str) -> tuple[str, ...]:
+        """Names of the tables of cells of a slide.
+
+        Examples:
+            >>> results.cell_names("a")
+            ()
+        """
+        return tuple(
+            address.removeprefix(_CELLS)
+            for address, record in self.ledger(slide_id).stages.items()
+            if address.startswith(_CELLS) and record.files
+        )
 
     def open_slide(self, slide_id: str) -> Slide:
         """Opens a slide with the reader, picture, µm/px and look of its run.

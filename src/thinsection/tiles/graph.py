@@ -39,7 +39,7 @@ class TileGraph(NamedTuple):
 
 
 def tile_graph(
-    coords_l0: npt.NDArray[np.integer],
+    coords_l0: npt.NDArray[np.integer] | npt.NDArray[np.floating],
     *,
     k: int | None = None,
     radius_um: float | None = None,
@@ -54,7 +54,7 @@ def tile_graph(
     same distance, those in lower rows are taken.
 
     Args:
-        coords_l0: int64 (N, 2), x and y in level-0 px, of tiles of one size or of cells.
+        coords_l0: (N, 2), x and y in level-0 px: int64 of tiles of one size, or floats of cells.
         k: neighbours of each tile; exactly one of k and radius_um is given.
         radius_um: the largest distance of an edge, in µm, inclusive.
         slide_mpp: µm per level-0 px, one number or (x, y); needed with radius_um.
@@ -86,14 +86,17 @@ def tile_graph(
 
 
 def _scaled_points(
-    coords_l0: npt.NDArray[np.integer], slide_mpp: Mpp | float | None
+    coords_l0: npt.NDArray[np.integer] | npt.NDArray[np.floating],
+    slide_mpp: Mpp | float | None,
 ) -> Points:
     """Corners in µm, or in level-0 px without an mpp."""
     coords = np.asarray(coords_l0)
-    if coords.ndim != 2 or coords.shape[1] != 2 or coords.dtype.kind not in "iu":
+    if coords.ndim != 2 or coords.shape[1] != 2 or coords.dtype.kind not in "iuf":
         raise InvalidInputError(
             f"coords_l0 must be int64 of shape (N, 2), got {coords.dtype} {coords.shape}"
         )
+    if coords.dtype.kind == "f" and not np.isfinite(coords).all():
+        raise InvalidInputError("coords_l0 must be finite, got NaN or infinity")
     mpp = np.asarray(1.0 if slide_mpp is None else slide_mpp, np.float64)
     mpp_xy = np.broadcast_to(mpp, (2,))
     if not (np.isfinite(mpp_xy).all() and (mpp_xy > 0).all()):

@@ -3,13 +3,13 @@
 import csv
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import shapely
+from tests.support.cell_files import CLASSES, SIZE, write_cells
 
 import thinsection as ts
 from thinsection.cells.table import CellTable
@@ -19,9 +19,7 @@ from thinsection.stages.config import RunConfig
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
 from thinsection.testing.synthetic import write_he_slide
 
-SIZE = (1700, 1300)
 GRIDS = ("128px_0.5mpp", "128px_1mpp")
-CLASSES = ("Immune cells", "Tumour")
 
 
 @pytest.fixture(scope="module")
@@ -32,38 +30,6 @@ def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in "bc":
         shutil.copy(folder / "a.svs", folder / f"{name}.svs")
     return folder
-
-
-def write_cells(
-    path: Path, *, number: int, seed: int, names: Sequence[str] = CLASSES
-) -> Path:
-    """Octagons of several sizes, as QuPath writes cells."""
-    rng = np.random.default_rng(seed)
-    # most of them on the tissue, as real ones are
-    middle = np.array(SIZE) / 2
-    centers = rng.normal(middle, middle / 4, (number, 2)).clip(20, 2 * middle - 20)
-    angles = np.linspace(0, 2 * np.pi, 8, endpoint=False)
-    features = []
-    for i, center in enumerate(centers):
-        radius = rng.uniform(4, 10)
-        ring = center + radius * np.stack((np.cos(angles), np.sin(angles)), axis=1)
-        features.append(
-            {
-                "type": "Feature",
-                "id": f"{i}",
-                "geometry": {
-                    "type": "Polygon",
-                    "coordinates": [[*ring.tolist(), ring[0].tolist()]],
-                },
-                "properties": {
-                    "objectType": "cell",
-                    "classification": {"name": names[i % len(names)]},
-                },
-            }
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
-    return path
 
 
 def start(slides: Any, out: Path, *cells: Path | str, **settings: Any) -> RunSummary:
