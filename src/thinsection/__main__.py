@@ -1,6 +1,6 @@
 """`python -m thinsection` is the `thinsection` command."""
 
-from thinsection.cli.main import main
+from thinsection.cli.main import command
 
 if __name__ == "__main__":
-    main()
+    command()

@@ -183,3 +183,23 @@ def test_the_entry_point_alone_imports_no_numpy() -> None:
     code = "import sys, thinsection.cli.main; print('numpy' in sys.modules)"
     _, done = child(code)
     assert done.stdout == "False\n"
+
+
+def test_the_command_searches_for_cycles_rarely_and_not_at_its_end() -> None:
+    code = (
+        "import atexit, gc, sys\n"
+        "sys.argv = ['thinsection', '--version']\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 1000))\n"
+        "from thinsection.cli.main import command\n"
+        "command()\n"
+        "print(gc.isenabled(), gc.get_threshold()[0])\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    # after the work, and then at the end of the process
+    assert ended.stdout.split()[1:] == ["True", "20000", "True"]
