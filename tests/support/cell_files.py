@@ -12,12 +12,17 @@ CLASSES = ("Immune cells", "Tumour")
 
 
 def write_cells(
-    path: Path, *, number: int, seed: int, names: Sequence[str] = CLASSES
+    path: Path,
+    *,
+    number: int,
+    seed: int,
+    names: Sequence[str] = CLASSES,
+    size: tuple[int, int] = SIZE,
 ) -> Path:
     """Octagons of several sizes, as QuPath writes cells."""
     rng = np.random.default_rng(seed)
     # most of them on the tissue, as real ones are
-    middle = np.array(SIZE) / 2
+    middle = np.array(size) / 2
     centers = rng.normal(middle, middle / 4, (number, 2)).clip(20, 2 * middle - 20)
     angles = np.linspace(0, 2 * np.pi, 8, endpoint=False)
     features = []

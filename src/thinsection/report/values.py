@@ -53,12 +53,18 @@ def is_score(column: str) -> bool:
     return column.rpartition(":")[2].startswith(_SCORE)
 
 
+# columns of numbers that begin at 0: attention, and those of cells
+_AMOUNTS = ("attention", "count", "per_mm2")
+_AMOUNTS_OF_CLASS = ("count_", "per_mm2_", "share_")
+
+
 def value_kind(column: str) -> ValueKind:
     """Kind of a column of a per-tile table."""
     name = column.rpartition(":")[2]
     if is_score(column):
         return "signed"
-    is_amount = name == "attention" or column_words(name).endswith("fraction")
+    is_amount = name in _AMOUNTS or name.startswith(_AMOUNTS_OF_CLASS)
+    is_amount = is_amount or column_words(name).endswith("fraction")
     return "amount" if is_amount else "measure"
 
 

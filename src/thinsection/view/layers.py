@@ -34,9 +34,10 @@ from thinsection.store.hdf5 import open_h5, read_values
 from thinsection.store.ledger import SLIDES
 from thinsection.store.tile_tables import OWN_COLUMN, TILES, EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, read_tiles
-from thinsection.tiles.categories import CLASS_COLORS, Categories
+from thinsection.tiles.categories import CLASS_COLORS, Categories, complete_colors
 from thinsection.tiles.table import Column
 from thinsection.types import Json
+from thinsection.view.cells import count_in_squares, outlines_in_square
 
 # rows for fitting the components, and rows that are projected at a time
 _FIT_ROWS = 8192
@@ -57,6 +58,7 @@ _FOLDERS = {
     "segment_": "Classes",
     "qc_": "Quality control",
     "roi_": "Regions",
+    "cells_": "Cells",
 }
 _TILE_FOLDERS = {
     "tiles": "Tiles, their tissue and checks",
@@ -89,7 +91,8 @@ class Layer:
     For 'outlines' this is JSON, a list of GeoJSON geometries. All other kinds are little-endian: 5
     uint32 (N, tile width and height, stride x and y in level-0 px), int32 (N, 2) corners, then of
     'values' float32 (N,), 'colours' uint8 (N, 3), 'classes' uint8 (N,), 'edges' int32 (E, 2) rows,
-    'categories' uint16 (N,), places in `names`, 65535 for none.
+    'categories' uint16 (N,), places in `names`, 65535 for none, of 'cells' float32 (N,) numbers of
+    cells. `read_part` returns the outlines of the cells in a square, see `view.cells`.
     """
 
     group: str
@@ -99,10 +102,12 @@ class Layer:
     # of 'values' and 'classes': kind of the values, their unit in words, and the colours
     scale: str = ""
     colors: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()  # of 'categories', a name for each colour
+    names: tuple[str, ...] = ()  # of 'categories' and 'cells', a name for each colour
     is_empty: bool = False  # it shows nothing on this slide
     is_shown_only: bool = False  # outlines of a check that leaves the tissue
     read: Callable[[], bytes]
+    # of 'cells': takes column and row of a square
+    read_part: Callable[[int, int], bytes] | None = None
 
     @property
     def words(self) -> str:
@@ -137,6 +142,7 @@ def layers_of(
         if not files:
             for outline in outlines_of_masks(ledger, address):
                 yield _mask_layer(group, outline)
+    yield from _cell_layers(results, slide_id)
     for address in stages:
         if address.endswith(f"/{TILES}"):
             grid = address.partition("/")[0]
@@ -145,6 +151,21 @@ def layers_of(
         if address in stages:
             path = results.file(slide_id, address)
             yield from _embedding_layers(address, path, clusters, budget_bytes)
+
+
+def _cell_layers(results: Results, slide_id: str) -> Iterator[Layer]:
+    """Layer for each table of cells of a slide; only its facts are read now."""
+    for name in results.cell_names(slide_id):
+        table = results.cells(slide_id, name)
+        yield Layer(
+            group=f"cells_{name}",
+            name="outlines",
+            kind="cells",
+            colors=complete_colors(table.classes, {}),
+            names=table.classes,
+            read=partial(count_in_squares, table),
+            read_part=partial(outlines_in_square, table),
+        )
 
 
 def _grid_layers(results: Results, slide_id: str, grid: str) -> Iterator[Layer]:
@@ -377,12 +398,14 @@ def layer_words(group: str, name: str, kind: str) -> str:
             return f"Score, {column.removeprefix('score_')}"
         if column == "attention":
             return _capitalised(value_words(column))
+        if folder.startswith("cells_"):
+            return _capitalised(column_words(column))
         return _check_words(column)
     if kind == "outlines" and not group.startswith(_OWN_OUTLINES):
         return name
     if kind == "edges":
         return "Graph, " + name.removeprefix("graph_").replace("-", " ")
-    if kind in ("colours", "classes", "grid"):
+    if kind in ("colours", "classes", "grid", "cells"):
         return _capitalised(name)
     if name.endswith(NOT_JUDGED):
         return _capitalised(name.replace("_", " "))
@@ -395,6 +418,8 @@ def group_words(group: str) -> str:
     grid, _, folder = group.rpartition("/")
     if grid and folder in _TILE_FOLDERS:
         return _TILE_FOLDERS[folder]
+    if grid and folder.startswith("cells_"):
+        return f"Tiles, cells of {folder.removeprefix('cells_')}"
     for prefix, words in _FOLDERS.items():
         if folder.startswith(prefix):
             return f"{words}, {folder.removeprefix(prefix)}"

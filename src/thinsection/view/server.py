@@ -153,6 +153,10 @@ def _application(shown: ShownSlides) -> Starlette:
             slide + "/layers/{number:int}",
             _as_bytes(shown.layer, "application/octet-stream"),
         ),
+        Route(
+            slide + "/layers/{number:int}/{column:int}/{row:int}",
+            _as_bytes(shown.layer_part, "application/octet-stream"),
+        ),
         Route(slide + "/thumbnail", _as_jpeg(shown.thumbnail)),
         Route(slide + "/pictures/{name}", _as_jpeg(shown.picture)),
         Route(

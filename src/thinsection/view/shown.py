@@ -393,6 +393,21 @@ class ShownSlides:
 
         return self._cache.get((slide_id, number, "layer", self._version), read)
 
+    def layer_part(self, slide_id: str, number: int, column: int, row: int) -> bytes:
+        """Bytes to draw for a square of a layer of cells."""
+        if slide_id not in self._entries:
+            raise KeyError(slide_id)
+        read_part = self._layers_of(slide_id)[number].read_part
+        if read_part is None:
+            raise KeyError(number)
+
+        def read() -> bytes:
+            return self._in_layer_thread(lambda: read_part(column, row))
+
+        return self._cache.get(
+            (slide_id, number, "part", column, row, self._version), read
+        )
+
     def thumbnail(self, slide_id: str) -> bytes:
         """Small picture of the whole slide, from the results' picture if there is one."""
         # checked id, so that no text from the URL becomes a path

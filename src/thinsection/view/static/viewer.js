@@ -6,6 +6,7 @@ const say = text => { $("message").textContent = text; };
 const swatch = color => make("i", { className: "swatch", style: `background:${color}` });
 const OPACITY = { signed: 0.85, amount: 0.6, measure: 0.5 };  // of values, at first: as in the pictures
 const GRID = "#2060c8", ASKED = "#d95f02", FOUND = "#111111", MOST_EDGES = 40000, LEAST_BORDER_PX = 7;
+const MOST_CELLS = 20000, SQUARE_PX = 2048, MOST_SQUARES = 200, DENSE = [94, 60, 153], CLASSLESS = "#5a5a5a";  // of cells
 let ids = [], slide = null, hidden = false, found = [], asking = null, opening = 0, version = 0;
 let asked = null;  // id of the slide that is shown, or being opened
 
@@ -115,8 +116,9 @@ async function load(layer) {
   const answer = await get(at(slide.id, "layers", layer.number));
   if (layer.kind === "outlines") return shapes(await answer.json());
   const bytes = await answer.arrayBuffer(), [count, width, height, dx, dy] = new Uint32Array(bytes, 0, 5), start = 20 + 8 * count;
-  const Values = { values: Float32Array, edges: Int32Array, categories: Uint16Array }[layer.kind] || Uint8Array;
+  const Values = { values: Float32Array, cells: Float32Array, edges: Int32Array, categories: Uint16Array }[layer.kind] || Uint8Array;
   const data = { count, width, height, dx, dy, coords: new Int32Array(bytes, 20, 2 * count), values: new Values(bytes, start) };
+  if (layer.kind === "cells") data.squares = new Map();
   raster(data, painter(layer, data));
   return data;
 }
@@ -140,6 +142,10 @@ function painter({ kind, scale, colors }, data) {  // the colour and the opacity
   if (kind === "colours") return i => [...values.subarray(3 * i, 3 * i + 3), 255];
   if (kind === "classes") return i => [...classes[values[i] % classes.length], 255];
   if (kind === "categories") return i => values[i] < classes.length ? [...classes[values[i]], 255] : [0, 0, 0, 0];
+  if (kind === "cells") {
+    const most = values.slice().sort()[Math.round(0.99 * (values.length - 1))] || 1;
+    return i => [...DENSE, 255 * Math.min(1, values[i] / most)];
+  }
   if (kind !== "values") return null;
   const finite = values.filter(Number.isFinite), sorted = (scale === "signed" ? finite.map(Math.abs) : finite).sort();
   let [low, high] = [0.01, 0.99].map(share => sorted[Math.round(share * (sorted.length - 1))] || 0);
@@ -207,6 +213,10 @@ function legend() {
     else if (layer.kind === "values") box.append(make("i", { className: "bar", style: `background:linear-gradient(90deg,${faded(layer)})` }),
       make("span", { className: "ends" }, make("span", {}, `≤ ${number(data.low)}`), make("span", {}, `≥ ${number(data.high)}`)));
     if (layer.kind === "colours") box.append(" 1, 2, 3 as red, green, blue");
+    if (layer.kind === "cells") {
+      box.append(`, drawn when at most ${MOST_CELLS.toLocaleString("en")} cells are visible; else their density`);
+      layer.names.forEach((name, c) => box.append(make("br"), swatch(layer.colors[c]), name));
+    }
     if (layer.kind === "edges") box.append(`, drawn when at most ${MOST_EDGES.toLocaleString("en")} edges are visible`);
     const sizes = [];
     if (layer.kind === "classes" || layer.kind === "categories") for (const c of data.values) sizes[c] = (sizes[c] || 0) + 1;
@@ -228,7 +238,7 @@ function draw() {
   pen.imageSmoothingEnabled = false; pen.lineWidth = 1;
   for (const layer of hidden ? [] : slide.layers.filter(one => one.on && one.data)) {
     pen.save(); pen.translate(x, y); pen.globalAlpha = layer.opacity;
-    (layer.kind === "outlines" ? outlines : layer.kind === "edges" ? edges : tiles)(pen, layer, view);
+    (layer.kind === "outlines" ? outlines : layer.kind === "edges" ? edges : layer.kind === "cells" ? cells : tiles)(pen, layer, view);
     pen.restore();
   }
   pen.lineWidth = 3;
@@ -249,6 +259,41 @@ function tiles(pen, { data, kind }, view) {
   pen.strokeStyle = pen.fillStyle = GRID; pen.beginPath();
   visible(data, view, i => pen.rect(data.coords[2 * i] * k, data.coords[2 * i + 1] * k, data.width * k, data.height * k));
   if (sx < LEAST_BORDER_PX) pen.fill(); else pen.stroke();
+}
+function cells(pen, layer, view) {  // outlines of the squares in view, or the density of cells
+  const { data, colors, opacity } = layer, { x, y, k, width, height } = view;
+  let count = 0;
+  visible(data, view, i => { count += data.values[i]; });
+  const [left, right] = [-x, width - x].map(edge => Math.floor(edge / k / SQUARE_PX)), [top, bottom] = [-y, height - y].map(edge => Math.floor(edge / k / SQUARE_PX));
+  const squares = [];
+  if (count <= MOST_CELLS) for (let row = Math.max(0, top); row <= Math.min(bottom, slide.size[1] / SQUARE_PX); row++)
+    for (let column = Math.max(0, left); column <= Math.min(right, slide.size[0] / SQUARE_PX); column++) squares.push([column, row, square(layer, column, row)]);
+  if (count > MOST_CELLS || squares.some(([,, paths]) => !paths)) tiles(pen, layer, view);
+  for (const [column, row, paths] of squares) {
+    if (!paths) continue;
+    pen.save(); pen.translate(column * SQUARE_PX * k, row * SQUARE_PX * k); pen.scale(k, k); pen.lineWidth = 1.5 / k; pen.lineJoin = "round";
+    paths.forEach((path, c) => {
+      pen.strokeStyle = pen.fillStyle = colors[c] || CLASSLESS;
+      pen.globalAlpha = opacity / 2; pen.fill(path); pen.globalAlpha = 1; pen.stroke(path);
+    });
+    pen.restore();
+  }
+}
+function square(layer, column, row) {  // paths of a square by class; null until they are here
+  const { data } = layer, key = `${column},${row}`;
+  if (data.squares.has(key)) return data.squares.get(key);
+  data.squares.set(key, null);
+  if (data.squares.size > MOST_SQUARES) data.squares.delete(data.squares.keys().next().value);
+  get(at(slide.id, "layers", layer.number, column, row)).then(answer => answer.arrayBuffer()).then(bytes => {
+    const count = new Uint32Array(bytes, 0, 1)[0], codes = new Uint32Array(bytes, 4, count), first = new Uint32Array(bytes, 4 + 4 * count, count + 1), points = new Float32Array(bytes, 8 + 8 * count), paths = [];
+    for (let i = 0; i < count; i++) {
+      const path = paths[codes[i]] = paths[codes[i]] || new Path2D();
+      if (first[i + 1] - first[i] === 1) path.rect(points[2 * first[i]] - 2, points[2 * first[i] + 1] - 2, 4, 4);  // only a centre
+      else { for (let p = first[i]; p < first[i + 1]; p++) p === first[i] ? path.moveTo(points[2 * p], points[2 * p + 1]) : path.lineTo(points[2 * p], points[2 * p + 1]); path.closePath(); }
+    }
+    data.squares.set(key, paths); draw();
+  }).catch(error => { data.squares.delete(key); layer.on = layer.box.checked = false; say(error.message); draw(); });
+  return null;
 }
 function edges(pen, { data }, view) {
   const { k } = view, seen = new Uint8Array(data.count);
