@@ -52,6 +52,20 @@ def visible_gpus(root: Path = Path("/")) -> tuple[str, ...]:
     return tuple(gpus)
 
 
+def gpu_models(root: Path = Path("/")) -> tuple[str, ...]:
+    """Models of the NVIDIA GPUs of this machine, sorted, without loading a library.
+
+    `root` holds /proc.
+    """
+    models = []
+    for path in root.glob("proc/driver/nvidia/gpus/*/information"):
+        for line in file_text(path).splitlines():
+            name, _, value = line.partition(":")
+            if name == "Model":
+                models.append(value.strip())
+    return tuple(sorted(models))
+
+
 def affinity_count() -> int:
     """CPUs that this process may be put on, whatever share of their time it may take."""
     if hasattr(os, "sched_getaffinity"):

@@ -32,7 +32,7 @@ _PEAK_FLOPS = 2e12  # most operations of all peak measurements that count as qui
 
 Engine = Literal["torch", "openvino"]
 # fields of `Calibration` with one value for each key
-Table = Literal["encoders", "operations", "networks", "peaks", "bf16_errors"]
+Table = Literal["encoders", "operations", "networks", "peaks", "bf16_errors", "qc"]
 Value = TypeVar("Value")
 
 
@@ -68,6 +68,8 @@ class Calibration:
     peaks: dict[str, int] = field(default_factory=dict)
     # key of an encoder -> sentence about the error of its embeddings in bf16
     bf16_errors: dict[str, str] = field(default_factory=dict)
+    # key of a quality control pipeline and GPUs -> seconds of a slide, by device
+    qc: dict[str, Document] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ from thinsection.run.models import (
 from thinsection.run.prepare import finished_work
 from thinsection.run.process import OnEvent, RunEvent
 from thinsection.run.progress import chosen_progress, showing
+from thinsection.run.qc_device import with_chosen_qc_device
 from thinsection.run.task import OwnEncoderTask, RunTask, filesystem_now
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.readers import AUTO, check_packages_for
@@ -173,6 +174,7 @@ def run(
     spec.cells.check(entries)
     if spec.qc.qc_edits is not None:
         check_edits_source(spec.qc.qc_edits, entries, listeners.on_message)
+    spec = with_chosen_qc_device(spec, entries, listeners.on_message)
     check_packages_for([out])
     if spec.slides.reader == AUTO:
         check_packages_for(entry.slide_path for entry in entries)

@@ -32,6 +32,7 @@ TILED = ("tiles", "embeddings", "slide-embeddings")  # with a tile grid
 ENCODED = ("embeddings", "slide-embeddings")  # with encoders
 CPU_BATCH = 32  # tiles
 GPU_BATCH = 256  # tiles
+AUTO_DEVICE = "auto"  # value of a device that is chosen when the work begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +173,11 @@ class QcConfig:
         "a file for one slide, or a column of the cohort table. Stored corrections stay without "
         "this option; none drops them.",
     )
-    qc_device: str = option("cpu", "Device of the checks: cpu or cuda.")
+    qc_device: str = option(
+        "cpu",
+        "Device of the checks: cpu, cuda or auto. auto measures both on a slide, once per machine, "
+        "and uses the GPU if it takes at most half of the time.",
+    )
     qc_pictures: bool = option(
         False,
         "Also write PNG files: the mask of each check, the pictures of HistoQC's checks, "
