@@ -118,7 +118,8 @@ def loop_cost(
                 wanted = plain(memory, y, part, fit)
             seconds[name].append(time.process_time() - start)
     # ours multiplies through oneDNN where that is faster: other roundings, also float32's
-    np.testing.assert_allclose(told, wanted, rtol=1e-4)
+    # a loss that has fallen to 0.05 carries the differences of the earlier steps
+    np.testing.assert_allclose(told, wanted, rtol=1e-4, atol=1e-5)
     best = {name: min(values) for name, values in seconds.items()}
     return {
         "cpu_s": seconds,

@@ -22,6 +22,7 @@ from thinsection.slide.formats.tiff_reader import TiffSlide
 from thinsection.testing.slide_contract import KINDS
 from thinsection.testing.synthetic import PyramidKind, write_pyramid
 from thinsection.tiles import StreamConfig, TilesConfig, iter_tiles, tile_grid
+from thinsection.types import MIB
 
 SIZE = (1024, 512)  # 4 x 2 segments of 256 px
 
@@ -223,6 +224,19 @@ def test_what_was_announced_is_decoded_once_and_then_forgotten(
         alone = slide.read_region(tuple(table.coords_l0[40]), 0, (100, 100))
         np.testing.assert_array_equal(np.concatenate(found)[40], alone)
         assert len(slide._cache)  # nobody said that this will not be cut again
+
+
+def test_a_cache_is_small_unless_segments_are_large_or_cpus_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segments, "cpu_count", lambda: 2)
+    assert segments.cache_bytes(256 * 256 * 3) == 16 * MIB
+    assert segments.cache_bytes(512 * 512 * 3) == 80 * 512 * 512 * 3
+    assert segments.cache_bytes(2048 * 2048 * 3) == 64 * MIB
+    monkeypatch.setattr(segments, "cpu_count", lambda: 12)
+    assert segments.cache_bytes(256 * 256 * 3) == 48 * MIB
+    monkeypatch.setattr(segments, "cpu_count", lambda: 64)
+    assert segments.cache_bytes(256 * 256 * 3) == 64 * MIB
 
 
 def test_too_small_a_cache_keeps_what_is_needed_first(

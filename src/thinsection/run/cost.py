@@ -152,6 +152,8 @@ class SlideSize:
     grids: tuple[GridSize, ...]  # one for each resolution
     mask_px: int  # pixels of the tissue mask
     thumbnail_px: int  # pixels that are decoded for the thumbnail
+    # most bytes of decoded segments that the reader keeps
+    cache_bytes: int = CACHE_BYTES
     qc: QcSize | None = None  # None for a run without quality control
 
     @property
@@ -327,7 +329,7 @@ class Planner:
         return {
             "batch buffers": buffered * self._tile_bytes,
             "decoding buffers": min(budget.workers, num_tasks) * scratch_bytes,
-            "reader caches": min(CACHE_BYTES, decoded),
+            "reader caches": min(max(s.cache_bytes for s in slides), decoded),
             "results": most_tiles * encoder.dim * 4 * _RESULT_COPIES,
         }
 

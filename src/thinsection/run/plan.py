@@ -39,6 +39,7 @@ from thinsection.run.cost import (
 )
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
+from thinsection.slide.formats.segments import CACHE_BYTES
 from thinsection.slide.formats.tiff_decoder import MAX_READ_BYTES
 from thinsection.slide.geometry import mean_mpp
 from thinsection.stages.config import RunConfig
@@ -518,6 +519,7 @@ def slide_size(entry: SlideEntry, spec: RunConfig) -> SlideSize:
             grids=tuple(grids),
             mask_px=math.prod(mask_size),
             thumbnail_px=math.prod(thumbnail_size),
+            cache_bytes=getattr(slide, "cache_bytes", CACHE_BYTES),
             qc=qc,
         )
 

@@ -405,7 +405,7 @@ class _FrameDecoder(Decoder):
 class DicomSlide(StatedSlide):
     """A DICOM slide of many files. Thread-safe.
 
-    Memory: `segments.CACHE_BYTES`, a stored and a decoded frame for each reading thread, and 16
+    Memory: `segments.cache_bytes`, a stored and a decoded frame for each reading thread, and 16
         bytes for each frame of a level that was read, or about 500 if frames are in sparse order.
     """
 

@@ -18,18 +18,37 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.errors import SlideReadError
+from thinsection.machine import cpu_count
 from thinsection.slide.base import WHITE, Slide
 from thinsection.slide.geometry import ReadPlan, origins_lv
 from thinsection.types import MIB, CoordsL0, Level, RgbArray, Size, TileArray
 
-# decoded segments in memory, for each slide
+# Most bytes of decoded segments in memory, for each slide; see `cache_bytes`.
 CACHE_BYTES = 64 * MIB
+_LEAST_CACHE_BYTES = 16 * MIB
+_CACHE_SEGMENTS = 80
+_CACHE_BYTES_PER_CPU = 4 * MIB
 # Slides with a larger segment are refused, because each reading thread holds a decoded segment.
 MAX_SEGMENT_BYTES = 128 * MIB
 # segments decoded in one step; a larger segment is decoded alone
 _DECODED_AT_ONCE_BYTES = 4 * MIB
 # tiles whose uses of segments are counted in one step
 _TILES_AT_ONCE = 1 << 16
+
+
+def cache_bytes(segment_bytes: int) -> int:
+    """Bytes of decoded segments that a slide keeps.
+
+    A row of tile blocks shares a row of segments with the next one, at 0.5 µm/px one of some 17. To
+    keep this row for a wide slide takes more memory, and is no faster than to decode it twice.
+    Large segments, and many threads, need more.
+    """
+    wanted = max(
+        _LEAST_CACHE_BYTES,
+        _CACHE_SEGMENTS * segment_bytes,
+        _CACHE_BYTES_PER_CPU * cpu_count(),
+    )
+    return min(CACHE_BYTES, wanted)
 
 
 def _ceil_div(a: int, b: int) -> int:
@@ -355,7 +374,8 @@ class SegmentCache:
 class SegmentedSlide(Slide):
     """A slide whose levels are grids of segments, with one decoder for each level. Thread-safe.
 
-    Memory: `CACHE_BYTES` of decoded segments, and one more segment for each reading thread.
+    Memory: `cache_bytes` of decoded segments, at most 64 MiB, and one more segment for each reading
+    thread.
     """
 
     def _read_by(self, levels: Sequence[Level], decoders: Iterable[Decoder]) -> None:
@@ -363,7 +383,10 @@ class SegmentedSlide(Slide):
         self.levels = tuple(levels)
         self.size = self.levels[0].size
         self._decoders = list(decoders)
-        self._cache = SegmentCache(CACHE_BYTES)
+        self.cache_bytes = cache_bytes(
+            max((math.prod(decoder.shape) for decoder in self._decoders), default=0)
+        )
+        self._cache = SegmentCache(self.cache_bytes)
 
     def expect(self, coords_l0: CoordsL0, plan: ReadPlan) -> None:
         """Counts how many tiles use each segment, and announces it to the cache.

@@ -52,7 +52,7 @@ class TiffSlide(SegmentedSlide):
     `layout` replaces the metadata. When a file is opened for the first time, pages that it calls
     levels are compared with level 0. The result is kept for files with the same stamps.
 
-    Memory: `CACHE_BYTES` of decoded segments; per reading thread one decoded segment and
+    Memory: `cache_bytes` of decoded segments; per reading thread one decoded segment and
     `MAX_READ_BYTES` of compressed ones, or one that is larger.
     """
 

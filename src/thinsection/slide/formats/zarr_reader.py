@@ -418,7 +418,7 @@ class _ChunkDecoder(ScaledDecoder):
 class ZarrSlide(StatedSlide):
     """An OME-Zarr image in a folder or at a URL. Thread-safe.
 
-    Memory: `segments.CACHE_BYTES`, and for each reading thread the chunks at one position, stored
+    Memory: `segments.cache_bytes`, and for each reading thread the chunks at one position, stored
     and decoded. Slides with a chunk over 128 MiB are refused.
     """
 
