@@ -62,8 +62,19 @@ def test_a_part_of_the_heads_sees_its_own_offsets() -> None:
     torch.testing.assert_close(part, whole[4:8], rtol=0, atol=1e-14)
 
 
-def test_launches_are_few_and_small(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    """Of 16 heads and 8,000 tokens: a launch has all heads that see the same tokens."""
+@pytest.mark.parametrize(
+    ("tokens", "launches"),
+    [
+        # whole segments and the rest: two of the first branch, two of the second, then one a branch
+        (8_000, 7),
+        # offsets that see one token more are a launch of their own
+        (8_001, 2 + 3 + 2 + 2 + 2),
+    ],
+)
+def test_launches_are_few_and_small(
+    tokens: int, launches: int, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A launch has all heads of a branch, whatever their offsets."""
     shapes: list[tuple[int, ...]] = []
 
     def counted(
@@ -75,15 +86,40 @@ def test_launches_are_few_and_small(monkeypatch: pytest.MonkeyPatch, way: str) -
     monkeypatch.setattr("thinsection.attention.dilated.fused_attention", counted)
     if way == "in blocks":
         return
-    x = torch.zeros(16, 8_000, 48)
+    x = torch.zeros(16, tokens, 48)
     branches = LongNetConfig().branches
     dilated_heads((x, x, x), branches, first_head=0, num_heads=16, budget_bytes=MIB)
-    assert sum(s * g * n for s, g, n, _ in shapes) == 16 * 8_000 * (
-        1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16
+    seen = sum(s * g * n for s, g, n, _ in shapes)
+    assert seen == pytest.approx(16 * tokens * (1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16))
+    assert len(shapes) == launches
+
+
+def test_launches_of_many_tokens_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Segments of one branch are divided over launches, and give the same."""
+    x = qkv(300)
+    whole = ours(x)
+    monkeypatch.setattr("thinsection.attention.dilated._LAUNCH_TOKENS", 16 * 60)
+    torch.testing.assert_close(ours(x), whole, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("first_head", "heads"), [(0, 1), (1, 5), (3, 10), (6, 10)])
+def test_heads_that_divide_the_offsets_unequally(first_head: int, heads: int) -> None:
+    x = qkv(130)
+    some = tuple(t[first_head : first_head + heads] for t in x)
+    part = ours(some, first_head=first_head)
+    whole = ours(x)[first_head : first_head + heads]
+    torch.testing.assert_close(part, whole, rtol=0, atol=1e-14)
+
+
+def test_strides_of_one_product_for_q_k_and_v_are_followed() -> None:
+    """As GigaPath has them: (3, L, h, D) in memory, transposed."""
+    x = qkv(77)
+    packed = torch.stack(x).transpose(1, 2).contiguous().transpose(1, 2)
+    torch.testing.assert_close(
+        ours(tuple(packed.unbind())), ours(x), rtol=0, atol=1e-14
     )
-    assert max(s * g * n for s, g, n, _ in shapes) <= 1 << 17
-    # whole segments and the rest: two of the first branch, four of the second, then one a group
-    assert len(shapes) == 2 + 4 + 4 + 8 + 16
 
 
 def test_zero_padding_takes_part() -> None:

@@ -3,19 +3,18 @@
 Nothing is padded in memory: the published zero padding takes part in the softmax (logit 0,
 value 0), which adds its count to the denominator.
 
-Heads that see the same tokens of a segment are computed together on a card, in one launch of
-PyTorch's fused attention for many segments; on a CPU they follow one another.
+On a card all heads and many segments of a branch are computed in one launch of PyTorch's fused
+attention; on a CPU heads follow one another.
 
-Shapes: h heads (a part of all H), L tokens, D channels of a head; g heads that see the same tokens,
-s segments of n tokens that they see.
+Shapes: h heads (a part of all H), L tokens, D channels of a head; o offsets of a segment, at each
+of which g heads see the same tokens; s segments, of which a head sees n tokens each.
 
 Source: Ding et al., "LongNet: Scaling Transformers to 1,000,000,000 Tokens", 2023.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,8 +30,8 @@ from thinsection.errors import InvalidInputError
 
 # tokens that a head sees in the equal segments of one call; each call has costs of its own
 CALL_TOKENS = 8192
-# tokens of all heads of one launch on a card, if L is not more: 100 MB for heads of 128 channels
-_LAUNCH_TOKENS = 1 << 17
+# tokens that all heads together see in one launch on a card: with 48 channels a head, 350 MB
+_LAUNCH_TOKENS = 1 << 19
 # log2 units; the published weight of tokens that a branch does not cover
 UNCOVERED = -1e8 * LOG2E
 
@@ -66,8 +65,8 @@ def dilated_heads(
         budget_bytes: memory for blocks.
 
     Memory: the output, 2 h L floats, one head's branch output (of CALL_TOKENS, or one segment), and
-    budget_bytes. On a card one and a half heads' output of L tokens (or _LAUNCH_TOKENS, or of one
-    segment) in place of the last two.
+    budget_bytes. On a card five times _LAUNCH_TOKENS rows (or those of one segment of all heads) in
+    place of the last two: copies of q, k and v, the launch's output, and the output in float32.
     """
     _check_branches(branches, num_heads)
     sums = _mixed_sums(
@@ -114,28 +113,25 @@ def _mixed_sums(
     )
     weights = mixed.new_zeros(heads, tokens)
     top = mixed.new_full((heads, tokens), -math.inf)
+    fused = is_fused(q)
     for branch in branches:
         seen_with_padding = -(-min(branch.length, tokens) // branch.dilation)
-        groups = _head_groups(branch, heads, first_head, num_heads, fused=is_fused(q))
-        for group in groups:
-            for cut in _cuts(branch, tokens, group):
-                segments = [cut.view(x) for x in qkv]
-                if segments[0].numel() == 0:
-                    continue
-                padding = seen_with_padding - segments[0].shape[2]
-                attended = (
-                    _attend_fused(segments)
-                    if group.fused
-                    else _attend_in_blocks(segments, budget_bytes)
-                )
-                values, log_sums = _with_padding(*attended, padding)
-                _mix_in(
-                    values,
-                    log_sums,
-                    mixed=cut.view(mixed),
-                    weights=cut.view(weights),
-                    top=cut.view(top),
-                )
+        share = _HeadShare(first_head, heads, num_heads)
+        for cut in _cuts(branch, tokens, share, fused=fused):
+            segments = [cut.view(x) for x in qkv]
+            attended = (
+                _attend_fused(segments)
+                if fused
+                else _attend_in_blocks(segments, budget_bytes)
+            )
+            values, log_sums = _with_padding(*attended, seen_with_padding - cut.seen)
+            _mix_in(
+                values,
+                log_sums,
+                mixed=cut.view(mixed),
+                weights=cut.view(weights),
+                top=cut.view(top),
+            )
     return _Sums(mixed, weights, top)
 
 
@@ -192,58 +188,75 @@ def dilated_gradients(
         for _ in qkv
     ]
     for branch in branches:
-        for group in _head_groups(branch, heads, 0, heads, fused=False):
-            for cut in _cuts(branch, tokens, group):
-                segments = [cut.view(x)[0] for x in qkv]
-                if segments[0].numel() == 0:
-                    continue
-                parts = gradients(
-                    _segments_item(segments),
-                    cut.view(out)[0],
-                    cut.view(log_sums)[0],
-                    cut.view(d_out)[0],
-                    plan_blocks(segments[0], budget_bytes=budget_bytes),
-                )
-                for total, part in zip(totals, parts, strict=True):
-                    cut.view(total)[0].add_(part)
+        for cut in _cuts(branch, tokens, _HeadShare(0, heads, heads), fused=False):
+            segments = [cut.view(x)[0, 0] for x in qkv]
+            parts = gradients(
+                _segments_item(segments),
+                cut.view(out)[0, 0],
+                cut.view(log_sums)[0, 0],
+                cut.view(d_out)[0, 0],
+                plan_blocks(segments[0], budget_bytes=budget_bytes),
+            )
+            for total, part in zip(totals, parts, strict=True):
+                cut.view(total)[0, 0].add_(part)
     return totals[0], totals[1], totals[2]
 
 
 @dataclass(frozen=True, slots=True)
-class _HeadGroup:
-    """Heads that see the same tokens: every `dilation`-th of a segment, from `offset` on."""
+class _HeadShare:
+    """The h heads from `first` on, of `total` heads."""
 
-    heads: slice  # among the h heads
-    offset: int
-    fused: bool  # computed in one launch; else it is one head
+    first: int
+    count: int
+    total: int
 
-
-def _head_groups(
-    branch: Branch, heads: int, first_head: int, num_heads: int, *, fused: bool
-) -> Iterator[_HeadGroup]:
-    """Groups of the h heads; of one head each if they are not computed in one launch."""
-
-    def offset_of(head: int) -> int:
-        return (first_head + head) * branch.dilation // num_heads
-
-    start = 0
-    for stop in range(1, heads + 1):
-        ends = stop == heads or offset_of(stop) != offset_of(start)
-        if ends or not fused:
-            yield _HeadGroup(slice(start, stop), offset_of(start), fused)
-            start = stop
+    def offset_of(self, head: int, dilation: int) -> int:
+        """First token of a segment that this of the h heads sees."""
+        return (self.first + head) * dilation // self.total
 
 
-def _cuts(branch: Branch, tokens: int, group: _HeadGroup) -> "Iterator[_Cut]":
-    """The tokens that the heads see, in calls of equal segments."""
+def _cuts(
+    branch: Branch, tokens: int, share: _HeadShare, *, fused: bool
+) -> "Iterator[_Cut]":
+    """Tokens and heads of each call: of equal segments, and of one head if it is not fused."""
     length = min(branch.length, tokens)
-    num_heads = group.heads.stop - group.heads.start
-    call_tokens = CALL_TOKENS
-    if group.fused:
-        call_tokens = max(tokens, _LAUNCH_TOKENS) // num_heads
-    tokens_per_call = length * max(1, call_tokens * branch.dilation // length)
+    tokens_per_head = _LAUNCH_TOKENS // share.count if fused else CALL_TOKENS
+    tokens_per_call = length * max(1, tokens_per_head * branch.dilation // length)
     for part, size in _equal_segments(tokens, length, tokens_per_call):
-        yield _Cut(group.heads, part, size, group.offset, branch.dilation)
+        cuts = [
+            _Cut(
+                part=part,
+                size=size,
+                dilation=branch.dilation,
+                heads=slice(head, head + 1),
+                offset=share.offset_of(head, branch.dilation),
+            )
+            for head in range(share.count)
+        ]
+        # a head whose offset is beyond a short segment sees nothing of it
+        cuts = [cut for cut in cuts if cut.seen]
+        yield from _merged(cuts) if fused else cuts
+
+
+def _merged(cuts: "list[_Cut]") -> "list[_Cut]":
+    """The same heads in fewer calls, each with as many heads and tokens at each of its offsets."""
+    by_offset: list[_Cut] = []
+    for cut in cuts:
+        last = by_offset[-1] if by_offset else None
+        if last is not None and last.offset == cut.offset:
+            heads = slice(last.heads.start, cut.heads.stop)
+            by_offset[-1] = replace(last, heads=heads)
+        else:
+            by_offset.append(cut)
+    merged: list[_Cut] = []
+    for cut in by_offset:
+        last = merged[-1] if merged else None
+        if last is not None and last.continues_in(cut):
+            heads = slice(last.heads.start, cut.heads.stop)
+            merged[-1] = replace(last, heads=heads, num_offsets=last.num_offsets + 1)
+        else:
+            merged.append(cut)
+    return merged
 
 
 def _check_branches(branches: tuple[Branch, ...], num_heads: int) -> None:
@@ -268,36 +281,81 @@ def _equal_segments(
         yield slice(whole, tokens), tokens - whole
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Cut:
-    """The tokens of a range that heads see: every `dilation`-th of each segment of `size`."""
+    """Tokens of a range that heads see: every `dilation`-th of each segment of `size`.
 
-    heads: slice
+    Heads are equally divided over `num_offsets` offsets, from `offset` on.
+    """
+
     part: slice
     size: int
-    offset: int
     dilation: int
+    heads: slice
+    offset: int
+    num_offsets: int = 1
+
+    @property
+    def seen(self) -> int:
+        """Number n of tokens of a segment that a head sees."""
+        return max(0, -(-(self.size - self.offset) // self.dilation))
+
+    @property
+    def heads_per_offset(self) -> int:
+        """Number g of heads at each offset."""
+        return int(self.heads.stop - self.heads.start) // self.num_offsets
+
+    def continues_in(self, other: "_Cut") -> bool:
+        """True if the heads of both fit one call."""
+        return (
+            other.offset == self.offset + self.num_offsets
+            and other.heads.start == self.heads.stop
+            and other.heads_per_offset == self.heads_per_offset
+            and other.seen == self.seen
+        )
 
     def view(self, x: Tensor) -> Tensor:
-        """View (g, s, n, ...) of x (h, L, ...)."""
+        """View (o, g, s, n, ...) of x (h, L, ...)."""
         tokens = x[self.heads, self.part]
-        segments = tokens.unflatten(1, (-1, self.size))  # type: ignore[no-untyped-call]
-        return cast(Tensor, segments[:, :, self.offset :: self.dilation])
+        head_stride, token_stride, *strides = tokens.stride()
+        num_segments = tokens.shape[1] // self.size
+        return tokens.as_strided(
+            (
+                *(self.num_offsets, self.heads_per_offset),
+                *(num_segments, self.seen, *tokens.shape[2:]),
+            ),
+            (
+                # heads of the next offset come after those of this one
+                self.heads_per_offset * head_stride + token_stride,
+                head_stride,
+                self.size * token_stride,
+                self.dilation * token_stride,
+                *strides,
+            ),
+            tokens.storage_offset() + self.offset * token_stride,
+        )
 
 
 def _attend_fused(qkv: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Attention (g, s, n, D) within segments (g, s, n, D) in one launch; log2-sum-exp2."""
-    q, k, v = (x.transpose(0, 1) for x in qkv)
+    """Attention (o, g, s, n, D) within segments (o, g, s, n, D) in one launch; log2-sum-exp2.
+
+    Memory: a copy of q, k and v if there are several offsets; of one, their views.
+    """
+    offsets, heads = qkv[0].shape[:2]
+    # the kernel takes one axis of heads, for which several offsets have no common stride
+    q, k, v = (x.movedim(2, 0).flatten(1, 2) for x in qkv)
     out, log_sums = fused_attention(q, k, v)
-    return out.transpose(0, 1), log_sums.transpose(0, 1)
+    by_offset = (x.unflatten(1, (offsets, heads)) for x in (out, log_sums))  # type: ignore[no-untyped-call]
+    values, sums = (x.movedim(0, 2) for x in by_offset)
+    return values, sums
 
 
 def _attend_in_blocks(qkv: list[Tensor], budget_bytes: int) -> tuple[Tensor, Tensor]:
-    """The same of one head (1, s, n, D), in blocks."""
-    segments = [x[0] for x in qkv]
+    """The same of one head (1, 1, s, n, D), in blocks."""
+    segments = [x[0, 0] for x in qkv]
     plan = plan_blocks(segments[0], budget_bytes=budget_bytes)
     out, log_sums = forward_chunked(_segments_item(segments), plan)
-    return out[None], log_sums[None]
+    return out[None, None], log_sums[None, None]
 
 
 def _with_padding(out: Tensor, log_sums: Tensor, padding: int) -> tuple[Tensor, Tensor]:
