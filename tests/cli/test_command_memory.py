@@ -73,6 +73,8 @@ def test_tensors_grow_with_the_slide_and_blocks_do_not(tmp_path: Path) -> None:
     assert peak("aggregate", 20_000) == PROCESS_BYTES + 8 * 24 * 8192
     one = peak("aggregate", 20_000)
     assert peak("aggregate", 20_000, workers=3) == 3 * one + 96 * MIB
+    training = peak("train", 20_000)
+    assert peak("train", 20_000, workers=2) == 2 * training + PROCESS_BYTES
     # --workers of a command that has none changes nothing
     assert peak("export clam", 20_000, workers=3) == peak("export clam", 20_000)
 

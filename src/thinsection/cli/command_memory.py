@@ -17,8 +17,9 @@ process that has loaded PyTorch (measured once per machine), C of one that has n
     train            P + 96 MiB + bags at work + bags that --memory keeps
     view             P + 14 MiB + min(a quarter of --memory without 320 MiB, 12 N D), for one slide
 
-`plan` adds the margin of `run.cost`. `benchmarks/bench_memory.py` compares the plan with the peak
-that it measures; the constants were fitted there.
+With --workers each process has this peak, beside a first process of P (predict, heatmap, train) or
+96 MiB. `plan` adds the margin of `run.cost`. `benchmarks/bench_memory.py` compares the plan with
+the peak that it measures; the constants were fitted there.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ from thinsection.evaluation.embeddings import (
 from thinsection.pool.encoder import BLOCK_ROWS as POOLED_ROWS
 from thinsection.predict.config import BAGS_AT_WORK, FoldsConfig
 from thinsection.predict.heads.config import BLOCK_HEADS, BLOCK_ROWS
-from thinsection.run.cost import MemoryPlan
+from thinsection.run.cost import PLAIN_PROCESS_BYTES, MemoryPlan
 from thinsection.types import MIB, parse_bytes
 from thinsection.view.pixels import PICTURE_BYTES
 from thinsection.view.shown import ViewerConfig, layer_bytes
@@ -170,6 +171,8 @@ _COMMANDS: dict[str, tuple[Callable[[PlannedCommand], Parts], bool]] = {
 }
 COMMANDS = tuple(_COMMANDS)
 _WITH_MODEL = ("predict", "heatmap")
+# commands whose first process loads PyTorch too
+_FIRST_LOADS_TORCH = ("predict", "heatmap", "train")
 # commands whose slides several processes share with --workers
 _IN_WORKERS = ("aggregate", "predict", "heatmap", "train")
 
@@ -219,7 +222,10 @@ def command_memory(
     parts = formula(PlannedCommand(size=size, memory=memory, head=head))
     process = process_bytes() if loads_torch else COMMAND_BYTES
     plan = MemoryPlan(host={"process": process, **parts})
-    return size, plan.of_workers(workers if command in _IN_WORKERS else 1)
+    if command not in _IN_WORKERS:
+        return size, plan
+    first_bytes = process if command in _FIRST_LOADS_TORCH else PLAIN_PROCESS_BYTES
+    return size, plan.of_workers(workers, first_bytes=first_bytes)
 
 
 def stored_size(folder: Path) -> StoredSize:

@@ -175,13 +175,15 @@ class MemoryPlan:
     # parts of GPU memory; empty without a GPU
     gpu: dict[str, int] = field(default_factory=dict)
 
-    def of_workers(self, workers: int) -> "MemoryPlan":
+    def of_workers(
+        self, workers: int, *, first_bytes: int = PLAIN_PROCESS_BYTES
+    ) -> "MemoryPlan":
         """Peak of so many equal processes on this node, and of the one that starts them."""
         if workers == 1:
             return self
         others = {
             "other workers": (workers - 1) * sum(self.host.values()),
-            "first process": PLAIN_PROCESS_BYTES,
+            "first process": first_bytes,
         }
         return replace(self, host={**self.host, **others})
 
