@@ -154,6 +154,37 @@ def test_the_border_of_tissue_is_found_on_a_coarse_picture() -> None:
     assert iou(mask, share[..., 0] > 0.5) > 0.75
 
 
+@pytest.mark.parametrize(("px_um", "radius"), [(40.0, 6.5), (64.0, 7.0)])
+def test_the_cores_of_an_array_stay_apart_on_a_coarse_picture(
+    px_um: float, radius: float
+) -> None:
+    y, x = np.mgrid[:150, :200] % 20
+    truth = np.hypot(y - 10, x - 10) < radius
+    share = ndimage.uniform_filter(truth.astype(float), 2)[..., None]
+    image = canvas(WHITE) * (1 - share) + canvas(PINK, seed=1) * share
+    mask = segment_tissue(image.astype(np.uint8), TissueConfig(), px_um=px_um)[0]
+    assert iou(mask, share[..., 0] > 0.5) > 0.82
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_the_grid_of_the_fields_of_a_camera_is_no_net_of_fat(seed: int) -> None:
+    """Each field is a little darker and yellower along its upper side, by its own amount."""
+    height, width = (11, 30)
+    y, x = np.mgrid[:300, :400]
+    # every second column of fields lies half a field lower
+    row = y + (x // width) % 2 * (height // 2)
+    rng = np.random.default_rng(seed)
+    of_field = rng.uniform(1.6, 7.2, (60, 40))[row // height, x // width]
+    line = np.where(row % height < 2, of_field, 0) * rng.uniform(0.6, 1.4, y.shape)
+    image = 242 - line[..., None] * (0.8, 0.8, 1.6)
+    image += rng.normal(0, 0.7, image.shape)
+    truth = np.hypot(y - 150, x - 200) < 60
+    image[truth] = np.array(PINK) + rng.normal(0, 6, (truth.sum(), 3))
+    picture = image.clip(0, 255).astype(np.uint8)
+    mask, _ = segment_tissue(picture, TissueConfig(), px_um=32.0)
+    assert iou(mask, truth) > 0.95
+
+
 def test_pale_tissue_that_is_lighter_than_the_glass_in_one_colour_is_found() -> None:
     """Pink cores on the grey glass of a dim lamp; glass as light, but without colour, is none."""
     image = canvas((226, 224, 230))

@@ -37,6 +37,10 @@ _COLOUR = 0.025
 _DENSITY = 0.035
 _TEXTURE = 0.0025
 _LINE = 0.006
+# Lines that are dark enough to be a net of their own. The grid of a camera's fields is a net, too,
+# where it is strong: it shows on glass, where a tenth of the px have more than a part of this.
+_STRONG_LINE = 0.0096
+_STRONG_TIMES = 4.5
 # Textured pixels are tissue only if their density exceeds this value.
 _FAINT = 0.008
 # Pixels with a larger density are not glass, even under a dim lamp.
@@ -129,6 +133,8 @@ _SHADE_REACH_UM = 80.0
 # twice this width.
 _GAP_UM = 32.0
 _CELL_UM = 176.0
+# Radius of the disk that closes gaps between solid pieces.
+_WIDE_GAP_UM = 48.0
 # Radius of the disk of the opening: regions thinner than twice this are not tissue.
 _THIN_UM = 40.0
 # Smaller holes in a net of fat cells are filled.
@@ -240,8 +246,8 @@ def detect_tissue(
     shows_glass = bool(light.glass.any())
     evidence = _find_evidence(ns, light, px, px_um * factor)
     del light  # frees memory; what follows needs the masks and the density
-    # radius 48 µm: closes wider gaps than those in `_find_evidence`
-    mask = _close(ns, evidence.body, px(_GAP_UM + _RIM_UM) / 1.5)
+    # closes wider gaps than those in `_find_evidence`; of coarse px, gaps of two px
+    mask = _close(ns, evidence.body, max(1.0, _WIDE_GAP_UM / (px_um * factor)))
     mask &= ~_beyond_rim(ns, absorption, evidence.body, mask, px)
     near_solid = morphology.dilated_by_disk(ns, evidence.solid, px(32.0))
     net = _find_net(ns, evidence.lines & ~near_solid, evidence.strong_lines, px)
@@ -434,6 +440,8 @@ def _find_evidence(
     textured = max(_TEXTURE, middle + 2.5 * (upper - middle))
     lowest, upper = quantiles(light.line, 0.0, 0.75)
     thin = max(_LINE, 3.0 * (upper - lowest))
+    _, upper = quantiles(light.line, 0.0, 0.9)
+    strong = max(_STRONG_LINE, _STRONG_TIMES * (upper - lowest))
 
     # pale tissue may absorb less than glass in one channel, but it absorbs more in another
     body = (light.colour > colour) & (
@@ -453,7 +461,7 @@ def _find_evidence(
         body=morphology.opened_by_disk(ns, closed, px(_THIN_UM)),
         solid=morphology.opened_by_disk(ns, body, px(64.0)),
         lines=(light.line > thin) & ~outside,
-        strong_lines=light.line > 1.6 * _LINE,
+        strong_lines=light.line > strong,
         coloured=coloured,
         dense=dense_parts,
         clear=light.near < _CLEAR,
