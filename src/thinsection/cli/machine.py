@@ -376,7 +376,8 @@ def make_fingerprint(  # noqa: PLR0917 - options of a command
     )
     from thinsection.encode.encoder import NetworkTileEncoder
     from thinsection.encode.fingerprint import drawn_tile, fingerprint_paths
-    from thinsection.encode.load import load_unproved
+    from thinsection.encode.load import load_encoder
+    from thinsection.encode.registry import split_input_px
     from thinsection.files.atomic import write_text
 
     if tile is not None:
@@ -387,7 +388,18 @@ def make_fingerprint(  # noqa: PLR0917 - options of a command
             "code must be given with --embedding, got none; name the code that made it, with its "
             'version or commit: --code "UNI at 1a2b3c4"'
         )
-    encoder = load_unproved(name, device=device, precision="fp32", engine="torch")
+    if split_input_px(name)[1] is not None:
+        raise InvalidInputError(
+            f"name must be without an input size, got {name!r}; "
+            "a fingerprint is of the authors' size"
+        )
+    encoder = load_encoder(
+        name,
+        device=device,
+        precision="fp32",
+        engine="torch",
+        check_fingerprint=False,
+    )
     if not isinstance(encoder, NetworkTileEncoder):
         raise InvalidInputError(
             f"encoder must be one that Thinsection builds, got {name!r} of another package"

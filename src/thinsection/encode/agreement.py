@@ -35,7 +35,7 @@ from thinsection.encode.registry import (
     EncoderSpec,
     Interpolation,
 )
-from thinsection.encode.specs import CLIP_MEAN, CLIP_STD
+from thinsection.encode.specs import CLIP_MEAN, CLIP_STD, find_spec
 from thinsection.errors import ConfigError, WeightsError
 from thinsection.files.atomic import read_json, write_json
 from thinsection.machine import cpu_model
@@ -119,6 +119,9 @@ def prove(encoder: TileEncoder) -> None:
         return
     fingerprint = find_fingerprint(encoder.spec.name)
     if fingerprint is None:
+        return
+    if find_spec(encoder.spec.name).input_px != encoder.spec.input_px:
+        encoder.fingerprint = "none of this input size"
         return
     if fingerprint.weights != encoder.weights_hash:
         encoder.fingerprint = "none of these weights"

@@ -38,7 +38,11 @@ def _checks(name: str, device: str) -> Iterator[Check]:
         return
     try:
         spec = find_spec(name)
-    except (errors.MissingDependencyError, errors.WeightsError) as error:
+    except (
+        errors.MissingDependencyError,
+        errors.WeightsError,
+        errors.InvalidInputError,
+    ) as error:
         yield Check("declared", False, str(error))
         return
     yield Check("declared", True, f"{spec.source}; licence {spec.licence}")

@@ -35,6 +35,7 @@ from thinsection.encode.registry import (
     is_brought,
     is_declared_encoder,
     needs_of_encoder,
+    split_input_px,
 )
 from thinsection.encode.specs import find_spec
 from thinsection.errors import InvalidInputError, StoreError, WeightsError
@@ -64,12 +65,14 @@ def load_encoder(
     seed: int = 0,
     engine: EngineChoice = "auto",
     workload: Workload | None = None,
+    check_fingerprint: bool = True,
 ) -> TileEncoder:
     """Encoder of that name, on its device, with its weights.
 
     Args:
         name: a registry name, `timm:<name>`, `hf:<repo>[@<revision>]`, the path of a checkpoint
-            with its config.json, or the name of an encoder from another package.
+            with its config.json, or the name of an encoder from another package. ':448px' after it
+            asks for another input size than the authors'.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: auto, fp32, fp16 or bf16.
         weights: weights in place of the published ones: a file, a folder, or `owner/name@COMMIT`.
@@ -80,43 +83,17 @@ def load_encoder(
             installed and its embeddings match PyTorch's; random weights use torch. On CUDA, auto
             uses a compiled network if that pays for the workload. `encoder.engine` has the reason.
         workload: number of tiles to encode and tiles of a batch, for a compiled network.
+        check_fingerprint: False does not compare the encoder with its fingerprint.
 
     Memory: the weights once, in float32; twice while OpenVINO converts their layout or a compiled
         network in half precision is compared with fp32.
     Raises UnknownEncoderError, DeviceError, MissingDependencyError; WeightsError: the weights
     cannot be downloaded, may not be used, or do not match, or the embedding of the fixed tile is
-    not that of the encoder's fingerprint.
+    not that of the encoder's fingerprint; InvalidInputError: the network does not take the input
+    size.
     """
-    encoder = load_unproved(
-        name,
-        device=device,
-        precision=precision,
-        weights=weights,
-        pretrained=pretrained,
-        allow_remote_code=allow_remote_code,
-        seed=seed,
-        engine=engine,
-        workload=workload,
-    )
-    prove(encoder)
-    return encoder
-
-
-def load_unproved(
-    name: str,
-    *,
-    device: str | torch.device = "auto",
-    precision: str = "auto",
-    weights: str | Path | None = None,
-    pretrained: bool = True,
-    allow_remote_code: bool = False,
-    seed: int = 0,
-    engine: EngineChoice = "auto",
-    workload: Workload | None = None,
-) -> TileEncoder:
-    """Encoder as of `load_encoder`, which is not compared with its fingerprint."""
-    is_registered = name in ENCODERS
-    path = Path(name) if not is_registered and Path(name).exists() else None
+    base, _ = split_input_px(name)
+    path = Path(base) if base not in ENCODERS and Path(base).exists() else None
     origin = Origin(
         own_weights=weights is not None or path is not None,
         seed=None if pretrained else seed,
@@ -143,12 +120,15 @@ def load_unproved(
     spec = find_spec(name)
     # a checkpoint's own name, unless it is generic
     is_named = path is not None and path.is_file() and path.name not in WEIGHTS_FILES
-    origin = replace(origin, name=path.stem if path and is_named else spec.name)
+    label = path.stem if path and is_named else spec.name
+    if spec.input_px != find_spec(base).input_px:
+        label += f"_{spec.input_px}px"
+    origin = replace(origin, name=label)
     placement = place(device, precision, half_precision=spec.half_precision)
 
     reload = partial(
         load_encoder,
-        name if path is None else str(path.absolute()),
+        name if path is None else str(path.absolute()) + name.removeprefix(base),
         device=str(placement.device),
         precision=placement.precision,
         weights=_absolute(weights),
@@ -159,20 +139,18 @@ def load_unproved(
         workload=workload,
     )
     file = None
+    encoder: NetworkTileEncoder | None = None
     if not pretrained:
         # the spec of a folder or of the hub may change; those of other names cannot
-        may_change = path is not None or name.startswith(HUB_PREFIX)
+        may_change = path is not None or base.startswith(HUB_PREFIX)
         origin = replace(origin, files=None if may_change else ())
     elif needs_remote_code(spec):
         origin = replace(origin, revision=spec.revision)
     else:
-        file = find_weights_file(spec, name, path if weights is None else weights)
+        file = find_weights_file(spec, base, path if weights is None else weights)
         origin = replace(origin, revision=file.revision, files=file.files)
         if not why_torch(engine, str(placement.device), is_random=False):
-            stored = _load_stored_graph(spec, file, placement, origin)
-            if stored is not None:
-                stored.reload = reload
-                return stored
+            encoder = _load_stored_graph(spec, file, placement, origin)
 
     def load_on_torch(placement: Placement = placement) -> NetworkTileEncoder:
         weights_hash = None
@@ -184,13 +162,16 @@ def load_unproved(
             backbone = build_backbone(spec, seed=seed)
         return NetworkTileEncoder(spec, backbone, placement, origin, weights_hash)
 
-    encoder = _on_engine(
-        load_on_torch,
-        engine,
-        is_random=not pretrained,
-        workload=workload or Workload(),
-    )
+    if encoder is None:
+        encoder = _on_engine(
+            load_on_torch,
+            engine,
+            is_random=not pretrained,
+            workload=workload or Workload(),
+        )
     encoder.reload = reload
+    if check_fingerprint:
+        prove(encoder)
     return encoder
 
 

@@ -3,6 +3,7 @@
 The declarations are in `encoders_own.toml` and `encoders_timm.toml` in this folder.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -58,6 +59,8 @@ TIMM_PREFIX = "timm:"
 HUB_PREFIX = "hf:"
 # in the settings of a run, before the name of a network or function of its session
 OWN_PREFIX = "own:"
+# after the name of an encoder: the edge of the network's input, as in 'uni:448px'
+_INPUT_PX = re.compile(r"(.+):(\d+)px")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +248,7 @@ def needs_of_encoder(name: str, *, from_hub: bool = True) -> Need:
         from_hub: False if the weights are given, or random.
     """
     packages: tuple[str, ...] = ()
+    name, _ = split_input_px(name)
     if is_declared_encoder(name):
         packages = encoder_spec(name).needs
     elif name in ENCODERS:
@@ -258,6 +262,24 @@ def needs_of_encoder(name: str, *, from_hub: bool = True) -> Need:
     return f"encoder {name!r}", packages
 
 
+def split_input_px(name: str) -> tuple[str, int | None]:
+    """Name of an encoder without the input size that follows it, and this size: 'uni', 448."""
+    match = _INPUT_PX.fullmatch(name)
+    return (match[1], int(match[2])) if match else (name, None)
+
+
+def with_input_px(spec: EncoderSpec, input_px: int) -> EncoderSpec:
+    """The encoder for another input size, and for tiles that are larger by the same factor."""
+    factor = input_px / spec.input_px
+    resize_px = None if spec.resize_px is None else round(factor * spec.resize_px)
+    return replace(
+        spec,
+        input_px=input_px,
+        resize_px=resize_px,
+        tile_px=round(factor * spec.tile_px),
+    )
+
+
 def is_brought(name: str) -> bool:
     """True for an encoder that another package registers."""
     return name in ENCODERS and name not in declared_encoders()
@@ -265,22 +287,27 @@ def is_brought(name: str) -> bool:
 
 def check_encoder_name(name: str) -> None:
     """Raise UnknownEncoderError for an unknown name; nothing is imported or downloaded."""
+    name, _ = split_input_px(name)
     is_undeclared = name.startswith((TIMM_PREFIX, HUB_PREFIX)) or Path(name).exists()
     if name not in ENCODERS and not is_undeclared:
         encoder_spec(name)  # raises an error for an unknown name
 
 
 def is_declared_encoder(name: str) -> bool:
-    """True for a name of the registry, also in the words of another tool, or with '@REVISION'."""
-    plain = name.partition("@")[0]
+    """True for a name of the registry, or of another tool, also with '@REVISION' or ':448px'."""
+    plain = split_input_px(name)[0].partition("@")[0]
     return plain in declared_encoders() or our_name(plain) in declared_encoders()
 
 
 def encoder_spec(name: str) -> EncoderSpec:
     """Declaration for a registry name, or another tool's name; else UnknownEncoderError.
 
-    'NAME@REVISION' is the declaration at another commit or branch of its repository.
+    'NAME@REVISION' is the declaration at another commit or branch of its repository, 'NAME:448px'
+    that for another input size; whether its network allows it, `find_spec` tries.
     """
+    base, input_px = split_input_px(name)
+    if input_px is not None:
+        return with_input_px(encoder_spec(base), input_px)
     plain, at, revision = name.partition("@")
     if at and is_declared_encoder(plain):
         spec = encoder_spec(plain)

@@ -12,7 +12,11 @@ from pathlib import Path
 
 import torch
 
-from thinsection.encode.backbone import CONFIG_NAME, build_backbone
+from thinsection.encode.backbone import (
+    CONFIG_NAME,
+    build_backbone,
+    needs_remote_code,
+)
 from thinsection.encode.registry import (
     HUB_PREFIX,
     IMAGENET_MEAN,
@@ -23,8 +27,16 @@ from thinsection.encode.registry import (
     Rgb,
     declared_encoders,
     encoder_spec,
+    is_brought,
+    split_input_px,
+    with_input_px,
 )
-from thinsection.errors import UnknownEncoderError, WeightsError, errors_of_others
+from thinsection.errors import (
+    InvalidInputError,
+    UnknownEncoderError,
+    WeightsError,
+    errors_of_others,
+)
 from thinsection.files.atomic import read_json
 from thinsection.types import Document, Json, shortened
 from thinsection.weights import hub
@@ -68,8 +80,22 @@ _PIL_BICUBIC = 3  # transformers uses the numbers of Pillow's enum
 def find_spec(name: str) -> EncoderSpec:
     """Spec for a name, declared or not; for `hf:` it reads the repository's config.
 
-    Raises UnknownEncoderError, MissingDependencyError; WeightsError: the config is incomplete.
+    'NAME:448px' is the spec for an input of 448 px.
+
+    Raises:
+        UnknownEncoderError, MissingDependencyError: no such encoder, or a package is missing.
+        WeightsError: the config is incomplete.
+        InvalidInputError: the network does not take this input size.
     """
+    base, input_px = split_input_px(name)
+    if input_px is not None:
+        if is_brought(base):
+            raise InvalidInputError(
+                f"encoder must be named without an input size, got {name!r}, which another package "
+                "provides"
+            )
+        spec = find_spec(base)
+        return spec if input_px == spec.input_px else _for_input(spec, input_px, name)
     if name in declared_encoders():
         return encoder_spec(name)
     remedy = "check the name, and the config.json of a checkpoint"
@@ -93,6 +119,45 @@ def _undeclared_spec(name: str) -> EncoderSpec:
             'it, or name the architecture: encoder="uni", weights=...'
         )
     return replace(_folder_spec(folder.resolve().name, configs[0]), repo=None)
+
+
+def _for_input(spec: EncoderSpec, input_px: int, name: str) -> EncoderSpec:
+    """Spec for another input size, if a pass without data shows that the network allows it.
+
+    A position table keeps the size of its weights; timm interpolates it in each pass.
+    """
+    if needs_remote_code(spec):
+        raise InvalidInputError(
+            f"encoder must be named without an input size, got {name!r}, whose code is in its "
+            "repository"
+        )
+    resized = with_input_px(spec, input_px)
+    candidates = [resized]
+    if spec.architecture.kind == "timm":
+        options = {**spec.architecture.options, "dynamic_img_size": True}
+        architecture = replace(spec.architecture, options=options)
+        candidates.insert(0, replace(resized, architecture=architecture))
+    for candidate in candidates:
+        reason = _why_not(candidate)
+        if not reason:
+            return candidate
+    raise InvalidInputError(
+        f"input size of {spec.name!r} must be one that its network takes, got {input_px} px in "
+        f"{name!r}: {reason}; its authors use {spec.input_px} px"
+    )
+
+
+def _why_not(spec: EncoderSpec) -> str:
+    """Reason why the network does not take its input size; '' if it does."""
+    try:
+        with errors_of_others("network must take its input", spec.name, ""):
+            backbone = build_backbone(spec, device="meta").eval()
+            edge = spec.input_px
+            with torch.no_grad():
+                backbone(torch.empty(1, 3, edge, edge, device="meta"))
+    except WeightsError as error:
+        return str(error.__cause__ or error).splitlines()[0]
+    return ""
 
 
 def _timm_spec(name: str) -> EncoderSpec:

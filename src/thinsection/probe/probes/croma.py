@@ -29,6 +29,8 @@ from thinsection.probe.result import ProbeResult, scored
 from thinsection.types import GIB
 
 NEIGHBOURS = 5  # m of the publication's headline
+# SO and OS in words
+_KINDS = ("of its class at other centres", "of other classes at its centre")
 TAIL = 0.1  # share of the tiles with the least margins
 
 
@@ -60,8 +62,7 @@ def croma_probe(
         nearest_rows, k=num_neighbours, device=device, budget_bytes=budget_bytes
     )
     for number, rows in enumerate(pairs):
-        so = _mean_distances(data, rows, "SO", num_neighbours, near)
-        os = _mean_distances(data, rows, "OS", num_neighbours, near)
+        so, os = _mean_distances(data, rows, num_neighbours, near)
         if not (so + os).all():
             first = int(rows[np.flatnonzero(so + os == 0)[0]])
             raise InvalidInputError(
@@ -102,11 +103,10 @@ def croma_probe(
 def _mean_distances(
     data: RobustnessSet,
     rows: IndexArray,
-    kind: str,
     num_neighbours: int,
     nearest: Callable[..., IndexArray],
 ) -> npt.NDArray[np.float64]:
-    """Mean cosine distance (n,) of each of `rows` to the nearest of a kind among them.
+    """Mean cosine distances (2, n) of each of `rows` to the nearest SO and OS among them.
 
     `nearest` is `nearest_rows` for so many neighbours.
     """
@@ -114,36 +114,34 @@ def _mean_distances(
         np.unique(np.array(column)[rows], return_inverse=True)[1]
         for column in (data.biological_class, data.medical_center, data.slide_id)
     )
-    means = np.empty(len(rows))
+    means = np.empty((2, len(rows)))
     for cell in np.unique(np.stack([biology, centre]), axis=1).T:
         kin, home = biology == cell[0], centre == cell[1]
         queries = np.flatnonzero(kin & home)
-        bank = np.flatnonzero(kin & ~home if kind == "SO" else ~kin & home)
-        near = np.full((len(queries), num_neighbours), -1)
-        if len(bank) >= num_neighbours:
-            near = nearest(
-                data.embeddings[rows[queries]],
-                data.embeddings[rows[bank]],
-                groups=slide[bank],
-                query_groups=slide[queries],
-            )
-        lacking = np.flatnonzero((near < 0).any(axis=1))
-        if len(lacking):
-            _refuse(data, int(rows[queries[lacking[0]]]), kind, num_neighbours)
-        means[queries] = cosine_distances(
-            data.embeddings, rows[queries], rows[bank[near]]
-        ).mean(axis=1)
+        for number, is_in_bank in enumerate((kin & ~home, ~kin & home)):
+            bank = np.flatnonzero(is_in_bank)
+            near = np.full((len(queries), num_neighbours), -1)
+            if len(bank) >= num_neighbours:
+                near = nearest(
+                    data.embeddings[rows[queries]],
+                    data.embeddings[rows[bank]],
+                    groups=slide[bank],
+                    query_groups=slide[queries],
+                )
+            lacking = np.flatnonzero((near < 0).any(axis=1))
+            if len(lacking):
+                row = int(rows[queries[lacking[0]]])
+                _refuse(data, row, _KINDS[number], num_neighbours)
+            means[number, queries] = cosine_distances(
+                data.embeddings, rows[queries], rows[bank[near]]
+            ).mean(axis=1)
     return means
 
 
-def _refuse(data: RobustnessSet, row: int, kind: str, num_neighbours: int) -> None:
-    """Raises InvalidInputError: a tile that lacks neighbours of a kind."""
+def _refuse(data: RobustnessSet, row: int, wanted: str, num_neighbours: int) -> None:
+    """Raises InvalidInputError: a tile lacks neighbours of the `wanted` kind."""
     own = f"class {data.biological_class[row]!r} at centre {data.medical_center[row]!r}"
-    wanted = {
-        "SO": "of its class at other centres",
-        "OS": "of other classes at its centre",
-    }
     raise InvalidInputError(
-        f"each tile must have {num_neighbours} tiles {wanted[kind]} in other slides, got fewer for "
+        f"each tile must have {num_neighbours} tiles {wanted} in other slides, got fewer for "
         f"row {row} of {data.name!r} ({own}); add tiles, or leave out this class or centre"
     )
