@@ -162,6 +162,7 @@ NOT_WALKED = {
     "skill": "reads no slide",
     "frames": "reads no slide",
     "probe compare": "reads scores",
+    "probe scores": "reads scores",
     "probe grid": "`bench` without a suite",
     # they load what `probe slide`, or a table of tiles, loads
     **dict.fromkeys(

@@ -114,3 +114,10 @@ def test_a_network_of_one_size_refuses_another_and_names_its_own(
     rule = f"input size of .* must be one that its network takes, got {input_px} px"
     with pytest.raises(InvalidInputError, match=f"{rule}.*{reason}.*use {own} px"):
         find_spec(name)
+
+
+def test_the_fingerprint_of_the_authors_size_says_nothing_about_another() -> None:
+    other = load_encoder("efficientnet_lite0:160px", device="cpu", engine="torch")
+    assert other.fingerprint == "none of this input size"
+    usual = load_encoder("efficientnet_lite0:224px", device="cpu", engine="torch")
+    assert usual.fingerprint.startswith("embeddings agree")

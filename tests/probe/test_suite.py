@@ -9,13 +9,15 @@ from PIL import Image
 from tests.probe.make import write_tiles_h5
 from typer.testing import CliRunner
 
+import thinsection
 from thinsection.cli.app import build_app
-from thinsection.errors import ConfigError, DatasetError
+from thinsection.errors import ConfigError, DatasetError, InvalidInputError
 from thinsection.files.atomic import write_text
 from thinsection.probe.data import images
 from thinsection.probe.data.cases import load_case_table
 from thinsection.probe.grid import find_tasks, suite_jobs
 from thinsection.probe.protocol import NANOPATH
+from thinsection.probe.scores import read_scores, score_table
 from thinsection.probe.segment.data import load_bcss
 
 
@@ -87,9 +89,11 @@ def test_a_suite_runs_resumes_and_ends_in_one_json_and_one_page(tmp_path: Path) 
     suite = published(tmp_path)
     assert "mini-strong-knn: done" in bench(suite, tmp_path / "out")
     document = json.loads((tmp_path / "out" / "suite.json").read_text())
-    assert len(document["rows"]) == len(document["results"]) == 8
-    assert {r["data"]["encoder"] for r in document["results"]} == {"strong", "weak"}
-    assert all(len(r["data"]["embeddings_sha256"]) == 64 for r in document["results"])
+    assert len(document["rows"]) == 8
+    scores = read_scores([tmp_path])
+    assert len(scores) == 8
+    assert {each["data"]["encoder"] for each in scores} == {"strong", "weak"}
+    assert all(len(each["data"]["embeddings_sha256"]) == 64 for each in scores)
     compared = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert {t["task"] for t in compared["tasks"]} == {
         *("mini, knn", "mini, retrieval", "ward, slide", "years, survival")
@@ -97,8 +101,62 @@ def test_a_suite_runs_resumes_and_ends_in_one_json_and_one_page(tmp_path: Path) 
     assert compared["models"][0]["model"] == "strong"
     assert compared["models"][0]["mean_rank"] == 1
     assert "skipped" in bench(suite, tmp_path / "out")
-    again = json.loads((tmp_path / "out" / "suite.json").read_text())
-    assert again["results"] == document["results"]
+    assert read_scores([tmp_path / "out"]) == scores
+
+
+def test_small_results_say_what_made_them_and_become_one_table(tmp_path: Path) -> None:
+    bench(published(tmp_path), tmp_path / "out")
+    small = json.loads((tmp_path / "out/scores/mini-strong-knn.json").read_text())
+    full = json.loads((tmp_path / "out/mini-strong-knn/knn.json").read_text())
+    for key in ("score", "interval", "metric", "dataset"):
+        assert small[key] == full[key]
+    assert small["protocol"] == {"name": "nanopath", "seed": 1337}
+    assert small["versions"]["thinsection"] == thinsection.__version__
+    assert small["versions"]["numpy"] == np.__version__
+    assert small["data"]["rows_sha256"] == full["data"]["rows_sha256"]
+    size = (tmp_path / "out/scores/mini-strong-knn.json").stat().st_size
+    assert size < 2_000 < (tmp_path / "out/mini-strong-knn/knn.json").stat().st_size
+
+    # one bench a machine: the files of two encoders come from two folders
+    for path in sorted((tmp_path / "out/scores").glob("*-weak-*.json")):
+        write_text(tmp_path / "other/scores" / path.name, path.read_text())
+        path.unlink()
+    answer = CliRunner().invoke(
+        build_app(["probe"]),
+        ["probe", "scores", str(tmp_path / "out"), str(tmp_path / "other")],
+    )
+    assert answer.exit_code == 0, answer.output
+    heading, _, *lines = answer.output.splitlines()
+    assert heading == "| task | probe | metric | protocol | `strong` | `weak` |"
+    assert [line.split(" | ")[:2] for line in lines] == [
+        ["| mini", "knn"],
+        ["| mini", "retrieval"],
+        ["| ward", "slide"],
+        ["| years", "survival"],
+    ]
+    low, high = small["interval"]["low"], small["interval"]["high"]
+    assert f"| {small['score']:.3f} [{low:.3f}, {high:.3f}] |" in lines[0]
+
+
+def test_a_table_has_a_row_for_each_protocol_and_refuses_two_scores_of_one(
+    tmp_path: Path,
+) -> None:
+    bench(published(tmp_path), tmp_path / "out")
+    path = tmp_path / "out/scores/mini-weak-knn.json"
+    other = json.loads(path.read_text())
+    other["protocol"]["seed"] = 3
+    write_text(tmp_path / "second/scores/a.json", json.dumps(other))
+    lines = score_table(read_scores([tmp_path])).splitlines()
+    assert [line.split(" | ")[4] == "" for line in lines if "| knn |" in line] == [
+        *(False, True)
+    ]
+    other["protocol"]["seed"] = 1337
+    other["score"] += 0.01
+    write_text(tmp_path / "second/scores/a.json", json.dumps(other))
+    with pytest.raises(InvalidInputError, match=r"must be equal, got .*mini-weak-knn"):
+        read_scores([tmp_path])
+    with pytest.raises(InvalidInputError, match="must hold scores/"):
+        read_scores([tmp_path / "lists"])
 
 
 def test_tasks_are_found_in_the_folders_of_other_suites(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def build(name: str, arguments: Sequence[str]) -> typer.Typer:
     grid = _grid if not arguments or called == "grid" else do_nothing
     app.command("grid", help=_grid.__doc__)(grid)
     app.command("compare")(_compare)
+    app.command("scores")(_scores)
     root.add_typer(app, name="probe")
     return root
 
@@ -140,6 +141,29 @@ def _compare(
     typer.echo(compare(folders, out, metric=metric))
 
 
+def _scores(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="A B...",
+            help="Folders of `thinsection bench`, or folders 'scores' of others.",
+        ),
+    ],
+) -> None:
+    """Print the scores of several benches as one table, in Markdown.
+
+    A row is a task and a probe, a column an encoder. Results with other rows, seeds or protocols
+    have rows of their own.
+
+    \b
+    Example:
+      thinsection probe scores bench/uni bench/conch > table.md
+    """
+    from thinsection.probe.scores import read_scores, score_table
+
+    typer.echo(score_table(read_scores(folders)), nl=False)
+
+
 # the options --encoder and --seed of a grid are lists
 @with_config("thinsection.probe.grid:ProbeGridConfig", without=("encoder", "seed"))
 def _grid(
@@ -186,7 +210,8 @@ def _bench(
 ) -> None:
     """Run every encoder of a suite on every task, and compare them.
 
-    OUT gets all scores (suite.json) and the comparison (comparison.html). The same command again
+    OUT gets all scores (suite.json; a small file of each in scores/) and the comparison
+    (comparison.html). The same command again
     runs only the missing jobs.
 
     Exit code: 0 all jobs done, 3 some failed, or left out slides with damaged or missing files.

@@ -34,8 +34,9 @@ from thinsection.encode.registry import (
     IMAGENET_STD,
     EncoderSpec,
     Interpolation,
+    declared_encoders,
 )
-from thinsection.encode.specs import CLIP_MEAN, CLIP_STD, find_spec
+from thinsection.encode.specs import CLIP_MEAN, CLIP_STD
 from thinsection.errors import ConfigError, WeightsError
 from thinsection.files.atomic import read_json, write_json
 from thinsection.machine import cpu_model
@@ -120,7 +121,8 @@ def prove(encoder: TileEncoder) -> None:
     fingerprint = find_fingerprint(encoder.spec.name)
     if fingerprint is None:
         return
-    if find_spec(encoder.spec.name).input_px != encoder.spec.input_px:
+    declared = declared_encoders().get(encoder.spec.name)
+    if declared is not None and declared.input_px != encoder.spec.input_px:
         encoder.fingerprint = "none of this input size"
         return
     if fingerprint.weights != encoder.weights_hash:

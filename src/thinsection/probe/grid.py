@@ -44,6 +44,7 @@ from thinsection.probe.config import ProbeConfig
 from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, load_probe
 from thinsection.probe.result import ProbeResult
+from thinsection.probe.scores import SCORES, small_result
 from thinsection.report.index import refresh_index
 from thinsection.run.task import set_threads
 from thinsection.store.ledger import stage_key
@@ -233,7 +234,7 @@ def run_suite(
     *,
     on_message: OnMessage = lambda text: None,
 ) -> list[ProbeRow]:
-    """Runs every encoder on every task; writes OUT/suite.json and OUT/comparison.html.
+    """Runs every encoder on every task; writes OUT/suite.json, comparison.html and scores/*.json.
 
     A job that is done is skipped, a failed one is a row. With one encoder there is no comparison.
 
@@ -257,9 +258,12 @@ def run_suite(
         "thinsection": thinsection.__version__,
         "suite": document,
         "rows": [asdict(row) for row in rows],
-        "results": [read_json(out / row.job / f"{row.probe}.json") for row in done],
     }
     write_json(out / "suite.json", suite)
+    for row in done:
+        result = read_json(out / row.job / f"{row.probe}.json")
+        name = row.job if row.job.endswith(row.probe) else f"{row.job}-{row.probe}"
+        write_json(out / SCORES / f"{_slug(name)}.json", small_result(result))
     return rows
 
 
@@ -319,7 +323,7 @@ def probe_jobs(data: Sequence[Path], config: ProbeGridConfig) -> list[ProbeJob]:
         data, encoders, seeds, grid.probe
     ):
         parts = (path.stem, encoder, None if seed is None else f"seed{seed}", probe)
-        name = re.sub(r"[^\w.=-]+", "_", "-".join(filter(None, parts)))
+        name = _slug("-".join(filter(None, parts)))
         settings = replace_flat(base, {"encoder": encoder, "seed": seed})
         jobs.append(
             ProbeJob(name=name, probe=probe, data=str(path.resolve()), config=settings)
@@ -330,6 +334,11 @@ def probe_jobs(data: Sequence[Path], config: ProbeGridConfig) -> list[ProbeJob]:
             digest = hashlib.sha256(job.data.encode()).hexdigest()
             jobs[number] = replace(job, name=f"{job.name}-{digest[:6]}")
     return jobs
+
+
+def _slug(name: str) -> str:
+    """Name of a file or folder."""
+    return re.sub(r"[^\w.=-]+", "_", name)
 
 
 def suite_jobs(path: Path, document: Mapping[str, Json]) -> list[ProbeJob]:

@@ -249,9 +249,11 @@ def embed_rows(
 def encoder_facts(encoder: "TileEncoder") -> dict[str, str]:
     """Facts of the encoder for a result file."""
     return {
-        "encoder": encoder.spec.name,
+        # a name that tells apart the input sizes of one encoder
+        "encoder": encoder.origin.name or encoder.spec.name,
         "precision": encoder.precision,
         "engine": encoder.engine,
+        "fingerprint": encoder.fingerprint,
         "weights_sha256": encoder.weights_hash,
         "encoder_commit": encoder.spec.revision or "none",
     }
