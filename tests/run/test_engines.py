@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from thinsection.encode import Workload, load
+from thinsection import encode
+from thinsection.encode import Workload
 from thinsection.run import models as run_models
 from thinsection.run import task
 from thinsection.run.run import make_task, run
@@ -70,13 +71,13 @@ def test_the_prediction_is_that_of_a_drawn_slide_within_a_factor_of_eight(
 
 def test_an_encoder_is_loaded_for_the_work_of_the_run(he_slide, tmp_path, monkeypatch):
     workloads = []
-    load_unproved = load.load_unproved
+    load_encoder = encode.load_encoder
 
     def noted(name, *, workload, **options):
         workloads.append(workload)
-        return load_unproved(name, workload=workload, **options)
+        return load_encoder(name, workload=workload, **options)
 
-    monkeypatch.setattr(load, "load_unproved", noted)
+    monkeypatch.setattr(encode, "load_encoder", noted)
     run_models.load_models.cache_clear()
     run([he_slide], out=tmp_path / "out", **SETTINGS)
     (workload,) = workloads
@@ -88,7 +89,7 @@ def test_an_encoder_is_loaded_for_the_work_of_the_run(he_slide, tmp_path, monkey
 @pytest.fixture
 def other_engine(monkeypatch):
     """A second engine, which is PyTorch under another name."""
-    load_encoder = load.load_unproved
+    load_encoder = encode.load_encoder
 
     def load_as_other(name, **options):
         encoder = load_encoder(name, **options | {"engine": "torch"})
@@ -97,7 +98,7 @@ def other_engine(monkeypatch):
 
     def use() -> None:
         run_models.load_models.cache_clear()
-        monkeypatch.setattr(load, "load_unproved", load_as_other)
+        monkeypatch.setattr(encode, "load_encoder", load_as_other)
 
     yield use
     run_models.load_models.cache_clear()
