@@ -41,7 +41,7 @@ def versions() -> dict[str, str]:
     named = {name: installed_version(name) for name in _PACKAGES}
     installed = {name: version for name, version in named.items() if version}
     own = {"thinsection": thinsection.__version__}
-    commit = _commit(Path(thinsection.__file__).parents[2])
+    commit = _commit(Path(__file__).parents[3])
     if commit:
         own["commit"] = commit
     return own | installed
