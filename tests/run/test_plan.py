@@ -707,3 +707,14 @@ def test_a_timm_network_is_counted_once(
     assert plans[0].memory == plans[1].memory and plans[0].time == plans[1].time
     assert counted == ["timm:resnet18"]
     assert plans[0].time.encode_s == plans[0].slides[0].num_tiles / 20
+
+
+def test_files_of_cells_take_time_by_their_bytes_and_one_import_of_memory() -> None:
+    with_cells = replace(slide(100), cell_bytes=30_000_000)
+    by = planner()
+    plain = by.time([slide(100)] * 1000, cpus=2)
+    more = by.time([with_cells] * 1000, cpus=2)
+    assert more.prepare_s - plain.prepare_s == pytest.approx(3000)
+    one = by.memory([with_cells], cpus=2).host
+    assert one["cells"] == by.memory([with_cells] * 1000, cpus=2).host["cells"] > 0
+    assert "cells" not in by.memory([slide(100)], cpus=2).host

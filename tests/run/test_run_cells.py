@@ -181,9 +181,19 @@ def test_slides_of_other_patients_are_not_summed(slides: Path, tmp_path: Path) -
         lines.append(f"{slides / name}.svs,{'' if name == 'c' else f'p-{name}'}")
     cohort = tmp_path / "cohort.csv"
     cohort.write_text("\n".join(lines))
-    start(cohort, tmp_path / "out", folder, tile_mpp="1")
+    start(cohort, tmp_path / "out", folder, tile_mpp="1", qc="auto")
     sums = [row["patient:cells_nuclei:count"] for row in summary(tmp_path / "out")]
     assert sums == ["50", "51", ""]
+    # the page of quality control has them too, and no verdict depends on them
+    with (tmp_path / "out" / "qc_auto.csv").open() as file:
+        checked = list(csv.DictReader(file))
+    assert [float(row["cells_nuclei:count"]) for row in checked] == [50, 51, 52]
+    for row, whole in zip(checked, summary(tmp_path / "out")):
+        density = float(whole["cells_nuclei:per_mm2"])
+        assert float(row["cells_nuclei:per_mm2"]) == pytest.approx(density, rel=1e-5)
+        assert "cells" not in row["why"]
+    page = (tmp_path / "out" / "qc_auto.html").read_text()
+    assert "cells of nuclei per mm² of tissue" in page.casefold()
 
 
 def test_a_source_that_is_not_there_or_not_clear_is_refused(

@@ -81,6 +81,18 @@ class CellsConfig:
             raise _no_file(path, entry)
         return path
 
+    def num_bytes(self, entry: SlideEntry) -> int:
+        """Bytes of all files with cells of a slide.
+
+        Raises:
+            InvalidInputError: a file is missing.
+        """
+        paths = [self.file(source, entry) for source in self.cells]
+        files: list[Path] = []
+        for path in paths:
+            files += path.rglob("*") if path.is_dir() else [path]
+        return sum(file.stat().st_size for file in files if file.is_file())
+
 
 def _suffixes() -> tuple[str, ...]:
     """Ends of the names of files that a reader takes."""

@@ -35,6 +35,8 @@ from thinsection.tiles.filters import MEASURES
 from thinsection.tiles.transforms import STAIN_COLUMNS
 from thinsection.types import Document, counted
 
+# ends of the facts about cells that the page of quality control shows
+_CELL_VALUES = (":count", ":per_mm2", ":area_um2_mean")
 MEASURED_COLUMNS = (*STAIN_COLUMNS, *MEASURES)
 # column -> columns that enter the distance
 DISTANCES = {
@@ -196,7 +198,11 @@ def write_qc_tables(
         row["fails"] = "|".join(fails)
     rules = load_rules(verdict_rules)
     name = qc_table_name(stage)
+    cells = _cell_values(slides, stage.address)
     rows = judge_rows(rows, rules)
+    # after the verdicts: a slide is not odd because it has many cells
+    for row in rows:
+        row.update(cells.get(str(row["slide_id"]), {}))
     write_qc_csv(out / f"{name}.csv", rows)
     write_qc_sheet(
         out / f"{name}.html",
@@ -326,6 +332,30 @@ def _measured_columns(
             }
             columns.setdefault(line["slide_id"], numbers)
     return columns
+
+
+def _cell_values(
+    slides: Sequence[KnownSlide], mask_address: str
+) -> dict[str, dict[str, float]]:
+    """Number, density and area of the cells of each slide, by slide id.
+
+    The density is of the tissue that these checks have left.
+    """
+    values: dict[str, dict[str, float]] = {}
+    for slide in slides:
+        stages = slide.ledger.stages
+        for address, record in stages.items():
+            if mask_address not in record.needs or "/cells_" not in address:
+                continue
+            for need in record.needs:
+                facts = record.facts
+                if need in stages:
+                    facts = stages[need].facts | facts
+                for name, value in facts.items():
+                    of_cells = name.startswith("cells_") and name.endswith(_CELL_VALUES)
+                    if of_cells and value is not None:
+                        values.setdefault(slide.slide_id, {})[name] = float(value)
+    return values
 
 
 def failing_rules(
