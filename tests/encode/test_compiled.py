@@ -36,7 +36,7 @@ from thinsection.encode.engine_choice import (
 )
 from thinsection.encode.load import _on_engine, load_encoder
 from thinsection.encode.registry import Architecture, EncoderSpec
-from thinsection.errors import InvalidInputError
+from thinsection.errors import InvalidInputError, StoreError
 from thinsection.weights.origin import Origin
 from thinsection.weights.placement import Placement
 
@@ -277,7 +277,7 @@ def test_asked_for_by_name_it_is_used_or_refused_with_the_reason(
     assert "compiled" not in load_tiny().engine
 
 
-def test_reasons_that_need_no_try(monkeypatch):
+def test_reasons_that_need_no_try(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_choice.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(engine_choice, "is_installed", lambda name: False)
     assert why_not_compiled("cpu") == ""
@@ -285,6 +285,37 @@ def test_reasons_that_need_no_try(monkeypatch):
     assert why_not_compiled("mps") == "nothing compiles for mps"
     monkeypatch.setattr(engine_choice, "is_installed", lambda name: True)
     assert why_not_compiled("cuda:1") == ""
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(engine_choice, "_CUDA_FOLDER", tmp_path / "cuda")
+    found = {"g++": "/bin/g++"}
+    monkeypatch.setattr(engine_choice.shutil, "which", found.get)
+    monkeypatch.delenv("CXX", raising=False)
+    assert why_not_compiled("cpu") == ""
+    assert why_not_compiled("cuda:1").startswith("no CUDA toolkit: CUDA_HOME is not")
+    monkeypatch.setenv("CUDA_PATH", "/opt/cuda")
+    assert why_not_compiled("cuda:1") == ""
+    monkeypatch.delenv("CUDA_PATH")
+    (tmp_path / "cuda").mkdir()
+    assert why_not_compiled("cuda:1") == ""
+
+
+def test_errors_of_the_compiler_and_of_the_disk_are_told_apart(tmp_path, monkeypatch):
+    def export(error: Exception):
+        def fail(*args):
+            raise error
+
+        return fail
+
+    no_toolkit = OSError("CUDA_HOME environment variable is not set")
+    monkeypatch.setattr(torch.export, "export", export(no_toolkit))
+    with pytest.raises(InvalidInputError, match="must compile, got CUDA_HOME"):
+        compile_encoder(tiny(), tmp_path)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(torch.export, "export", export(full))
+    with pytest.raises(StoreError, match="No space left on device; free some space"):
+        compile_encoder(tiny(), tmp_path)
+    assert not [path for path in (tmp_path / "compiled").iterdir() if path.is_dir()]
 
 
 def worth(num_tiles: int | None, *, tiles_per_s: float = 500, is_stored: bool = False):

@@ -225,9 +225,10 @@ class Compilation:
                     package_path=str(folder / _PACKAGE),
                     inductor_configs=_OPTIONS,
                 )
-        except OSError:
-            raise
         except Exception as error:  # tracing and compilation may raise any error
+            if isinstance(error, OSError) and error.errno is not None:
+                # of the disk
+                raise
             lines = str(error).splitlines()
             reason = lines[0] if lines else type(error).__name__
             raise InvalidInputError(f"network must compile, got {reason}") from error

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Literal, get_args
 
 from thinsection.errors import InvalidInputError
@@ -14,6 +15,8 @@ EngineChoice = Literal["auto", "torch", "openvino", "compiled"]
 
 # precisions of OpenVINO on CPUs, with OpenVINO's names for them
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+# place of the CUDA toolkit, if no variable names another
+_CUDA_FOLDER = Path("/usr/local/cuda")
 # Seconds to compile a network, and to load a stored one. Share of the time of PyTorch's launches
 # that a compiled network is expected to save. All three are assumptions for the choice of `auto`.
 COMPILE_S = 60.0
@@ -66,7 +69,18 @@ def why_not_compiled(device: str) -> str:
         return f"no C++ compiler: {compiler!r} is not on the PATH"
     if kind == "cuda" and not is_installed("triton"):
         return "triton is not installed"
+    if kind == "cuda" and not _has_cuda_toolkit():
+        return "no CUDA toolkit: CUDA_HOME is not set, and nvcc is not on the PATH"
     return ""
+
+
+def _has_cuda_toolkit() -> bool:
+    """True if PyTorch finds the headers of CUDA, which its own wheels do not have.
+
+    Source: `_find_cuda_home` in torch/utils/cpp_extension.py.
+    """
+    is_named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    return bool(is_named or shutil.which("nvcc") or _CUDA_FOLDER.exists())
 
 
 def why_not_worth(
