@@ -21,7 +21,7 @@ from thinsection.errors import ConfigError
 from thinsection.extras import is_installed
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.qc.tissue import tissue_mask
-from thinsection.run import calibration, cost, measuring
+from thinsection.run import calibration, cost, measuring, task
 from thinsection.run.calibration import (
     Calibration,
     EncoderSize,
@@ -337,6 +337,32 @@ def test_a_run_refutes_a_rate_that_is_far_too_low(
     )
     assert summary.counts["done"] == 1
     assert [is_stored("encoders", key) for key in keys] == [False, True]
+
+
+def test_a_run_ends_well_whatever_the_stored_rates_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "thinsection" / "plan.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({calibration.machine_key(): {"no": "field"}}))
+    assert calibration.stored_calibration() is None
+    calls = list[float]()
+
+    def unwritable(*arguments: object, tiles_per_s: float, **settings: object) -> bool:
+        calls.append(tiles_per_s)
+        raise PermissionError(path)
+
+    monkeypatch.setattr(task, "refute_rate", unwritable)
+    write_he_slide(tmp_path / "a.tiff", (1000, 800))
+    summary = run(
+        [tmp_path / "a.tiff"],
+        out=tmp_path / "out",
+        pretrained=False,
+        device="cpu",
+        overview=False,
+    )
+    assert summary.counts["done"] == 1 and len(calls) == 1 and calls[0] > 0
 
 
 @pytest.mark.check  # ten processes

@@ -125,7 +125,10 @@ def calibrate(measure: Callable[[], Calibration]) -> Calibration:
 def stored_calibration() -> Calibration | None:
     """Stored measurements of this machine; None if there are none."""
     document = _stored_calibrations().get(machine_key())
-    return None if document is None else Calibration(**document)
+    try:
+        return None if document is None else Calibration(**document)
+    except TypeError:  # a damaged cache is measured again
+        return None
 
 
 def is_stored(table: Table, key: str) -> bool:

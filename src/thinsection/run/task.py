@@ -132,14 +132,16 @@ class RunTask(Task[SlideEntry, SlideResult]):
         loaded = models.loaded_encoders
         if len(loaded) != 1 or str(loaded[0].device) != "cpu":
             return
-        refute_rate(
-            self.spec.encoding.encoders[0],
-            precision=str(loaded[0].precision),
-            tile_px=self.spec.tiles.tile_px,
-            # the engine may be followed by why it is not another
-            engine=loaded[0].engine.partition(" (")[0],
-            tiles_per_s=tiles_per_s,
-        )
+        # a cache that is not writable is no reason to fail
+        with contextlib.suppress(OSError):
+            refute_rate(
+                self.spec.encoding.encoders[0],
+                precision=str(loaded[0].precision),
+                tile_px=self.spec.tiles.tile_px,
+                # the engine may be followed by why it is not another
+                engine=loaded[0].engine.partition(" (")[0],
+                tiles_per_s=tiles_per_s,
+            )
 
     def models(self) -> Models:
         """Encoders, loaded once per process, settings and files named there."""
