@@ -10,7 +10,12 @@ from tests.support.cells import SLIDE, random_rings
 
 from thinsection.cells.batch import CellBatch
 from thinsection.cells.outlines import Outlines, decode_wkb
-from thinsection.cells.place import CellSlide, Placement, placement_of
+from thinsection.cells.place import (
+    CellSlide,
+    Placement,
+    PlacementCheck,
+    placement_of,
+)
 from thinsection.cells.table import CellTable
 from thinsection.cells.writing import CellOrigin, write_cells
 from thinsection.errors import InvalidInputError, StoreError
@@ -39,6 +44,7 @@ def written(
         slide=slide,
         origin=ORIGIN,
         placement=Placement(),
+        fit=PlacementCheck(slide, Placement(), None),
     )
 
 
@@ -223,6 +229,7 @@ def test_a_frame_of_micrometres_is_scaled_by_each_axis(tmp_path: Path) -> None:
             slide=SLIDE,
             origin=ORIGIN,
             placement=placement,
+            fit=PlacementCheck(SLIDE, placement, None),
         )
         (wkb,) = table.to_table()["geometry"].to_pylist()
         assert shapely.from_wkb(wkb).equals_exact(shapely.Polygon(ring), 1e-6)

@@ -152,7 +152,7 @@ class PlacementCheck:
         self._low = np.minimum(self._low, centers_l0.min(axis=0))
         self._high = np.maximum(self._high, centers_l0.max(axis=0))
         if self._tissue is not None:
-            self._num_on_tissue += int(np.count_nonzero(self._on_tissue(centers_l0)))
+            self._num_on_tissue += int(np.count_nonzero(self.are_on_tissue(centers_l0)))
 
     @property
     def on_tissue(self) -> float | None:
@@ -189,7 +189,7 @@ class PlacementCheck:
                 f"{where}; {remedy}"
             )
 
-    def _on_tissue(self, centers: Floats) -> Flags:
+    def are_on_tissue(self, centers: Floats) -> Flags:
         """True for each centre on tissue; False outside the slide."""
         if self._tissue is None:
             return np.zeros(len(centers), dtype=bool)
@@ -207,7 +207,7 @@ class PlacementCheck:
     def _share(self, centers: Floats) -> float:
         """Share of centres that are as they should be: on tissue, or on the slide."""
         if self._tissue is not None:
-            return float(self._on_tissue(centers).mean())
+            return float(self.are_on_tissue(centers).mean())
         inside = ((centers >= 0) & (centers < self._size)).all(axis=1)
         return float(inside.mean())
 
@@ -259,7 +259,7 @@ class PlacementCheck:
         rows, columns = np.indices((_SHIFT_PX, _SHIFT_PX)).reshape(2, -1)
         points = (np.stack([columns, rows], axis=1) + 0.5).astype(np.float64) * scale
         tissue = np.zeros(shape)
-        on_tissue = self._on_tissue(points)
+        on_tissue = self.are_on_tissue(points)
         tissue[rows[on_tissue], columns[on_tissue]] = 1
         pixels = np.floor(self._sample / scale).astype(np.int64)
         near = (

@@ -19,7 +19,7 @@ from thinsection.cells.columns import (
 from thinsection.cells.geojson import read_geojson_cells
 from thinsection.cells.hovernet import hovernet_frame, read_hovernet_cells
 from thinsection.cells.json_stream import open_json
-from thinsection.cells.place import PX, CellSlide, placement_of
+from thinsection.cells.place import PX, CellSlide, PlacementCheck, placement_of
 from thinsection.cells.table import CellTable
 from thinsection.cells.writing import CellOrigin, write_cells
 from thinsection.errors import InvalidInputError, rewording
@@ -129,7 +129,7 @@ def format_of(path: Path) -> CellFormat:
     for cell_format in FORMATS:
         if not name.endswith(cell_format.suffixes):
             continue
-        with _reading(path):
+        with reading(path):
             if cell_format.recognises(path):
                 return cell_format
     raise InvalidInputError(
@@ -137,7 +137,7 @@ def format_of(path: Path) -> CellFormat:
     )
 
 
-def _reading(path: Path) -> AbstractContextManager[None]:
+def reading(path: Path) -> AbstractContextManager[None]:
     rule = "cells must be readable"
     return rewording(rule, path, *_DAMAGE, error=InvalidInputError)
 
@@ -174,7 +174,7 @@ def import_cells(
         import pyarrow  # noqa: F401 - named in a message if it is missing
     cell_format = format_of(path)
     named = parse_columns(columns)
-    with _reading(path):
+    with reading(path):
         placement = placement_of(frame or cell_format.frame(path), slide)
         return write_cells(
             table_path,
@@ -187,7 +187,7 @@ def import_cells(
                 format=cell_format.name,
             ),
             placement=placement,
-            tissue=tissue,
+            fit=PlacementCheck(slide, placement, tissue),
         )
 
 

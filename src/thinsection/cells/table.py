@@ -126,6 +126,12 @@ class CellTable:
         return int(width), int(height)
 
     @property
+    def bounds_l0(self) -> Window:
+        """Least x and y, and largest x and y, of all outlines."""
+        x0, y0, x1, y1 = self.facts["bounds_l0"]
+        return float(x0), float(y0), float(x1), float(y1)
+
+    @property
     def counts(self) -> CellCounts:
         """How many cells the source had, and how many of them are here."""
         return CellCounts(**self.facts["counts"])

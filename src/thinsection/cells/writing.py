@@ -32,8 +32,6 @@ from thinsection.types import Document, Floats
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from thinsection.qc.tissue import TissueMask
-
 _CODE = "class_code"  # in the temporary file, in place of the class
 _MAX_MEASUREMENTS = 1000
 _MAX_CLASSES = 10_000
@@ -56,7 +54,7 @@ def write_cells(
     slide: CellSlide,
     origin: CellOrigin,
     placement: Placement,
-    tissue: "TissueMask | None" = None,
+    fit: PlacementCheck,
 ) -> CellTable:
     """Writes the cells of a file as the table of a slide, atomically.
 
@@ -67,7 +65,7 @@ def write_cells(
         slide: the slide on which they lie.
         origin: their file.
         placement: how the file's coordinates become level-0 px.
-        tissue: the slide's tissue, on which most cells must lie; None if it is not known.
+        fit: sees all centres, and refuses the file if they do not fit the slide.
 
     Memory: some 150 MiB, whatever the number of cells.
 
@@ -81,8 +79,7 @@ def write_cells(
         BlockSpill(path.parent) as spill,
         RepeatedIds(path.parent) as ids,
     ):
-        check = PlacementCheck(slide, placement, tissue)
-        sorter = _Sorter(spill, ids, slide, placement, check)
+        sorter = _Sorter(spill, ids, slide, placement, fit)
         for batch in batches:
             sorter.add(batch)
         counts = sorter.finish(origin.path)
@@ -102,7 +99,8 @@ def write_cells(
                 "scale_xy": list(placement.scale_xy),
                 "offset_l0": list(placement.offset_l0),
             },
-            "on_tissue": check.on_tissue,
+            "on_tissue": fit.on_tissue,
+            "bounds_l0": sorter.bounds.tolist(),
             "block_px": BLOCK_PX,
             "counts": {
                 "read": counts.read,
@@ -137,13 +135,13 @@ class _Sorter:
         ids: RepeatedIds,
         slide: CellSlide,
         placement: Placement,
-        check: PlacementCheck,
+        fit: PlacementCheck,
     ) -> None:
         self._spill = spill
         self._ids = ids
         self._slide = slide
         self._placement = placement
-        self._check = check
+        self._fit = fit
         self._num_read = 0
         self._num_kept = 0
         self._refused: Counter[str] = Counter()
@@ -236,7 +234,7 @@ class _Sorter:
             if is_refused.any():
                 self._refused[reason] += int(np.count_nonzero(is_refused))
                 kept &= ~is_refused
-        self._check.add(centers[kept])
+        self._fit.add(centers[kept])
         is_outside = kept & ~inside
         if is_outside.any():
             self._refused["outside the slide"] += int(np.count_nonzero(is_outside))
@@ -293,7 +291,7 @@ class _Sorter:
             refused=dict(self._refused.most_common()),
             changed=dict(self._changed.most_common()),
         )
-        self._check.finish(path)
+        self._fit.finish(path)
         if not self._num_kept:
             reasons = f" ({counts.sentence()})" if self._num_read else ""
             raise InvalidInputError(
