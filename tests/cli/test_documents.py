@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from tests.predict.planted import planted
+from tests.support.cells import feature, random_rings, write_geojson
 from tests.support.shell import Ended, thinsection
 
 from thinsection import __version__
@@ -107,6 +108,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_he_slide(home / "slides" / "good.svs", (900, 700), downsamples=(1, 4))
     (home / "slides" / "bad.svs").write_text("no slide")
     planted(home / "features", cases=12, tiles=(20, 30))
+    rings = enumerate(random_rings(40))
+    write_geojson(home / "cells.geojson", [feature(ring, n) for n, ring in rings])
     return home
 
 
@@ -129,6 +132,7 @@ def arguments_of(kind: str, home: Path) -> list[object]:
         "doctor": ["doctor"],
         "models": ["models"],
         "models-check": ["models", "check", "efficientnet_lite0", "--device", "cpu"],
+        "cells-check": ["cells", "check", home / "cells.geojson"],
     }
     return commands[kind]
 

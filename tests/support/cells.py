@@ -67,7 +67,7 @@ def polygons(rings: list[Floats]) -> list[shapely.Polygon]:
 def scattered_polygons(
     count: int, *, seed: int = 0, pitch_px: float = 60.0, digits: int = 0
 ) -> list[shapely.Polygon]:
-    """Nuclei that do not overlap: smooth outlines at jittered places, rounded like mask contours."""
+    """Nuclei that do not overlap: smooth outlines, rounded as contours of masks are."""
     rng = np.random.default_rng(seed)
     nuclei = []
     angles = np.linspace(0, 2 * np.pi, 33)[:-1]

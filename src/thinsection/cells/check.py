@@ -385,7 +385,7 @@ def _check_table(
     seams = sides.seams()
     cuts = _Cuts(seams)
     num_outside = _add_single_cells(
-        table, cuts, areas.median(), slide, tissue, examples
+        table, cuts, examples, median=areas.median(), slide=slide, tissue=tissue
     )
     examples.merge("cut", cuts.examples())
     facing.add_examples(cuts, examples)
@@ -500,7 +500,7 @@ class _Cuts:
     """Counts cells with a straight side at a seam, for several lengths of the side.
 
     Sides that lie at a seam by chance are as frequent as they are elsewhere. The shortest length is
-    chosen at which these are at most one in a thousand cells.
+    chosen at which these are at most three in ten thousand cells.
     """
 
     def __init__(self, seams: dict[str, Seams]) -> None:
@@ -569,10 +569,11 @@ class _Cuts:
 def _add_single_cells(
     table: CellTable,
     cuts: _Cuts,
+    examples: Examples,
+    *,
     median: float | None,
     slide: CellSlide | None,
     tissue: "TissueMask | None",
-    examples: Examples,
 ) -> int | None:
     """Counts what each cell shows alone: cuts at seams, size, glass. Returns those outside."""
     mpp_x, mpp_y = table.slide_mpp

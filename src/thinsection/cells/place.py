@@ -12,6 +12,7 @@ from thinsection.types import Floats, MaskArray, Mpp, Size
 
 if TYPE_CHECKING:
     from thinsection.qc.tissue import TissueMask
+    from thinsection.slide import Slide
 
 # words of a frame that are no resolution
 PX = "px"
@@ -38,6 +39,16 @@ class CellSlide:
     size_l0: Size
     slide_mpp: Mpp
     objective_power: float | None = None
+
+
+def cell_slide(slide: "Slide", slide_id: str = "") -> CellSlide:
+    """An opened slide, as cells need it; without a resolution its mpp is NaN."""
+    return CellSlide(
+        slide_id=slide_id,
+        size_l0=slide.levels[0].size,
+        slide_mpp=slide.slide_mpp or (float("nan"), float("nan")),
+        objective_power=slide.objective_power,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ AXES = (("x", (LEFT, RIGHT)), ("y", (TOP, BOTTOM)))
 STRONG_SHARE = 0.5
 # the same for a side at a known seam: the first value that few sides reach there by chance
 CUT_SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-MAX_BY_CHANCE = 1e-3  # per cell
+MAX_BY_CHANCE = 3e-4  # per cell
 _MIN_LENGTH_PX = 3.0
 _STRAIGHT = 0.01  # how far a straight side may deviate, as a share of the box
 REACH_PX = 1.5  # how far a side may lie from its seam

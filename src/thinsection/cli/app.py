@@ -82,6 +82,7 @@ COMMANDS = {
     "zeroshot": Command(
         FOLDERS, "predict", "Score tiles and slides for classes described in words."
     ),
+    "cells": Command(SLIDES, "cells", "Check the cells that another tool segmented."),
     "relink": Command(
         FOLDERS, "results", "Find slides that moved, by their names and contents."
     ),

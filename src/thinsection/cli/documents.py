@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from _typeshed import DataclassInstance
 
+    from thinsection.cells.check import CellsFindings
     from thinsection.encode.check import Check
     from thinsection.evaluation.audit import Audit
     from thinsection.evaluation.label_report import LabelReport
@@ -655,6 +656,82 @@ class LabelsDocument:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeamLines:
+    """Lines along one axis at which cells end."""
+
+    axis: str
+    period_px: float
+    after_px: tuple[float, ...]
+    before_px: tuple[float, ...]
+    num_sides: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoubtfulCell:
+    """A cell that a check names."""
+
+    kind: str
+    cell_id: str
+    x_l0: float
+    y_l0: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnreadCells:
+    """File of cells that cannot be read, and why."""
+
+    file: str
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedCells:
+    """Findings in one file of cells."""
+
+    file: str
+    format: str
+    num_read: int
+    num_cells: int
+    unusable: dict[str, int]
+    simplified: dict[str, int]
+    num_doubled_pairs: int
+    num_by_kind: dict[str, int]
+    seams: tuple[SeamLines, ...]
+    cut_share: float | None
+    num_cut_by_chance: float
+    num_facing_pairs: int
+    median_area_px: float | None
+    outside_slide: int | None
+    examples: tuple[DoubtfulCell, ...]
+
+    @classmethod
+    def of(cls, findings: "CellsFindings") -> "Self":
+        """Findings in one file."""
+        seams = [
+            SeamLines(
+                axis=axis,
+                period_px=lines.period,
+                after_px=lines.after,
+                before_px=lines.before,
+                num_sides=lines.num_sides,
+            )
+            for axis, lines in findings.seams.items()
+        ]
+        examples = [copied(DoubtfulCell, example) for example in findings.examples]
+        return copied(cls, findings, seams=tuple(seams), examples=tuple(examples))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellsCheckDocument:
+    """Findings of `thinsection cells check`."""
+
+    kind: Literal["cells-check"] = "cells-check"
+    version: Literal[1] = 1
+    files: tuple[CheckedCells, ...]
+    failures: tuple[UnreadCells, ...]
+
+
 # kind -> its class; the page "JSON for scripts" and the tests go through this table
 DOCUMENTS: Mapping[str, "type[DataclassInstance]"] = {
     document.kind: document
@@ -671,5 +748,6 @@ DOCUMENTS: Mapping[str, "type[DataclassInstance]"] = {
         ModelsCheckDocument,
         AuditDocument,
         LabelsDocument,
+        CellsCheckDocument,
     )
 }
