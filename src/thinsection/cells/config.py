@@ -24,12 +24,11 @@ class CellsConfig:
         "HoVer-Net, Parquet, label images): a folder with a file for each SLIDE_ID, a file for one "
         "slide, or a column of the cohort table with their paths. Repeat the option for several "
         "sources.",
-        daily=True,
     )
     cells_frame: str | None = option(
         None,
-        "Unit of the coordinates in the files of cells: px (of level 0), um, or the µm of one px, "
-        "such as 0.5. By default the unit that the format states, else px.",
+        "Unit of the coordinates in the files of cells: um, the µm of one pixel such as 0.5, or a "
+        "magnification such as 20x. By default what the format states, else pixels of level 0.",
     )
     cells_columns: tuple[str, ...] = option(
         (),

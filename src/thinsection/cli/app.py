@@ -76,13 +76,13 @@ COMMANDS = {
         "Copy slides without label, macro image and identifying tags.",
     ),
     "segment": Command(SLIDES, "run", "Assign a class to every pixel with a network."),
+    "cells": Command(SLIDES, "cells", "Check the cells that another tool segmented."),
     "import": Command(
         FOLDERS, "results", "Read coordinates and features of TRIDENT, CLAM or STAMP."
     ),
     "zeroshot": Command(
         FOLDERS, "predict", "Score tiles and slides for classes described in words."
     ),
-    "cells": Command(SLIDES, "cells", "Check the cells that another tool segmented."),
     "relink": Command(
         FOLDERS, "results", "Find slides that moved, by their names and contents."
     ),

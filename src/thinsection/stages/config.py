@@ -176,7 +176,7 @@ class QcConfig:
     qc_device: str = option(
         "cpu",
         "Device of the checks: cpu, cuda or auto. auto measures both on a slide, once per machine, "
-        "and uses the GPU if it takes at most half of the time.",
+        "and uses the GPU if it needs at most half of the time.",
     )
     qc_pictures: bool = option(
         False,
