@@ -28,6 +28,7 @@ from thinsection.files.pages import data_uri
 from thinsection.files.tables import open_table
 from thinsection.report.stored import thumbnail_file
 from thinsection.results.cell_columns import add_cell_columns
+from thinsection.results.cell_features import CellFeatures
 from thinsection.results.choice import matching, newest_of, say_choice
 from thinsection.results.column_files import (
     ColumnToStore,
@@ -559,6 +560,40 @@ class Results:
                 f"name must be one of the slide's cells {', '.join(known)}, got {name!r}"
             )
         return CellTable(self.file(slide_id, cells_address(fitting[0])))
+
+    def write_cell_features(
+        self, name: str, *, features: str | None = None, grid: str | None = None
+    ) -> str:
+        """Stores the densities, areas and shares of cells as features of the tiles.
+
+        They can be trained on like embeddings, alone or joined to some: `train --features`. All
+        slides get the same channels, those of all classes in this folder.
+
+        Args:
+            name: name of the cells.
+            features: embeddings that come before the cells in each row; None stores cells alone.
+            grid: without `features`, one of `grids`; None for that of the newest run.
+
+        Returns:
+            The address of the features: '256px_0.5mpp/features_uni2_h+cells_nuclei'.
+
+        Memory: a block of embeddings, and the columns of one slide.
+
+        Raises:
+            StoreError: no slide has these cells on this grid.
+            ChoiceError: no such embeddings or grid.
+
+        Examples:
+            >>> results.write_cell_features("cellvit", features="uni2_h")  # doctest: +SKIP
+            '256px_0.5mpp/features_uni2_h+cells_cellvit'
+        """
+        embedding = None if features is None else self.choose_features(features)
+        if embedding is not None:
+            grid = embedding.split("/")[0]
+        joined = CellFeatures(self.folder, self.choose_grid(grid), name, embedding)
+        self.ledgers.update(joined.store(self.ledgers))
+        self.__dict__.pop("folders", None)  # it is read again
+        return joined.address
 
     def cell_names(self, slide_id: str) -> tuple[str, ...]:
         """Names of the tables of cells of a slide.
