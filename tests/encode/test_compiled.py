@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +19,14 @@ import pytest
 import torch
 from torch import nn
 
-from thinsection.encode import NetworkTileEncoder, compiled, engine_choice, graphs
-from thinsection.encode.backbone import Backbone, build_backbone
+from thinsection.encode import (
+    NetworkTileEncoder,
+    compiled,
+    encoder_spec,
+    engine_choice,
+    graphs,
+)
+from thinsection.encode.backbone import Backbone, build_backbone, unfilled_backbone
 from thinsection.encode.compiled import (
     Compilation,
     CompiledCheck,
@@ -37,6 +44,7 @@ from thinsection.encode.engine_choice import (
 from thinsection.encode.load import _on_engine, load_encoder
 from thinsection.encode.registry import Architecture, EncoderSpec
 from thinsection.errors import InvalidInputError, StoreError
+from thinsection.extras import missing_of
 from thinsection.weights.origin import Origin
 from thinsection.weights.placement import Placement
 
@@ -537,3 +545,32 @@ def test_a_network_that_does_not_compile_says_why(tmp_path):
         compile_encoder(encoder, tmp_path)
     assert not [path for path in (tmp_path / "compiled").iterdir() if path.is_dir()]
     assert encoder.engine == f"torch {torch.__version__}"
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("efficientnet_lite0", "conch", "conch_v15", "plip", "keep", "musk"),
+        *("phikon", "hibou_b", "h0_mini", "virchow2", "kaiko_vits16", "dinov3_vits16"),
+    ],
+)
+def test_declared_networks_of_each_kind_can_be_traced_for_the_compiler(name):
+    """Without weights or data; all 39 were traced by hand on 2026-11-30."""
+    spec = encoder_spec(name)
+    if missing_of(spec.needs):
+        pytest.skip(f"{name} needs {', '.join(missing_of(spec.needs))}")
+    backbone = unfilled_backbone(spec).to("meta").eval().requires_grad_(False)
+    module = compiled._WithNormalisation(backbone, Placement(CPU, "bf16"))
+    edge = spec.input_px
+    tiles = torch.empty((4, edge, edge, 3), dtype=torch.uint8, device="meta")
+    colours = torch.empty((2, 3), device="meta")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's own
+        program = torch.export.export(module, (tiles, colours))
+    embeddings, tokens = (
+        node.meta["val"] for node in program.graph.output_node().args[0]
+    )
+    assert embeddings.shape == (4, spec.dim)
+    assert embeddings.dtype == tokens.dtype == torch.float32
+    assert tokens.ndim == 3
