@@ -6,7 +6,7 @@ const say = text => { $("message").textContent = text; };
 const swatch = color => make("i", { className: "swatch", style: `background:${color}` });
 const OPACITY = { signed: 0.85, amount: 0.6, measure: 0.5 };  // of values, at first: as in the pictures
 const GRID = "#2060c8", ASKED = "#d95f02", FOUND = "#111111", MOST_EDGES = 40000, LEAST_BORDER_PX = 7;
-const MOST_CELLS = 20000, SQUARE_PX = 2048, MOST_SQUARES = 200, DENSE = [94, 60, 153], CLASSLESS = "#5a5a5a";  // of cells
+const MOST_CELLS = 10000, REST_MS = 120, SQUARE_PX = 2048, MOST_SQUARES = 200, DENSE = [94, 60, 153], CLASSLESS = "#5a5a5a";  // of cells
 let ids = [], slide = null, hidden = false, found = [], asking = null, opening = 0, version = 0;
 let asked = null;  // id of the slide that is shown, or being opened
 
@@ -260,24 +260,38 @@ function tiles(pen, { data, kind }, view) {
   visible(data, view, i => pen.rect(data.coords[2 * i] * k, data.coords[2 * i + 1] * k, data.width * k, data.height * k));
   if (sx < LEAST_BORDER_PX) pen.fill(); else pen.stroke();
 }
-function cells(pen, layer, view) {  // outlines of the squares in view, or the density of cells
-  const { data, colors, opacity } = layer, { x, y, k, width, height } = view;
+function cells(pen, layer, view) {  // a picture of the outlines, which moves with the view and is made anew when that rests; or the density of cells
+  const { data, opacity } = layer, { k } = view;
   let count = 0;
   visible(data, view, i => { count += data.values[i]; });
-  const [left, right] = [-x, width - x].map(edge => Math.floor(edge / k / SQUARE_PX)), [top, bottom] = [-y, height - y].map(edge => Math.floor(edge / k / SQUARE_PX));
-  const squares = [];
-  if (count <= MOST_CELLS) for (let row = Math.max(0, top); row <= Math.min(bottom, slide.size[1] / SQUARE_PX); row++)
-    for (let column = Math.max(0, left); column <= Math.min(right, slide.size[0] / SQUARE_PX); column++) squares.push([column, row, square(layer, column, row)]);
-  if (count > MOST_CELLS || squares.some(([,, paths]) => !paths)) tiles(pen, layer, view);
-  for (const [column, row, paths] of squares) {
-    if (!paths) continue;
-    pen.save(); pen.translate(column * SQUARE_PX * k, row * SQUARE_PX * k); pen.scale(k, k); pen.lineWidth = 1.5 / k; pen.lineJoin = "round";
-    paths.forEach((path, c) => {
-      pen.strokeStyle = pen.fillStyle = colors[c] || CLASSLESS;
-      pen.globalAlpha = opacity / 2; pen.fill(path); pen.globalAlpha = 1; pen.stroke(path);
-    });
-    pen.restore();
+  if (count > MOST_CELLS) { data.shot = null; return tiles(pen, layer, view); }
+  const [left, top, right, bottom] = [-view.x / k, -view.y / k, (view.width - view.x) / k, (view.height - view.y) / k];
+  data.shot = data.shot || pictureOf(layer, view);
+  const { shot } = data, isInside = left >= shot.left && top >= shot.top && right <= shot.left + shot.width && bottom <= shot.top + shot.height;
+  if (shot.k !== k || shot.opacity !== opacity || shot.isStale || !isInside) {
+    clearTimeout(data.later);
+    data.later = setTimeout(() => { data.shot = null; draw(); }, REST_MS);
   }
+  if (shot.isPartial) tiles(pen, layer, view);
+  pen.globalAlpha = 1; pen.imageSmoothingEnabled = true;
+  pen.drawImage(shot.canvas, shot.left * k, shot.top * k, shot.width * k, shot.height * k);
+}
+function pictureOf(layer, { x, y, k, width, height }) {  // with a quarter of the view around it
+  const ratio = devicePixelRatio || 1, canvas = make("canvas", { width: Math.ceil(1.5 * width * ratio), height: Math.ceil(1.5 * height * ratio) }), pen = canvas.getContext("2d");
+  const shot = { canvas, k, opacity: layer.opacity, left: (-x - width / 4) / k, top: (-y - height / 4) / k, width: canvas.width / ratio / k, height: canvas.height / ratio / k, isStale: false, isPartial: false };
+  const range = (from, size, most) => [Math.max(0, Math.floor(from / SQUARE_PX)), Math.min(Math.floor((from + size) / SQUARE_PX), Math.floor(most / SQUARE_PX))];
+  const [left, right] = range(shot.left, shot.width, slide.size[0]), [top, bottom] = range(shot.top, shot.height, slide.size[1]);
+  for (let row = top; row <= bottom; row++) for (let column = left; column <= right; column++) {
+    const paths = square(layer, column, row);
+    if (!paths) { shot.isPartial = true; continue; }
+    pen.setTransform(k * ratio, 0, 0, k * ratio, (column * SQUARE_PX - shot.left) * k * ratio, (row * SQUARE_PX - shot.top) * k * ratio);
+    pen.lineWidth = 1.5 / k; pen.lineJoin = "round";
+    paths.forEach((path, c) => {
+      pen.strokeStyle = pen.fillStyle = layer.colors[c] || CLASSLESS;
+      pen.globalAlpha = layer.opacity / 2; pen.fill(path); pen.globalAlpha = 1; pen.stroke(path);
+    });
+  }
+  return shot;
 }
 function square(layer, column, row) {  // paths of a square by class; null until they are here
   const { data } = layer, key = `${column},${row}`;
@@ -291,7 +305,7 @@ function square(layer, column, row) {  // paths of a square by class; null until
       if (first[i + 1] - first[i] === 1) path.rect(points[2 * first[i]] - 2, points[2 * first[i] + 1] - 2, 4, 4);  // only a centre
       else { for (let p = first[i]; p < first[i + 1]; p++) p === first[i] ? path.moveTo(points[2 * p], points[2 * p + 1]) : path.lineTo(points[2 * p], points[2 * p + 1]); path.closePath(); }
     }
-    data.squares.set(key, paths); draw();
+    data.squares.set(key, paths); if (data.shot) data.shot.isStale = true; draw();
   }).catch(error => { data.squares.delete(key); layer.on = layer.box.checked = false; say(error.message); draw(); });
   return null;
 }
