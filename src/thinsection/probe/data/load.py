@@ -19,6 +19,7 @@ from thinsection.evaluation.splits import grouped_folds
 from thinsection.evaluation.tables import TEST, TextRow
 from thinsection.probe.config import DataSection, ProbeConfig
 from thinsection.probe.data import images, sets
+from thinsection.probe.data.hest import is_hest_task, load_hest
 from thinsection.probe.data.regions import load_regions
 from thinsection.probe.data.sets import LabelledRows, RobustnessSet, TileSet, ValueSet
 from thinsection.types import Json
@@ -197,9 +198,11 @@ def load_manifest(
 def load_values(path: Path, config: ProbeConfig) -> ValueSet:
     """Rows of a table with numbers to predict: every column that names no row, split or group.
 
-    Folds are its columns fold_*, or its split, else one of three over groups (rows). Memory: 4 N D
-    + 8 N T.
+    Folds are its columns fold_*, or its split, else one of three over groups (rows). A folder of a
+    task of HEST-bench is read as its authors publish it. Memory: 4 N D + 8 N T.
     """
+    if is_hest_task(path):
+        return load_hest(path, config.data.embeddings)
     where = repr(str(path))
     listed = tables.read_rows(path, ())
     column = ""
