@@ -13,7 +13,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from thinsection.errors import DatasetError
@@ -93,6 +92,8 @@ def _samples(path: Path) -> dict[str, str]:
 
 def _spots(path: Path) -> tuple[FloatVector, list[str]]:
     """Embeddings (N, D) and barcodes of a sample."""
+    import h5py  # here, since every start of `probe` reads this module
+
     if not path.is_file():
         raise DatasetError(
             f"embeddings must exist for each sample, got no {str(path)!r}"
