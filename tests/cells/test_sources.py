@@ -251,3 +251,30 @@ def test_a_micrometre_file_without_the_slides_resolution_is_refused(
             slide=slide,
             frame="um",
         )
+
+
+@pytest.mark.parametrize("metadata", ["zarr.json", ".zattrs"])
+def test_the_only_shapes_of_a_spatialdata_store_are_read(
+    tmp_path: Path, metadata: str
+) -> None:
+    folder = tmp_path / "a.zarr" / "shapes" / "cells"
+    folder.mkdir(parents=True)
+    pq.write_table(geo_table(RINGS), folder / "shapes.parquet")
+    transformation = {"type": "identity", "output": {"name": "global"}}
+    for kind in ("identity", "affine"):
+        transformation["type"] = kind
+        attributes = {"coordinateTransformations": [transformation]}
+        is_new = metadata == "zarr.json"
+        document = {"attributes": attributes} if is_new else attributes
+        (folder / metadata).write_text(json.dumps(document))
+        if kind == "affine":
+            with pytest.raises(InvalidInputError, match="transformation by affine"):
+                imported(tmp_path / "a.zarr")
+        else:
+            assert_has_all(imported(tmp_path / "a.zarr"))
+    assert_has_all(imported(tmp_path / "a.zarr", "px"))
+    (folder.parent / "nuclei").mkdir()
+    pq.write_table(geo_table(RINGS), folder.parent / "nuclei" / "shapes.parquet")
+    with pytest.raises(InvalidInputError, match="got cells, nuclei in"):
+        imported(tmp_path / "a.zarr")
+    assert_has_all(imported(folder.parent / "nuclei" / "shapes.parquet"))

@@ -21,7 +21,7 @@ class CellsConfig:
     cells: tuple[str, ...] = option(
         (),
         "Count the cells of another tool in the tiles (GeoJSON of QuPath, JSON of CellViT or "
-        "HoVer-Net, Parquet, label images): a folder with a file for each SLIDE_ID, a file for one "
+        "HoVer-Net, Parquet, SpatialData): a folder with a file for each SLIDE_ID, a file for one "
         "slide, or a column of the cohort table with their paths. Repeat the option for several "
         "sources.",
     )

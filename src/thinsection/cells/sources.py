@@ -20,6 +20,7 @@ from thinsection.cells.geojson import read_geojson_cells
 from thinsection.cells.hovernet import hovernet_frame, read_hovernet_cells
 from thinsection.cells.json_stream import open_json
 from thinsection.cells.place import PX, CellSlide, PlacementCheck, placement_of
+from thinsection.cells.spatialdata import read_spatialdata_cells, spatialdata_frame
 from thinsection.cells.table import CellTable
 from thinsection.cells.writing import CellOrigin, write_cells
 from thinsection.errors import InvalidInputError, rewording
@@ -109,6 +110,14 @@ FORMATS = (
         recognises=_any_file,
         read=read_parquet_cells,
         frame=parquet_frame,
+    ),
+    CellFormat(
+        name="spatialdata",
+        help="SpatialData: the shapes of a Zarr store",
+        suffixes=(".zarr",),
+        recognises=_any_file,
+        read=read_spatialdata_cells,
+        frame=spatialdata_frame,
     ),
 )
 # the longer ones first: '.geojson.gz' before '.gz'
