@@ -32,6 +32,8 @@ NEEDS = {
     f"{RUN} --segmenter hest-tissue": "torchvision",
     f"{RUN} --write parquet": "pyarrow",
     f"{RUN} --write zarr": "zarr",
+    f"{RUN} --cells folder": "pyarrow",
+    "cells check cohort.parquet": "pyarrow",
     f"{RUN} --reader zarr": "zarr",
     "run slide.zarr --out out": "zarr",
     "run folder --out out": "zarr",

@@ -78,6 +78,9 @@ def check(
       thinsection cells check cells.json --slide a.svs --json
     """
     from thinsection.errors import ConfigError
+    from thinsection.extras import require_packages
+
+    require_packages("cells", "pyarrow")
 
     if len(files) > 1 and (slide is not None or picture is not None):
         raise ConfigError(
