@@ -28,6 +28,7 @@ from thinsection.probe.data.images import (
 )
 from thinsection.probe.data.load import load_manifest
 from thinsection.probe.data.sets import ImageRef
+from thinsection.weights.origin import Origin
 
 BRACS_CLASSES = ("0_N", "1_PB", "2_UDH", "3_FEA", "4_ADH", "5_DCIS", "6_IC")
 BREAKHIS_CLASSES = {
@@ -45,6 +46,8 @@ def image(path: Path, value: int = 100, size: tuple[int, int] = (7, 5)) -> Path:
 class ColourEncoder:
     """Mean colour as the embedding: knows which image it saw."""
 
+    origin = Origin()
+    fingerprint = "none"
     spec = SimpleNamespace(
         name="colour", pooling="cls", supports_tokens=True, revision=None
     )
