@@ -11,6 +11,7 @@ import torch
 from thinsection.encode import NetworkTileEncoder, load_encoder
 from thinsection.encode import encoder as encoder_module
 from thinsection.encode import engine as engine_module
+from thinsection.encode import graphs as graphs_module
 from thinsection.encode import load as load_module
 from thinsection.encode.backbone import PACKAGED_WEIGHTS
 from thinsection.encode.memory import batch_bytes, weights_bytes
@@ -165,7 +166,7 @@ def test_with_a_converted_graph_no_weights_are_read(
     first = load(path, "openvino")
     read = calls_of(monkeypatch, load_module, "pretrained_backbone")
     built = calls_of(monkeypatch, encoder_module, "unfilled_backbone")
-    digested = calls_of(monkeypatch, engine_module, "file_digest")
+    digested = calls_of(monkeypatch, graphs_module, "file_digest")
     # its graph is read whole once more, then known
     load(path, "openvino")
     assert len(digested) == 2
