@@ -242,7 +242,7 @@ def test_a_table_of_another_tool_is_not_one_of_ours(tmp_path: Path) -> None:
 
     pq.write_table(pa.table({"x": [1.0]}), tmp_path / "b.parquet")
     with pytest.raises(
-        StoreError, match="must be a table of `thinsection cells import`"
+        StoreError, match="must be a table of `thinsection run --cells`"
     ):
         _ = CellTable(tmp_path / "b.parquet").classes
     (tmp_path / "c.parquet").write_bytes(b"PAR1 no")

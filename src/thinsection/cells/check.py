@@ -141,7 +141,7 @@ def check_cells(
     """Checks the cells of one file.
 
     Args:
-        path: a file of any format, or a table of `cells import`.
+        path: a file of any format, or a table of `run --cells`.
         frame: unit of the coordinates; None: that of the format.
         columns: columns of a table, as 'class=cell_type'.
         slide: the slide on which the cells lie; None if it is not known.
@@ -165,7 +165,7 @@ def check_cells(
 
 
 def _is_table(path: Path) -> bool:
-    """True for a table of `cells import`."""
+    """True for a table of `run --cells`."""
     if path.suffix != ".parquet" or not path.is_file():
         return False
     import pyarrow as pa

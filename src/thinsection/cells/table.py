@@ -93,7 +93,7 @@ class CellTable:
         text = (self._file.metadata or {}).get(FACTS_KEY)
         if text is None:
             raise StoreError(
-                f"cells must be a table of `thinsection cells import`, got {str(self.path)!r}"
+                f"cells must be a table of `thinsection run --cells`, got {str(self.path)!r}"
             )
         facts: Document = json.loads(text)
         if facts.get("format") != FORMAT:
