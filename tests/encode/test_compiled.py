@@ -24,7 +24,6 @@ from thinsection.encode import (
     compiled,
     encoder_spec,
     engine_choice,
-    graphs,
 )
 from thinsection.encode.backbone import Backbone, build_backbone, unfilled_backbone
 from thinsection.encode.compiled import (
@@ -234,7 +233,7 @@ def test_a_folder_that_others_may_write_is_refused(stand_in, tmp_path, monkeypat
     compile_encoder(tiny(), tmp_path)
     user = os.getuid()
     with monkeypatch.context() as patch:
-        patch.setattr(graphs.os, "getuid", lambda: user + 1)
+        patch.setattr(os, "getuid", lambda: user + 1)
         with pytest.raises(InvalidInputError, match="must belong to this user"):
             compile_encoder(tiny(), tmp_path)
     moved = tmp_path / "elsewhere"
@@ -286,7 +285,7 @@ def test_asked_for_by_name_it_is_used_or_refused_with_the_reason(
 
 
 def test_reasons_that_need_no_try(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_choice.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(engine_choice, "is_installed", lambda name: False)
     assert why_not_compiled("cpu") == ""
     assert why_not_compiled("cuda:1") == "triton is not installed"
@@ -297,7 +296,7 @@ def test_reasons_that_need_no_try(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(engine_choice, "_CUDA_FOLDER", tmp_path / "cuda")
     found = {"g++": "/bin/g++"}
-    monkeypatch.setattr(engine_choice.shutil, "which", found.get)
+    monkeypatch.setattr(shutil, "which", found.get)
     monkeypatch.delenv("CXX", raising=False)
     assert why_not_compiled("cpu") == ""
     assert why_not_compiled("cuda:1").startswith("no CUDA toolkit: CUDA_HOME is not")
@@ -397,7 +396,7 @@ BAD = CompiledCheck(
 def test_auto_compiles_on_a_card_for_a_long_run_and_says_why_not(
     check, num_tiles, engine, monkeypatch
 ):
-    monkeypatch.setattr(engine_choice.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(engine_choice, "is_installed", lambda name: True)
     encoder = _OnCuda(check)
     workload = Workload(num_tiles=num_tiles, batch_size=64)

@@ -14,6 +14,7 @@ from thinsection.run.run import make_task, run
 from thinsection.stages.config import RunConfig
 from thinsection.stages.spec import resolve
 from thinsection.testing.synthetic import write_he_slide
+from thinsection.usage.monitor import read_limits
 
 LONGEST_WAIT_S = 60.0
 
@@ -65,7 +66,7 @@ def test_the_next_slides_are_prepared_while_the_first_is_encoded(
 
 
 def test_each_gpu_has_its_share_of_decoding_threads(monkeypatch, tmp_path) -> None:
-    limits = replace(executor.read_limits(), cpus=16.0)
+    limits = replace(read_limits(), cpus=16.0)
     monkeypatch.setattr(executor, "read_limits", lambda: limits)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     config = ExecutorConfig(gpus="all")
