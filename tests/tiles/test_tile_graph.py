@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from thinsection.errors import BudgetError, ConfigError, InvalidInputError
 from thinsection.stages.leaves import parse_graph_spec
-from thinsection.tiles.graph import tile_graph
+from thinsection.tiles.graph import nearest_blocks, tile_graph
 
 
 def grid(width: int, height: int, step: int = 512) -> np.ndarray:
@@ -138,3 +138,37 @@ def test_a_radius_that_makes_too_many_edges_is_refused_before_they_are_made() ->
         tile_graph(
             grid(20, 40, 1)[:633], radius_um=1000, slide_mpp=1.0, budget_bytes=1 << 20
         )
+
+
+@pytest.mark.parametrize("kind", ["ties", "floats", "one place"])
+@pytest.mark.parametrize("k", [1, 6, 100])
+def test_blocks_hold_the_nearest_points_of_every_pair(kind: str, k: int) -> None:
+    rng = np.random.default_rng(3)
+    points = {
+        "ties": rng.integers(0, 6, (61, 2)).astype(float),
+        "floats": rng.normal(size=(61, 2)),
+        "one place": np.zeros((61, 2)),
+    }[kind]
+    differences = (points[:, None] - points) * (0.25, 0.5)
+    lengths = np.sqrt((differences**2).sum(axis=2))
+    np.fill_diagonal(lengths, np.inf)
+    # a budget of a few rows, so that there are many blocks
+    blocks = list(nearest_blocks(points, k=k, slide_mpp=(0.25, 0.5), budget_bytes=5000))
+    assert len(blocks) > 10
+    num_rows = 0
+    for targets, rows, distances in blocks:
+        assert targets.start == num_rows
+        num_rows = targets.stop
+        expected = np.argsort(lengths[targets], axis=1, kind="stable")[:, : min(k, 60)]
+        np.testing.assert_array_equal(rows, expected)
+        np.testing.assert_array_equal(
+            distances, np.take_along_axis(lengths[targets], expected, axis=1)
+        )
+    assert num_rows == 61
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_point_or_none_has_no_blocks(number: int) -> None:
+    assert list(nearest_blocks(np.zeros((number, 2)), k=3)) == []
+    with pytest.raises(InvalidInputError, match="k must be an int >= 1, got 0"):
+        next(nearest_blocks(np.zeros((5, 2)), k=0))

@@ -55,6 +55,7 @@ _TILES = "tiles"
 _CELLS = "cells"
 _CELL_TABLE = "cell_measures"  # another name, as SpatialData asks
 _SHAPES_FILE = "shapes.parquet"
+_ROWS_PER_CHUNK = 65_536
 _SHAPES_COLUMNS = ("geometry", "id", "class")
 # facts about the slide's file
 _SLIDE_FACTS = (
@@ -83,8 +84,8 @@ def export_spatialdata(
         on_left_out: called with a line for each slide that is left out; with None that is an error.
 
     Memory:
-        One slide: twice its embeddings, 8 N D bytes, about 1 kB per tile for shapes, and 200 bytes
-        per cell.
+        One slide: twice its embeddings, 8 N D bytes, and about 1 kB per tile for shapes. Cells are
+        written 65,536 at a time.
 
     Raises:
         MissingDependencyError: spatialdata is not installed.
@@ -159,7 +160,7 @@ def _write_store(
     tables = {"embeddings": _table(results, rows, names, address)}
     if cells is not None:
         shapes[_CELLS] = _placeholder(systems)
-        tables[_CELL_TABLE] = _cell_table(cells)
+        tables[_CELL_TABLE] = _one_cell(cells)
     renamed = {new: name for name, new in names.items() if new != name}
     facts: Document = {"slide_id": ledger.slide_id}
     for name in _SLIDE_FACTS:
@@ -173,9 +174,11 @@ def _write_store(
     with output_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            data.write(unfinished)
+            data.write(unfinished, consolidate_metadata=cells is None)
             if cells is not None:
                 write_shapes(unfinished / "shapes" / _CELLS / _SHAPES_FILE, cells)
+                write_cell_arrays(unfinished / "tables" / _CELL_TABLE, cells)
+                data.write_consolidated_metadata()
             unfinished.rename(target)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -213,45 +216,78 @@ def write_shapes(path: Path, cells: ExportedCells) -> None:
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 
-def _cell_table(cells: ExportedCells) -> Any:
-    """AnnData whose rows annotate the cells, with the tile of each."""
+def _one_cell(cells: ExportedCells) -> Any:
+    """Table of one cell, with the columns of the table of all: its arrays are written later."""
     import anndata
     import pandas as pd
     from spatialdata.models import TableModel
 
-    num_cells = cells.table.num_cells
     names = list(allowed_names(cells.measures).values())
-    values = np.empty((num_cells, len(names)), dtype=np.float32)
-    centers = np.empty((num_cells, 2))
-    tiles = np.empty(num_cells, dtype=np.int64)
-    codes = np.empty(num_cells, dtype=np.int32)
-    probability = np.empty(num_cells, dtype=np.float32)
-    for block in cells.blocks(["class", "probability", *cells.measures]):
-        values[block.rows] = cells.values(block)
-        centers[block.rows] = block.centers_l0
-        tiles[block.rows] = block.tile_rows
-        codes[block.rows] = class_codes(block.batch.column("class"))
-        probability[block.rows] = numbers(block.batch.column("probability"))
     obs = pd.DataFrame(
         {
-            "region": pd.Categorical.from_codes(np.zeros(num_cells, np.int8), [_CELLS]),
-            "cell": np.arange(num_cells),
-            "class": pd.Categorical.from_codes(codes, list(cells.table.classes)),
-            "probability": probability,
+            "region": pd.Categorical([_CELLS]),
+            "cell": np.zeros(1, dtype=np.int64),
+            "class": pd.Categorical([None], categories=list(cells.table.classes)),
+            "probability": np.zeros(1, dtype=np.float32),
             # its row in the table of the tiles, -1 in no tile
-            "tile": tiles,
-        }
+            "tile": np.zeros(1, dtype=np.int64),
+        },
+        index=["0"],
     )
-    obs.index = obs.index.astype(str)
     table = anndata.AnnData(
-        X=values,
+        X=np.zeros((1, len(names)), dtype=np.float32),
         obs=obs,
         var=pd.DataFrame(index=names),
-        obsm={"spatial": centers},
+        obsm={"spatial": np.zeros((1, 2))},
         uns={"cells": cells.table.name},
     )
     return TableModel.parse(
         table, region=_CELLS, region_key="region", instance_key="cell"
+    )
+
+
+def write_cell_arrays(path: Path, cells: ExportedCells) -> None:
+    """Writes the arrays of a table of cells in place of those of one cell.
+
+    Memory: two chunks of 65,536 cells.
+    """
+    import zarr
+
+    table = zarr.open_group(path, mode="r+", use_consolidated=False)
+    num_cells = cells.table.num_cells
+    arrays = {
+        name: _longer_array(table, name, num_cells)
+        for name in (
+            "X", "obsm/spatial", "obs/_index", "obs/region/codes", "obs/cell",
+            "obs/class/codes", "obs/probability", "obs/tile",
+        )
+    }  # fmt: skip
+    for block in cells.blocks(["class", "probability", *cells.measures]):
+        numbers_of_rows = np.arange(block.rows.start, block.rows.stop)
+        values = {
+            "X": cells.values(block),
+            "obsm/spatial": block.centers_l0,
+            "obs/_index": numbers_of_rows.astype(str).astype(object),
+            "obs/region/codes": np.zeros(len(numbers_of_rows)),
+            "obs/cell": numbers_of_rows,
+            "obs/class/codes": class_codes(block.batch.column("class")),
+            "obs/probability": numbers(block.batch.column("probability")),
+            "obs/tile": block.tile_rows,
+        }
+        for name, array in arrays.items():
+            array[block.rows] = values[name]
+
+
+def _longer_array(table: Any, name: str, num_rows: int) -> Any:
+    """Array of a Zarr group that replaces one of a single row, with its type and attributes."""
+    one_row = table[name]
+    return table.create_array(
+        name,
+        shape=(num_rows, *one_row.shape[1:]),
+        chunks=(min(num_rows, _ROWS_PER_CHUNK), *one_row.shape[1:]),
+        dtype=one_row.metadata.data_type,
+        attributes=dict(one_row.attrs),
+        overwrite=True,
     )
 
 

@@ -1,10 +1,10 @@
 """The spatial graph of tiles (or cells) that graph models take, in PyTorch Geometric's layout."""
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from scipy.spatial import cKDTree
 
 from thinsection.errors import BudgetError, InvalidInputError
@@ -15,6 +15,7 @@ __all__ = ["TileGraph", "tile_graph"]
 Points = npt.NDArray[np.float64]  # (N, 2)
 GroupIds = npt.NDArray[np.integer]  # (N,)
 Neighbors = tuple[npt.NDArray[np.int64], Points]  # rows and distances, (N, k) each
+SquareRoot = Callable[[Points], Points]
 
 DEFAULT_BUDGET_BYTES = 256 * MIB
 # bytes of a pair in both directions, its distances and its order when sorted
@@ -104,14 +105,20 @@ def _scaled_points(
     return np.asarray(coords * mpp_xy)
 
 
+def _checked_count(k: object) -> int:
+    """The number of neighbours. Raises InvalidInputError: it is no int of at least 1."""
+    if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
+        raise InvalidInputError(f"k must be an int >= 1, got {k!r}")
+    return int(k)
+
+
 def _graph_by_count(
     points: Points, k: object, group: GroupIds | None, budget_bytes: int
 ) -> TileGraph:
-    if not isinstance(k, int | np.integer) or isinstance(k, bool) or k < 1:
-        raise InvalidInputError(f"k must be an int >= 1, got {k!r}")
+    most_neighbors = _checked_count(k)
     if len(points) < 2:
         return TileGraph(np.empty((2, 0), np.int64), np.empty(0, np.float64))
-    shape = (len(points), min(int(k), len(points) - 1))
+    shape = (len(points), min(most_neighbors, len(points) - 1))
     rows = np.full(shape, -1, np.int64)
     distances = np.full(shape, np.inf)
     groups = np.zeros(len(points), np.int64) if group is None else np.asarray(group)
@@ -129,38 +136,109 @@ def _graph_by_count(
 
 
 def _nearest(points: Points, k: int, budget_bytes: int) -> Neighbors:
-    """The k nearest other points of each point, or all of fewer than k; ties go to the lower row.
+    """The k nearest other points of each point, or all of fewer; ties go to the lower row."""
+    k = min(k, len(points) - 1)
+    rows = np.empty((len(points), k), np.int64)
+    distances = np.empty((len(points), k))
+    for block in _nearest_blocks(points, k, budget_bytes, _square_root_of_torch):
+        rows[block.targets] = block.rows
+        distances[block.targets] = block.distances
+    return rows, distances
+
+
+def _square_root_of_torch(squares: Points) -> Points:
+    """Square roots, whose last bit may differ from NumPy's.
+
+    Earlier graphs of tiles were computed by it, and stay the same.
+    """
+    import torch
+
+    roots: Points = torch.from_numpy(squares).sqrt_().numpy()
+    return roots
+
+
+class NearestBlock(NamedTuple):
+    """The nearest other points of some points, in the order of their distance."""
+
+    targets: slice  # rows of these n points
+    rows: npt.NDArray[np.int64]  # (n, k), rows of their neighbours
+    distances: Points  # (n, k)
+
+
+def nearest_blocks(
+    coords_l0: npt.NDArray[np.floating],
+    *,
+    k: int,
+    slide_mpp: Mpp | float | None = None,
+    budget_bytes: int = DEFAULT_BUDGET_BYTES,
+) -> Iterator[NearestBlock]:
+    """Yields the k nearest other points of each point, as `tile_graph`, block by block.
+
+    Args:
+        coords_l0: (N, 2), x and y in level-0 px.
+        k: neighbours of each point; fewer if there are no more points.
+        slide_mpp: µm per level-0 px; None for distances in px.
+        budget_bytes: limit for the memory of a block.
+
+    Memory: the budget, the coordinates in µm, and a tree of 56 bytes per point.
+    Raises InvalidInputError: shapes, dtypes, or a k below 1.
+    """
+    points = _scaled_points(coords_l0, slide_mpp)
+    num_neighbors = min(_checked_count(k), len(points) - 1)
+    yield from _nearest_blocks(points, num_neighbors, budget_bytes, np.sqrt)
+
+
+def _nearest_blocks(
+    points: Points, k: int, budget_bytes: int, square_root: SquareRoot
+) -> Iterator[NearestBlock]:
+    """Yields the k nearest other points of each point; there are more than k points."""
+    if k < 1:
+        return
+    tree = cKDTree(points)
+    size = max(1, budget_bytes // ((k + _SPARE) * _BYTES_PER_CANDIDATE))
+    for start in range(0, len(points), size):
+        targets = slice(start, min(start + size, len(points)))
+        rows, distances = _nearest_of(tree, targets, k, budget_bytes, square_root)
+        yield NearestBlock(targets, rows, distances)
+
+
+def _nearest_of(
+    tree: cKDTree,
+    targets: slice,
+    k: int,
+    budget_bytes: int,
+    square_root: SquareRoot,
+) -> Neighbors:
+    """The k nearest other points of some points of a tree; ties go to the lower row.
 
     The tree lists points at equal distances in any order. So a point is finished when no unlisted
     point can be as near as its k-th neighbour. Otherwise the tree is asked for more candidates.
     """
+    points: Points = tree.data
     num_points = len(points)
-    k = min(k, num_points - 1)
-    rows = np.empty((num_points, k), np.int64)
-    distances = np.empty((num_points, k))
-    tree = cKDTree(points)
-    pending = np.arange(num_points if k else 0)
+    shape = (targets.stop - targets.start, k)
+    rows = np.empty(shape, np.int64)
+    distances = np.empty(shape)
+    pending = np.arange(shape[0])
     num_candidates = min(k + _SPARE, num_points)
     while len(pending):
         rows_at_once = max(1, budget_bytes // (num_candidates * _BYTES_PER_CANDIDATE))
         unproven = []
         for start in range(0, len(pending), rows_at_once):
-            block = pending[start : start + rows_at_once]
+            places = pending[start : start + rows_at_once]
+            block = targets.start + places
             tree_distances, candidates = tree.query(points[block], k=num_candidates)
             candidates.sort(
                 axis=1
             )  # so that a stable order gives ties to the lower row
             differences = points[candidates] - points[block, None]
-            squares = torch.from_numpy(np.square(differences).sum(axis=2))
-            # the square root of torch, whose last bit may differ from NumPy's: earlier graphs were
-            # computed by it, and stay the same
-            lengths = squares.sqrt_().numpy()
+            lengths = square_root(np.square(differences).sum(axis=2))
             lengths[candidates == block[:, None]] = np.inf
             order = np.argsort(lengths, axis=1, kind="stable")[:, :k]
-            rows[block] = np.take_along_axis(candidates, order, axis=1)
-            distances[block] = np.take_along_axis(lengths, order, axis=1)
+            rows[places] = np.take_along_axis(candidates, order, axis=1)
+            distances[places] = np.take_along_axis(lengths, order, axis=1)
             nearest_unlisted = tree_distances[:, -1] * (1 - _ROUNDING)
-            unproven.append(block[distances[block, -1] >= nearest_unlisted])
+            unproven.append(places[distances[places, -1] >= nearest_unlisted])
         if num_candidates == num_points:
             break
         pending = np.concatenate(unproven)
