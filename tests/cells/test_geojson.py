@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tests.support.cells import closed, feature, random_rings, write_geojson
 
-from thinsection.cells.batch import CellBatch
+from thinsection.cells.batch import MAX_CELLS, CellBatch
 from thinsection.cells.geojson import read_geojson_cells
-from thinsection.cells.json_stream import JsonStream
+from thinsection.cells.json_stream import MAX_VALUE_CHARS, JsonStream
 from thinsection.types import Json
 
 
@@ -203,3 +203,82 @@ def test_an_item_that_is_too_long_is_refused_before_it_is_read() -> None:
     stream = JsonStream(io.BytesIO(text), max_value_chars=10_000)
     with pytest.raises(ValueError, match="one item must have at most"):
         stream.value()
+
+
+# more of these than one item of a file may have as text
+LONG = 60_000
+
+
+def write_long_classes(path: Path, kind: str | None = "annotation") -> Path:
+    """Two long classes and a short one, as CellViT writes them; the last has properties first.
+
+    Cell n of the class with the number c is a triangle at x = 1000 * c, y = n.
+    """
+    texts = []
+    for number, count in enumerate((LONG, LONG + 1, 3)):
+        triangles = ",".join(
+            f"[[[{1000 * number}.123456789012345,{n}],[{1000 * number + 9}.5,{n}],"
+            f"[{1000 * number},{n + 1}],[{1000 * number}.123456789012345,{n}]]]"
+            for n in range(count)
+        )
+        properties: dict[str, Json] = {"classification": {"name": f"class {number}"}}
+        if kind is not None:
+            properties["objectType"] = kind
+        shape = f'"type": "MultiPolygon", "coordinates": [{triangles}]'
+        if number == 1:
+            shape = f'"coordinates": [{triangles}], "type": "MultiPolygon"'
+        members = [
+            f'"geometry": {{{shape}}}',
+            f'"properties": {json.dumps(properties)}',
+        ]
+        if number > 0:
+            members.reverse()
+        texts.append(f'{{"type": "Feature", {", ".join(members)}}}')
+    assert min(map(len, texts[:2])) > MAX_VALUE_CHARS > len(texts[2])
+    path.write_text(f"[{', '.join(texts)}]")
+    return path
+
+
+def test_a_class_with_megabytes_of_cells_is_read_in_batches(tmp_path: Path) -> None:
+    path = write_long_classes(tmp_path / "cells.geojson")
+    num_seen = 0
+    for batch in read_geojson_cells(path):
+        assert len(batch) <= MAX_CELLS
+        points = batch.outlines.points[::3]
+        places = num_seen + np.arange(len(batch))
+        first = np.array([0, LONG, 2 * LONG + 1])
+        number = np.searchsorted(first, places, side="right") - 1
+        assert (points[:, 0] // 1000 == number).all()
+        assert (points[:, 1] == places - first[number]).all()
+        assert batch.classes == [f"class {n}" for n in number]
+        num_seen += len(batch)
+        assert not batch.refused
+    assert num_seen == 2 * LONG + 4
+
+
+def test_a_long_annotation_beside_detections_is_counted_and_passed_over(
+    tmp_path: Path,
+) -> None:
+    path = write_long_classes(tmp_path / "a.geojson")
+    cell = feature(random_rings(1)[0], 0)
+    path.write_text(f"{path.read_text()[:-1]}, {json.dumps(cell)}]")
+    batch = read_one(path)
+    assert len(batch) == 1
+    assert batch.refused == {"that are annotation objects": 3}
+
+
+@pytest.mark.parametrize("kind", [None, "detection"])
+def test_one_cell_with_megabytes_of_text_is_refused(
+    tmp_path: Path, kind: str | None
+) -> None:
+    path = write_long_classes(tmp_path / "a.geojson", kind)
+    rule = "of type MultiPolygon must have at most 4 MiB of text at character 1, got"
+    with pytest.raises(ValueError, match=rule):
+        list(read_geojson_cells(path))
+
+
+def test_a_long_class_that_ends_too_soon_is_refused(tmp_path: Path) -> None:
+    path = write_long_classes(tmp_path / "a.geojson")
+    path.write_text(path.read_text()[: MAX_VALUE_CHARS + 1000])
+    with pytest.raises(ValueError, match=r"at character [\d,]+"):
+        list(read_geojson_cells(path))

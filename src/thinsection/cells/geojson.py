@@ -2,19 +2,28 @@
 
 A detection or cell is one cell. Annotations and features without a kind are cells only in a file
 without detections; then each polygon of an annotation with several is a cell, because CellViT
-writes all cells of a class as one annotation.
+writes all cells of a class as one annotation. Such an annotation may have gigabytes of text, with
+its class behind the polygons. A second stream over the file reads ahead and finds the class.
 
 Source: QuPath's GsonTools (kinds of objects, measurements, nucleusGeometry); RFC 7946.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from thinsection.cells.batch import CellBatch
 from thinsection.cells.collect import NOT_NUMBERS, CellCollector
-from thinsection.cells.json_stream import JsonStream, open_bytes, open_json
+from thinsection.cells.json_stream import (
+    MAX_VALUE_CHARS,
+    JsonStream,
+    LongItemError,
+    open_bytes,
+    open_json,
+)
 from thinsection.slide.annotation_formats import class_name_of
 from thinsection.types import MIB, Json
 
@@ -28,6 +37,8 @@ _OLD_IDS = {
     "TMACoreObject": "TMA core",
 }
 _ANNOTATIONS = ("annotation", "unknown", "")
+# type of the parts of a geometry that has several
+_PART_KINDS = {"MultiPolygon": "Polygon", "MultiPoint": "Point"}
 _CELL_WORDS = re.compile(
     rb'"objectType"\s*:\s*"(?:cell|detection)"|"Path(?:Detection|Cell)Object"'
 )
@@ -55,16 +66,24 @@ def has_detections(path: Path) -> bool:
 def read_geojson_cells(path: Path) -> Iterator[CellBatch]:
     """Yields the cells of a GeoJSON file, which may be packed by gzip.
 
-    Memory: some 100 MiB, whatever the size of the file.
+    Memory: some 100 MiB, whatever the size of the file and of its features.
 
     Raises:
         ValueError: the text is no GeoJSON; the message has the place.
     """
     collector = CellCollector()
     annotations_count = not has_detections(path)
-    with open_json(path) as stream:
+    with open_json(path) as stream, closing(_facts_of_long_features(path)) as facts:
         for feature in _features(stream):
-            _add_feature(feature, collector, annotations_count)
+            if isinstance(feature, _LongFeature):
+                adding = _add_long_feature(
+                    feature, next(facts), collector, annotations_count
+                )
+                for _ in adding:
+                    if collector.is_full:
+                        yield collector.take()
+            else:
+                _add_feature(feature, collector, annotations_count)
             if collector.is_full:
                 yield collector.take()
         if stream.peek():
@@ -72,11 +91,57 @@ def read_geojson_cells(path: Path) -> Iterator[CellBatch]:
     yield collector.take()
 
 
-def _features(stream: JsonStream) -> Iterator[Json]:
-    """Yields the features of a list or a collection, or a lone feature."""
+@dataclass(frozen=True, slots=True)
+class _LongFeature:
+    """A feature that is too long to be read as a whole; the stream stands at its beginning."""
+
+    stream: JsonStream
+
+    def pieces(self, facts: dict[str, Json]) -> Iterator[Json]:
+        """Yields the polygons or points of the feature, and puts everything else into `facts`."""
+        for name in self.stream.members():
+            if name != "geometry" or self.stream.peek() != "{":
+                facts[name] = self.stream.value()
+                continue
+            geometry: dict[str, Json] = {}
+            for key in self.stream.members():
+                if key != "coordinates" or self.stream.peek() != "[":
+                    geometry[key] = self.stream.value()
+                    continue
+                for _ in self.stream.items():
+                    yield self.stream.value()
+            facts[name] = geometry
+
+
+def _facts_of_long_features(path: Path) -> Generator[dict[str, Json]]:
+    """Yields each long feature of a file without its coordinates."""
+    with open_json(path) as stream:
+        for feature in _features(stream):
+            if isinstance(feature, _LongFeature):
+                facts: dict[str, Json] = {}
+                for _ in feature.pieces(facts):
+                    pass
+                yield facts
+
+
+def _feature(stream: JsonStream) -> "Json | _LongFeature":
+    """Reads the next feature, if it is not too long."""
+    try:
+        return stream.value()
+    except LongItemError:
+        if stream.peek() != "{":
+            raise
+        return _LongFeature(stream)
+
+
+def _features(stream: JsonStream) -> Iterator["Json | _LongFeature"]:
+    """Yields the features of a list or a collection, or a lone feature.
+
+    The caller reads the pieces of a long feature before it takes the next feature.
+    """
     if stream.peek() == "[":
         for _ in stream.items():
-            item = stream.value()
+            item = _feature(stream)
             if isinstance(item, dict) and "features" in item:
                 yield from item["features"] or ()
             else:
@@ -90,7 +155,7 @@ def _features(stream: JsonStream) -> Iterator[Json]:
         if name == "features" and stream.peek() == "[":
             has_features = True
             for _ in stream.items():
-                yield stream.value()
+                yield _feature(stream)
         else:
             lone[name] = stream.value()
     if not has_features and "type" in lone:
@@ -104,38 +169,86 @@ def _add_feature(
     if not isinstance(feature, dict):
         collector.refused["that are no features"] += 1
         return
-    properties = feature.get("properties")
-    if not isinstance(properties, dict):
-        properties = {}
-    kind = properties.get("objectType")
-    if kind is None:
-        kind = _OLD_IDS.get(str(feature.get("id")), "")
+    properties = _properties(feature)
+    kind = _kind_of(feature, properties)
     if kind in CELL_KINDS:
         _add_cell(feature, properties, collector)
     elif kind in _ANNOTATIONS and annotations_count:
-        _add_annotation(feature, properties, collector, is_annotation=bool(kind))
+        _add_annotation(feature, properties, kind, collector)
     else:
-        collector.refused[f"that are {kind or 'unknown'} objects"[:80]] += 1
+        _count_other_object(kind, collector)
     for child in properties.get("childObjects") or ():
         _add_feature(child, collector, annotations_count)
+
+
+def _add_long_feature(
+    feature: _LongFeature,
+    facts: dict[str, Json],
+    collector: CellCollector,
+    annotations_count: bool,
+) -> Iterator[None]:
+    """Adds each polygon or point of a long annotation, and yields after each.
+
+    Raises:
+        ValueError: it is a single cell, or has no polygons and points.
+    """
+    properties = _properties(facts)
+    kind = _kind_of(facts, properties)
+    geometry_kind = str((facts.get("geometry") or {}).get("type"))
+    part_kind = _PART_KINDS.get(geometry_kind)
+    is_read = kind in _ANNOTATIONS and annotations_count
+    if (is_read and not _has_cells(kind, part_kind)) or kind in CELL_KINDS:
+        raise feature.stream.error(
+            f"a {kind or 'feature without objectType'} of type {geometry_kind} must have at most "
+            f"{MAX_VALUE_CHARS >> 20} MiB of text"
+        )
+    if not is_read:
+        _count_other_object(kind, collector)
+    for piece in feature.pieces({}):
+        if is_read:
+            one = {"geometry": {"type": part_kind, "coordinates": piece}}
+            _add_cell(one, properties, collector)
+        yield
+    for child in properties.get("childObjects") or ():
+        _add_feature(child, collector, annotations_count)
+
+
+def _properties(feature: dict[str, Json]) -> dict[str, Json]:
+    """Properties of a feature; empty if it has none."""
+    properties = feature.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _kind_of(feature: dict[str, Json], properties: dict[str, Json]) -> Json:
+    """Kind of object that a feature is; '' if it states none."""
+    kind = properties.get("objectType")
+    if kind is None:
+        kind = _OLD_IDS.get(str(feature.get("id")), "")
+    return kind
+
+
+def _count_other_object(kind: Json, collector: CellCollector) -> None:
+    collector.refused[f"that are {kind or 'unknown'} objects"[:80]] += 1
+
+
+def _has_cells(kind: Json, part_kind: str | None) -> bool:
+    """True if each part of an annotation is a cell; `part_kind` is the type of its parts."""
+    return part_kind == "Point" or (part_kind is not None and bool(kind))
 
 
 def _add_annotation(
     feature: dict[str, Json],
     properties: dict[str, Json],
+    kind: Json,
     collector: CellCollector,
-    *,
-    is_annotation: bool,
 ) -> None:
     """Adds the cell of a feature, or one for each of its polygons or points."""
     geometry = feature.get("geometry")
     if not isinstance(geometry, dict):
         geometry = {}
     parts = geometry.get("coordinates")
-    kinds = {"MultiPolygon": "Polygon", "MultiPoint": "Point"}
-    part_kind = kinds.get(str(geometry.get("type")))
-    several = part_kind == "Point" or (part_kind is not None and is_annotation)
-    if not several or not isinstance(parts, list):
+    part_kind = _PART_KINDS.get(str(geometry.get("type")))
+    if not _has_cells(kind, part_kind) or not isinstance(parts, list):
         _add_cell(feature, properties, collector)
         return
     for part in parts:

@@ -18,6 +18,10 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _SHOWN_CHARS = 20
 
 
+class LongItemError(ValueError):
+    """An item is too long to be read as a whole. The stream still stands at its beginning."""
+
+
 class JsonStream:
     """Position in a JSON text that is read from a file.
 
@@ -76,7 +80,8 @@ class JsonStream:
         """Reads the next value as a whole.
 
         Raises:
-            ValueError: it is not JSON, or too long.
+            LongItemError: its text is longer than `max_value_chars`.
+            ValueError: it is not JSON.
         """
         if not self.peek():
             raise self.error("JSON must have a value")
@@ -89,6 +94,8 @@ class JsonStream:
             except RecursionError:
                 raise self.error("JSON must not be nested so deep") from None
             else:
+                if end - self._position > self._max_value_chars:
+                    raise self._long_item()
                 # a number may go on behind the end of the text
                 if end < len(self._text) or self._is_ended:
                     self._position = end
@@ -101,10 +108,14 @@ class JsonStream:
             if num_chars > self._max_value_chars:
                 if fault is not None and not self._is_cut(fault):
                     raise fault
-                raise self.error(
-                    f"one item must have at most {self._max_value_chars >> 20} MiB of text"
-                )
+                raise self._long_item()
             self._read_more(max(_READ_BYTES, num_chars))
+
+    def _long_item(self) -> LongItemError:
+        limit_mib = self._max_value_chars >> 20
+        return LongItemError(
+            *self.error(f"one item must have at most {limit_mib} MiB of text").args
+        )
 
     def _place(self, position: int) -> str:
         return f"{self._num_before + position:,}"
