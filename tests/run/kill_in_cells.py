@@ -23,6 +23,7 @@ from tests.run.kill_at_rename import content_of
 import thinsection.cells.collect
 import thinsection.cells.sources
 import thinsection.cells.spill
+from thinsection.cells.spill import BlockKeys, BlockSpill
 from thinsection.config import replace_flat
 from thinsection.run.run import run
 from thinsection.stages.config import RunConfig
@@ -41,7 +42,7 @@ BLOCK_PX = 600
 
 def divide_small_files() -> None:
     """Makes batches and blocks small; the tables hold the same cells."""
-    thinsection.cells.collect.MAX_CELLS = BATCH_CELLS
+    vars(thinsection.cells.collect)["MAX_CELLS"] = BATCH_CELLS
     thinsection.cells.spill.BLOCK_PX = BLOCK_PX
     thinsection.cells.spill._MIN_ROWS = 1
 
@@ -79,24 +80,25 @@ class Moments:
 
     def listen(self) -> None:
         """Notes the batches and blocks of each table from now on."""
-        write_cells = thinsection.cells.sources.write_cells
-        add = thinsection.cells.spill.BlockSpill.add
+        importer = vars(thinsection.cells.sources)
+        write_cells = importer["write_cells"]
+        add = BlockSpill.add
         write_table = pq.ParquetWriter.write_table
 
         def write_noted_cells(path: Path, *args: Any, **kwargs: Any) -> Any:
             self._table = str(path.relative_to(self._out))
             return write_cells(path, *args, **kwargs)
 
-        def add_noted(*args: Any) -> None:
+        def add_noted(spill: BlockSpill, rows: Any, keys: BlockKeys) -> None:
             self.note(f"batch of {self._table}")
-            add(*args)
+            add(spill, rows, keys)
 
         def write_noted_table(*args: Any, **kwargs: Any) -> None:
             self.note(f"block of {self._table}")
             write_table(*args, **kwargs)
 
-        thinsection.cells.sources.write_cells = write_noted_cells
-        thinsection.cells.spill.BlockSpill.add = add_noted  # type: ignore[method-assign]
+        importer["write_cells"] = write_noted_cells
+        BlockSpill.add = add_noted  # type: ignore[method-assign]
         pq.ParquetWriter.write_table = write_noted_table
         sys.addaudithook(self.hook)
 
