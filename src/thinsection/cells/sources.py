@@ -19,6 +19,7 @@ from thinsection.cells.columns import (
 from thinsection.cells.geojson import read_geojson_cells
 from thinsection.cells.hovernet import hovernet_frame, read_hovernet_cells
 from thinsection.cells.json_stream import open_json
+from thinsection.cells.label_images import is_label_zarr, read_label_cells
 from thinsection.cells.place import PX, CellSlide, PlacementCheck, placement_of
 from thinsection.cells.spatialdata import read_spatialdata_cells, spatialdata_frame
 from thinsection.cells.table import CellTable
@@ -110,6 +111,14 @@ FORMATS = (
         recognises=_any_file,
         read=read_parquet_cells,
         frame=parquet_frame,
+    ),
+    CellFormat(
+        name="labels",
+        help="label images, in which the value of a pixel is its cell: TIFF, OME-Zarr",
+        suffixes=(".tif", ".tiff", ".zarr"),
+        recognises=lambda path: path.suffix.lower() != ".zarr" or is_label_zarr(path),
+        read=lambda path, columns: read_label_cells(path),
+        frame=_px,
     ),
     CellFormat(
         name="spatialdata",
