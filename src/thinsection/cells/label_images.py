@@ -44,7 +44,7 @@ def read_label_cells(path: Path) -> Iterator[CellBatch]:
     Pieces of a label are one cell, unless more than 256 rows lie between them. The id of a cell is
     its label.
 
-    Memory: some 200 MiB, and 32 bytes for each run of pixels in the last 256 rows.
+    Memory: some 330 MiB, and 32 bytes for each run of pixels in the last 256 rows.
 
     Raises:
         InvalidInputError: the file is no image of labels.
