@@ -41,7 +41,7 @@ def load_hest(path: Path, embeddings: Path | None) -> ValueSet:
     require_packages("HEST-bench", "anndata")
     if embeddings is None or not embeddings.is_dir():
         raise DatasetError(
-            "--embeddings must be a folder of SAMPLE_ID.h5 for a task of HEST-bench, got "
+            "embeddings must be a folder of SAMPLE_ID.h5 for a task of HEST-bench, got "
             f"{str(embeddings)!r}; hest.bench writes one"
         )
     genes = json.loads((path / GENES).read_text(encoding="utf-8"))["genes"]
