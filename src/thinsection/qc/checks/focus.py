@@ -11,8 +11,8 @@ Smooth tissue, such as keratin, muscle, nerve or cartilage, has weak structures 
 as tissue under a strong blur has. The two differ in their neighbourhood: blurred tissue has the
 colour of tissue that is sharp elsewhere on the slide, and smooth tissue has a colour of its own.
 So weak structures of a colour that is nowhere sharp are not judged. Smooth tissue may also have the
-colour of sharp tissue, as muscle has that of stroma. Then nuclei tell: they absorb red light under
-any blur. Weak structures in red are not judged where little red light is absorbed, too.
+colour of sharp tissue, as muscle has that of stroma. Then nuclei tell: they absorb red light, and
+even under a Gaussian blur of 4 µm they leave more structure in red than tissue without nuclei.
 """
 
 import math
@@ -64,12 +64,10 @@ _WEAK_STRUCTURE = 0.75
 # Such tissue is not judged if less than this share of the blocks of its colour is sharp.
 _LEAST_SHARP_SHARE = 0.15
 # Nor is it judged if it shows no nuclei: its density in red, and the amplitude of structures there,
-# are below these fractions of the medians of the slide's sharp tissue. Drawn muscle has 0.05 to
-# 0.34 of the amplitude, and 0.37 to 0.69 of the density. A Gaussian blur of 2 µm leaves more of the
-# amplitude. One of 4 µm does not, but any blur leaves the density: what is not judged in place of
-# blurred has few nuclei. docs/validation tells how much that is.
-_BARE_STRUCTURE = 0.3
-_BARE_DENSITY = 0.7
+# are below these fractions of the medians of the slide's sharp tissue. A Gaussian blur of 4 µm
+# leaves 0.18 of the amplitude or more, and any blur leaves the density.
+_BARE_STRUCTURE = 0.1
+_BARE_DENSITY = 0.45
 # A slide with a smaller share of sharp blocks is blurred as a whole: its colours tell nothing.
 _SOME_SHARP = 0.1
 # Levels of red, green and blue, of 255, that count as one colour, and sigma in blocks over which
