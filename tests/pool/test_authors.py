@@ -34,7 +34,7 @@ from thinsection.pool import (
 )
 from thinsection.pool.abmil import SoftmaxSums
 from thinsection.pool.attention_pools import ChiefSlideEncoder, FeatherSlideEncoder
-from thinsection.pool.cobra import CobraSlideEncoder
+from thinsection.pool.cobra import CobraSlideEncoder, HeadScores
 from thinsection.pool.moozy import MoozySizes, MoozySlideEncoder, heads_at_a_time
 from thinsection.pool.prism import PrismSlideEncoder
 from thinsection.weights.hub import hub_library
@@ -493,6 +493,25 @@ def test_cobra_takes_what_it_was_trained_on_and_the_averaged_encoder_of_a_checkp
     assert (
         np.abs(turned - same.encode(tiles, coords, tile_px_l0=TILE_PX_L0)).max() > 1e-3
     )
+
+
+def test_scores_of_all_heads_at_once_are_those_of_each_head() -> None:
+    net = CobraSlideEncoder.build(AUTHORS["cobra_1"].config)
+    names = [name for name in net.state_dict() if name.startswith("attn.")]
+    assert len(names) == 6 * net.sizes.num_heads
+    assert "attn.1.attention_a.0.weight" in names
+    heads = HeadScores(24, 10, num_heads=3)
+    before = heads(torch.ones(1, 3, 24))
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.randn(value.shape, generator=generator)
+        for name, value in heads.state_dict().items()
+    }
+    heads.load_state_dict(weights, assign=True)
+    values = torch.randn(37, 24, 3, generator=generator).transpose(1, 2)
+    each = torch.cat([head(values[:, i]) for i, head in enumerate(heads)], 1)
+    torch.testing.assert_close(heads(values), each, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(heads(torch.ones(1, 3, 24)), before)
 
 
 def test_cobra_takes_the_class_token_of_virchow2_and_its_authors_resolutions() -> None:

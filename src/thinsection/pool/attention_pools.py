@@ -123,6 +123,7 @@ class ManyHeads(nn.Module):
         projected = self.pre_attn(tiles)
         # channel E of head A is channel E * heads + A
         values = projected.unflatten(1, (-1, len(self.attn))).transpose(1, 2)
+        # head by head: with one product for all heads, MADELEINE took 15 % longer on a CPU
         scores = [attn(values[:, head]) for head, attn in enumerate(self.attn)]
         return torch.cat(scores, 1), values
 

@@ -149,6 +149,49 @@ class _Embed(nn.Module):
         )
 
 
+class HeadScores(nn.ModuleList):
+    """Scores (n, A) of A heads of `Scores`, each for its own channels of a tile.
+
+    One product computes a layer for all heads, from weights that are stacked when they are loaded.
+    Names in the state dict are those of the heads: '0.attention_a.0.weight'.
+    """
+
+    def __init__(self, dim: int, hidden: int, *, num_heads: int) -> None:
+        super().__init__(Scores(dim, hidden) for _ in range(num_heads))
+        _stack_heads(self)
+        self.register_load_state_dict_post_hook(_stack_heads)  # type: ignore[no-untyped-call]
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Scores (n, A) of values (n, A, E)."""
+        # (A, n, E); contiguous, or each product would copy it
+        by_head = values.transpose(0, 1).contiguous()
+        gates = self._layer("b", by_head).sigmoid()
+        hidden = self._layer("a", by_head).tanh() * gates
+        return self._layer("c", hidden)[..., 0].T
+
+    def _layer(self, name: str, values: Tensor) -> Tensor:
+        """Outputs (A, n, O) of a layer of all heads."""
+        weight = cast(Tensor, getattr(self, f"weight_{name}"))
+        bias = cast(Tensor, getattr(self, f"bias_{name}"))
+        return torch.baddbmm(bias, values, weight)
+
+
+def _stack_heads(scores: nn.Module, _: object = None) -> None:
+    """Stacks the heads' weights, (A, inputs, outputs), and biases, (A, 1, outputs)."""
+    heads = [cast(Scores, head) for head in scores.children()]
+    layers: dict[str, list[nn.Module | Tensor]] = {
+        "a": [head.attention_a[0] for head in heads],
+        "b": [head.attention_b[0] for head in heads],
+        "c": [head.attention_c for head in heads],
+    }
+    for name, modules in layers.items():
+        linears = [cast(nn.Linear, module) for module in modules]
+        weight = torch.stack([linear.weight.detach().T for linear in linears])
+        bias = torch.stack([linear.bias.detach() for linear in linears])[:, None]
+        scores.register_buffer(f"weight_{name}", weight, persistent=False)
+        scores.register_buffer(f"bias_{name}", bias, persistent=False)
+
+
 class CobraNet(nn.Module):
     """The slide encoder."""
 
@@ -171,9 +214,7 @@ class CobraNet(nn.Module):
             }
         )
         head_dim = sizes.dim // sizes.num_heads
-        self.attn = nn.ModuleList(
-            Scores(head_dim, sizes.hidden) for _ in range(sizes.num_heads)
-        )
+        self.attn = HeadScores(head_dim, sizes.hidden, num_heads=sizes.num_heads)
 
     def forward(self, tiles: Tensor, device: torch.device) -> Tensor:
         """Weighted sum (D,) float64 of tiles (N, D)."""
@@ -188,9 +229,8 @@ class CobraNet(nn.Module):
                 x = x + cast(Mamba2Layer, mamba).forward_block(norm(x), state)
             x = self.norm(self.mamba_enc["classifier"](x))
             # a tile's score is the mean over the heads, whose channels are interleaved
-            by_head = x.view(len(x), -1, len(self.attn))
-            scores = [attn(by_head[..., head]) for head, attn in enumerate(self.attn)]
-            sums.add(torch.cat(scores, 1).mean(1, keepdim=True), block)
+            by_head = x.view(len(x), -1, len(self.attn)).transpose(1, 2)
+            sums.add(self.attn(by_head).mean(1, keepdim=True), block)
         return sums.result()[0]
 
 
