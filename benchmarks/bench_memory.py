@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.harness import arguments, finish
 from thinsection.cli.command_memory import COMMANDS, command_memory
-from thinsection.run.plan import machine_rates
+from thinsection.run.rates import machine_rates
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.types import MIB, ignore_message
 

@@ -10,7 +10,12 @@ from thinsection.errors import ConfigError, DeviceError, SlideOpenError
 from thinsection.machine import gpu_models
 from thinsection.run import calibration, qc_device
 from thinsection.run.calibration import Calibration
-from thinsection.run.qc_device import measure_qc, with_chosen_qc_device
+from thinsection.run.plan import plan
+from thinsection.run.qc_device import (
+    measure_qc,
+    planned_qc_device,
+    with_chosen_qc_device,
+)
 from thinsection.run.run import run
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import RunConfig
@@ -113,6 +118,42 @@ def test_a_device_by_name_is_not_measured():
     assert chosen(clock, qc_device="cuda:1") == ("cuda:1", [])
     assert chosen(clock, qc="off", until="tiles") == ("auto", [])
     assert not clock.measured
+
+
+def planned(**settings) -> str:
+    settings = {"until": "qc", "qc": "auto", "qc_device": "auto"} | settings
+    return planned_qc_device(resolve(RunConfig(), settings))
+
+
+@pytest.mark.parametrize("cuda_s", [0.2, 0.9])
+def test_the_planned_device_is_that_of_the_run_once_it_is_measured(cuda_s, monkeypatch):
+    assert planned() == (
+        "quality control: the run measures the CPU and the GPU on a slide, and uses the GPU if it "
+        "takes at most half of the time"
+    )
+    _, messages = chosen(_Clock(1.0, cuda_s))
+    assert planned() == messages[-1]
+    assert planned(qc="histoqc-light").startswith("quality control: the run measures")
+    assert planned(qc_device="cpu") == planned(qc="off", until="tiles") == ""
+    assert "on other machines (slurm)" in planned(executor="slurm")
+    monkeypatch.setattr(qc_device, "visible_gpus", lambda: ())
+    assert planned() == "quality control on cpu: there is no GPU"
+
+
+def test_a_plan_says_the_device_of_quality_control(he_slide, capsys):
+    from thinsection.cli.plan import _show_plan
+
+    chosen(_Clock(1.0, 0.2))
+    settings = {"until": "qc", "qc": "auto"}
+    predicted = plan([he_slide], qc_device="auto", **settings)
+    sentence = (
+        "quality control on cuda: a slide took 1.00 s on the CPU and 0.20 s on the GPU"
+    )
+    assert predicted.qc_device == sentence
+    assert sentence in predicted._repr_html_()
+    _show_plan(predicted)
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert plan([he_slide], qc_device="cpu", **settings).qc_device == ""
 
 
 def test_a_run_checks_on_the_chosen_device_and_its_results_are_kept(

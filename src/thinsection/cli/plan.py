@@ -94,7 +94,8 @@ def plan(
 def _plan_command(command: str, paths: Sequence[str], config: RunConfig) -> None:
     """Prints the peak memory of a command that reads stored embeddings."""
     from thinsection.cli.command_memory import command_memory
-    from thinsection.run.plan import local_workers, machine_rates
+    from thinsection.run.plan import local_workers
+    from thinsection.run.rates import machine_rates
 
     def process_bytes() -> int:
         return machine_rates(lambda text: typer.echo(text, err=True)).process_bytes
@@ -143,6 +144,8 @@ def _show_plan(predicted: "RunPlan") -> None:
         highlight=False,
     )
     console.print(predicted.rates_note, highlight=False)
+    if predicted.qc_device:
+        console.print(predicted.qc_device, markup=False, highlight=False)
     for name, reason in predicted.unreadable.items():
         console.print(f"{name} does not open: {reason}", style="yellow", markup=False)
     for warning in predicted.warnings:

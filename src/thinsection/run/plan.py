@@ -37,6 +37,8 @@ from thinsection.run.cost import (
     SlideSize,
     TimePlan,
 )
+from thinsection.run.qc_device import planned_qc_device
+from thinsection.run.rates import machine_rates
 from thinsection.slide import Slide
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.formats.segments import CACHE_BYTES
@@ -81,6 +83,8 @@ class RunPlan:
     warnings: tuple[str, ...]  # limits that are too low, and sufficient values
     # settings that would make the run faster, and their cost
     advice: tuple[str, ...] = ()
+    # device of quality control, and why; '' unless --qc-device is auto
+    qc_device: str = ""
 
     def __repr__(self) -> str:
         tiles = sum(slide.num_tiles for slide in self.slides)
@@ -120,6 +124,8 @@ class RunPlan:
             f"{name} does not open: {why}" for name, why in self.unreadable.items()
         ]
         lines = [repr(self), self.rates_note, *problems, *self.warnings, *self.advice]
+        if self.qc_device:
+            lines.append(self.qc_device)
         return (
             notebook_html(None, "Plan", lines)
             + bars_html("Time", seconds)
@@ -176,6 +182,7 @@ def plan(
             *fast_advice(formulas, sizes, cpus=cpus),
             *_bf16_advice(formulas, entries, sizes, listener),
         ),
+        qc_device=planned_qc_device(spec),
     )
 
 
@@ -215,22 +222,6 @@ def planner(spec: RunConfig, *, on_message: Listener = ignore_message) -> Planne
         machine=machine,
         tiles_per_s=1 / seconds_per_tile if seconds_per_tile else 0.0,
     )
-
-
-def machine_rates(on_message: Listener) -> calibration.Calibration:
-    """Rates of this machine: stored ones, or measured now, which takes some seconds."""
-    if calibration.is_outdated(calibration.stored_calibration()):
-        on_message(
-            "measuring this machine: process start and decoding (about 15 s, once)"
-        )
-    return calibration.calibrate(_measure_machine)
-
-
-def _measure_machine() -> calibration.Calibration:
-    # measuring imports torch: it is imported only where something is not stored yet
-    from thinsection.run.measuring import measure_machine
-
-    return measure_machine()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from thinsection.extras import is_installed
 from thinsection.jobs.executor import chosen_executor
 from thinsection.machine import gpu_models, visible_gpus
 from thinsection.run import calibration
+from thinsection.run.rates import machine_rates
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.config import AUTO_DEVICE, RunConfig
 from thinsection.types import Document
@@ -58,21 +59,11 @@ def _choice(
     measure: Measure,
 ) -> tuple[str, str]:
     """Device, and the reason for it."""
-    from thinsection.qc import load_pipeline
-    from thinsection.run.plan import machine_rates
-
-    name = chosen_executor(spec.executor)
-    if name not in _LOCAL:
-        return "cpu", f"the slides are checked on other machines ({name})"
-    if not visible_gpus():
-        return "cpu", "there is no GPU"
-    if not is_installed("cupy"):
-        return "cpu", "CuPy is not installed"
-    pipeline = load_pipeline(spec.qc.qc)
-    if pipeline.segmenter is not None:
-        return "cpu", "checks of classes of a network are not measured"
+    reason = _why_unmeasured(spec)
+    if reason:
+        return "cpu", reason
     machine_rates(on_message)
-    key = "|".join([str(pipeline.as_mapping()), *gpu_models()])
+    key = _key(spec)
     if not calibration.is_stored("qc", key):
         on_message(
             "measuring quality control on the CPU and the GPU (once per machine)"
@@ -83,6 +74,57 @@ def _choice(
         )
     except DeviceError as error:
         return "cpu", str(error)
+    return _faster(seconds)
+
+
+def planned_qc_device(spec: RunConfig) -> str:
+    """Sentence about the device that a run would use for 'auto', from stored seconds alone.
+
+    It is '' unless the device of the checks is 'auto'.
+
+    Raises ConfigError: there is no such pipeline.
+    """
+    if spec.qc.qc == "off" or spec.qc.qc_device != AUTO_DEVICE:
+        return ""
+    device = "cpu"
+    reason = _why_unmeasured(spec)
+    if not reason:
+        machine = calibration.stored_calibration()
+        key = _key(spec)
+        if machine is None or key not in machine.qc:
+            return (
+                "quality control: the run measures the CPU and the GPU on a slide, and uses the "
+                "GPU if it takes at most half of the time"
+            )
+        device, reason = _faster(machine.qc[key])
+    return f"quality control on {device}: {reason}"
+
+
+def _why_unmeasured(spec: RunConfig) -> str:
+    """Reason why the CPU checks without a measurement; '' if both devices can be measured."""
+    from thinsection.qc import load_pipeline
+
+    name = chosen_executor(spec.executor)
+    if name not in _LOCAL:
+        return f"the slides are checked on other machines ({name})"
+    if not visible_gpus():
+        return "there is no GPU"
+    if not is_installed("cupy"):
+        return "CuPy is not installed"
+    if load_pipeline(spec.qc.qc).segmenter is not None:
+        return "checks of classes of a network are not measured"
+    return ""
+
+
+def _key(spec: RunConfig) -> str:
+    """Key of the seconds of this pipeline with the GPUs of this machine."""
+    from thinsection.qc import load_pipeline
+
+    return "|".join([str(load_pipeline(spec.qc.qc).as_mapping()), *gpu_models()])
+
+
+def _faster(seconds: Document) -> tuple[str, str]:
+    """Device, and the reason for it, by the seconds of a slide; empty if none was measured."""
     if not seconds:
         return "cpu", "no slide could be opened to measure it"
     cpu_s = float(seconds["cpu"])
