@@ -52,6 +52,8 @@ def write_inputs(folder: Path) -> None:
         _half(slide, name, x) for slide in slides for x, name in enumerate(_CLASSES)
     ]
     (folder / "regions.geojson").write_text(_collection(halves))
+    cells = [_cell(name, x) for x in (100, 400) for name in _CLASSES]
+    (folder / "cells.geojson").write_text(_collection(cells))
     small_structure().make_mmcif_document().write_file(str(folder / "structure.cif"))
 
 
@@ -127,6 +129,17 @@ def _half(slide: str, name: str, column: int) -> dict[str, Any]:
         "type": "Feature",
         "geometry": {"type": "Polygon", "coordinates": [corners]},
         "properties": {"classification": {"name": name}, "slide_id": slide},
+    }
+
+
+def _cell(name: str, x: int) -> dict[str, Any]:
+    """A square detection as QuPath exports it, in another row for each class."""
+    y = 100 + 60 * _CLASSES.index(name)
+    corners = [[x, y], [x + 20, y], [x + 20, y + 24], [x, y + 24], [x, y]]
+    return {
+        "type": "Feature",
+        "geometry": {"type": "Polygon", "coordinates": [corners]},
+        "properties": {"objectType": "detection", "classification": {"name": name}},
     }
 
 

@@ -27,6 +27,7 @@ def figures() -> Iterator[None]:
     from matplotlib import pyplot
 
     mpl.use("Agg")
+    pyplot.close("all")  # those that other modules left
     yield
     pyplot.close("all")
 
