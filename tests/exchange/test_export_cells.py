@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.cell_files import SIZE, write_cells
+from tests.support.cell_files import SIZE, run_with_cells, write_cells
 from typer.testing import CliRunner
 
 import thinsection as ts
@@ -28,15 +28,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
         document = json.loads(path.read_text())
         del document["features"][5]["properties"]["classification"]
         path.write_text(json.dumps(document))
-    ts.run(
-        root / "a.svs",
-        out=root / "results",
-        config=RunConfig(),
-        until="tiles",
-        tile_px=128,
-        cells=[str(root / "nuclei"), str(root / "other")],
-    )
-    return root / "results"
+    return run_with_cells(root, ("nuclei", "other"), tile_px=128)
 
 
 def run_export(*arguments: str) -> str:

@@ -229,13 +229,13 @@ def test_what_was_announced_is_decoded_once_and_then_forgotten(
 def test_a_cache_is_small_unless_segments_are_large_or_cpus_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(segments, "cpu_count", lambda: 2)
+    monkeypatch.setattr(segments, "_num_cpus", lambda: 2)
     assert segments.cache_bytes(256 * 256 * 3) == 16 * MIB
     assert segments.cache_bytes(512 * 512 * 3) == 80 * 512 * 512 * 3
     assert segments.cache_bytes(2048 * 2048 * 3) == 64 * MIB
-    monkeypatch.setattr(segments, "cpu_count", lambda: 12)
+    monkeypatch.setattr(segments, "_num_cpus", lambda: 12)
     assert segments.cache_bytes(256 * 256 * 3) == 48 * MIB
-    monkeypatch.setattr(segments, "cpu_count", lambda: 64)
+    monkeypatch.setattr(segments, "_num_cpus", lambda: 64)
     assert segments.cache_bytes(256 * 256 * 3) == 64 * MIB
 
 

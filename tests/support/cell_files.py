@@ -6,6 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+import thinsection as ts
+from thinsection.stages.config import RunConfig
+
 # size of the slide, which is not square
 SIZE = (1700, 1300)
 CLASSES = ("Immune cells", "Tumour")
@@ -46,3 +49,16 @@ def write_cells(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"type": "FeatureCollection", "features": features}))
     return path
+
+
+def run_with_cells(root: Path, names: Sequence[str], **settings: object) -> Path:
+    """Runs `root/a.svs` until its tiles, with these folders of cells; returns the results."""
+    ts.run(
+        root / "a.svs",
+        out=root / "results",
+        config=RunConfig(),
+        until="tiles",
+        cells=[str(root / name) for name in names],
+        **settings,
+    )
+    return root / "results"

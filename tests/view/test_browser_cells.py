@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import shapely
-from tests.support.cell_files import write_cells
+from tests.support.cell_files import run_with_cells, write_cells
 from tests.view.test_browser import READY, WAIT_MS, canvas, settled
 
 import thinsection as ts
 from thinsection.results.folder import Results
-from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.view import Viewer
 
@@ -35,15 +34,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_he_slide(root / "a.svs", WIDE, seed=3, downsamples=(1, 4))
     for seed, (name, number) in enumerate(TABLES.items()):
         write_cells(root / name / "a.geojson", number=number, seed=seed, size=WIDE)
-    ts.run(
-        root / "a.svs",
-        out=root / "results",
-        config=RunConfig(),
-        until="tiles",
-        tile_px=256,
-        tile_mpp=("0.5", "1"),
-        cells=[str(root / name) for name in TABLES],
-    )
+    run_with_cells(root, tuple(TABLES), tile_px=256, tile_mpp=("0.5", "1"))
     return root
 
 

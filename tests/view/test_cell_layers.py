@@ -4,13 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.cell_files import write_cells
+from tests.support.cell_files import run_with_cells, write_cells
 
 import thinsection as ts
 from thinsection.cells.outlines import decode_wkb
 from thinsection.cells.table import CellTable
 from thinsection.results.folder import Results
-from thinsection.stages.config import RunConfig
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.view.cells import COUNTED_PX, count_in_squares, outlines_in_square
 from thinsection.view.layers import Layer, layers_of
@@ -27,15 +26,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     write_he_slide(root / "a.svs", WIDE, seed=3, downsamples=(1, 4))
     for seed, name in enumerate(("nuclei", "other")):
         write_cells(root / name / "a.geojson", number=NUMBER, seed=seed, size=WIDE)
-    ts.run(
-        root / "a.svs",
-        out=root / "results",
-        config=RunConfig(),
-        until="tiles",
-        tile_px=256,
-        cells=[str(root / "nuclei"), str(root / "other")],
-    )
-    return ts.open_results(root / "results")
+    return ts.open_results(run_with_cells(root, ("nuclei", "other"), tile_px=256))
 
 
 def of_kind(results: Results, kind: str) -> list[Layer]:

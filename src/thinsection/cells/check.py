@@ -29,7 +29,13 @@ from thinsection.cells.seams import (
 )
 from thinsection.cells.sources import format_of, reading
 from thinsection.cells.spill import BLOCK_PX
-from thinsection.cells.table import FACTS_KEY, CellTable, Window
+from thinsection.cells.table import (
+    FACTS_KEY,
+    CellTable,
+    Window,
+    are_within,
+    centers_of,
+)
 from thinsection.cells.writing import CellOrigin, write_cells
 from thinsection.types import Floats
 
@@ -235,14 +241,11 @@ _COLUMNS = ("id", "x_l0", "y_l0", "geometry", "area_um2")
 
 def _read_window(table: CellTable, window: Window) -> _Cells | None:
     """Cells of a window and its halo; None if the window has none."""
-    x0, y0, x1, y1 = window
-    around = (x0 - _HALO_PX, y0 - _HALO_PX, x1 + _HALO_PX, y1 + _HALO_PX)
-    rows = table.to_table(_COLUMNS, around).combine_chunks()
+    rows = table.to_table(_COLUMNS, _with_halo(window)).combine_chunks()
     if not len(rows):
         return None
-    x = rows["x_l0"].to_numpy()
-    y = rows["y_l0"].to_numpy()
-    is_inner = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
+    centers = centers_of(rows)
+    is_inner = are_within(centers, window)
     if not is_inner.any():
         return None
     wkb = rows["geometry"].combine_chunks()
@@ -250,13 +253,18 @@ def _read_window(table: CellTable, window: Window) -> _Cells | None:
     mpp_x, mpp_y = table.slide_mpp
     return _Cells(
         ids=rows["id"].to_pylist(),
-        centers=np.stack([x, y], axis=1),
+        centers=centers,
         outlines=outlines,
         bounds=outlines.bounds(),
         area_px=rows["area_um2"].to_numpy().astype(np.float64) / (mpp_x * mpp_y),
-        is_inner=np.asarray(is_inner),
+        is_inner=is_inner,
         wkb=wkb,
     )
+
+
+def _with_halo(window: Window) -> Window:
+    x0, y0, x1, y1 = window
+    return (x0 - _HALO_PX, y0 - _HALO_PX, x1 + _HALO_PX, y1 + _HALO_PX)
 
 
 def _windows(table: CellTable) -> Iterator[Window]:
@@ -276,8 +284,8 @@ def _windows(table: CellTable) -> Iterator[Window]:
 
 def _parts(table: CellTable, window: Window) -> Iterator[Window]:
     x0, y0, x1, y1 = window
-    around = (x0 - _HALO_PX, y0 - _HALO_PX, x1 + _HALO_PX, y1 + _HALO_PX)
-    num_cells = sum(len(batch) for batch in table.batches(["x_l0"], around))
+    batches = table.batches(["x_l0"], _with_halo(window))
+    num_cells = sum(len(batch) for batch in batches)
     if num_cells <= _MAX_CELLS or x1 - x0 <= _MIN_WINDOW_PX:
         yield window
         return
@@ -583,11 +591,9 @@ def _add_single_cells(
         on_slide = PlacementCheck(slide, placement_of("px", slide), tissue)
     for batch in table.batches(_COLUMNS):
         outlines = decode_wkb(batch["geometry"]).outlines
-        x = batch["x_l0"].to_numpy()
-        y = batch["y_l0"].to_numpy()
         cells = _Named(
             ids=batch["id"].to_pylist(),
-            centers=np.stack([x, y], axis=1),
+            centers=centers_of(batch),
             bounds=outlines.bounds(),
         )
         area = batch["area_um2"].to_numpy(zero_copy_only=False) / (mpp_x * mpp_y)
@@ -601,8 +607,7 @@ def _add_single_cells(
             examples.add("tiny", np.flatnonzero(is_tiny), cells)
             examples.add("huge", np.flatnonzero(is_huge), cells)
         if slide is not None and on_slide is not None:
-            size = np.asarray(slide.size_l0)
-            inside = ((cells.centers >= 0) & (cells.centers < size)).all(axis=1)
+            inside = slide.holds(cells.centers)
             num_outside += int(np.count_nonzero(~inside))
             if tissue is not None:
                 is_on_glass = inside & ~on_slide.are_on_tissue(cells.centers)
@@ -623,10 +628,8 @@ def _around(table: CellTable, example: Example) -> list[Outlines]:
     others: list[Outlines] = []
     for batch in table.batches(["x_l0", "y_l0", "geometry"], window):
         outlines = decode_wkb(batch["geometry"]).outlines
-        x = batch["x_l0"].to_numpy()
-        y = batch["y_l0"].to_numpy()
+        is_own = (centers_of(batch) == (example.x_l0, example.y_l0)).all(axis=1)
         for row in range(len(outlines)):
             one = outlines.take(np.arange(len(outlines)) == row)
-            is_own = x[row] == example.x_l0 and y[row] == example.y_l0
-            (own if is_own else others).append(one)
+            (own if is_own[row] else others).append(one)
     return own[:1] + others + own[1:]

@@ -4,6 +4,7 @@ GeoPandas, histolytics and SpatialData write GeoParquet. Xenium writes a row for
 outline. Other tables have two columns with the centres.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,16 +33,15 @@ _KNOWN_NAMES = {
 MEANINGS = tuple(_KNOWN_NAMES)
 # columns of a table with a row for each point of an outline, as Xenium writes it
 _VERTEX_NAMES = ("cell_id", "vertex_x", "vertex_y")
+# columns that only Xenium's tables of cells have
+_XENIUM_NAMES = {"x_centroid", "transcript_counts"}
 _GEO = b"geo"
 _BUFFER_BYTES = MIB
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellColumns:
-    """Names of the columns of a table of cells; '' for a column that it does not have.
-
-    `named` are those that the user named, and are not measurements.
-    """
+    """Names of the columns of a table of cells; '' for a column that it does not have."""
 
     id: str = ""
     class_name: str = ""
@@ -110,8 +110,6 @@ def find_columns(schema: "pa.Schema", named: Mapping[str, str]) -> CellColumns:
 
 def _usual_column(schema: "pa.Schema", meaning: str, usual: Sequence[str]) -> str:
     """Column with a usual name for a meaning; '' if there is none."""
-    import json
-
     import pyarrow.types as kinds
 
     if meaning == "geometry" and _GEO in (schema.metadata or {}):
@@ -151,10 +149,8 @@ def read_schema(path: Path) -> "pa.Schema":
 
 def parquet_frame(path: Path) -> str:
     """Frame of the coordinates: µm for Xenium's tables, else px of level 0."""
-    names = set(read_schema(path).names)
-    is_xenium = (
-        set(_VERTEX_NAMES) <= names or {"x_centroid", "transcript_counts"} <= names
-    )
+    schema = read_schema(path)
+    is_xenium = has_vertices(schema) or set(schema.names) >= _XENIUM_NAMES
     return "um" if is_xenium else "px"
 
 

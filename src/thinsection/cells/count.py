@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.cells.table import centers_of
 from thinsection.errors import InvalidInputError
 from thinsection.tiles.table import Tiles
 from thinsection.types import Floats, Mpp
@@ -206,13 +207,12 @@ def count_cells(
     area_origin = np.nan
     num_cells = 0
     for batch in batches:
-        x = batch.column("x_l0").to_numpy(zero_copy_only=False)
-        y = batch.column("y_l0").to_numpy(zero_copy_only=False)
+        centers = centers_of(batch)
         codes = _class_codes(batch.column("class"), classes)
         areas = batch.column("area_um2").to_numpy(zero_copy_only=False)
         areas = np.asarray(areas, dtype=np.float64)
-        num_cells += len(x)
-        home, (cells, rows) = finder.find(np.stack((x, y), axis=1))
+        num_cells += len(centers)
+        home, (cells, rows) = finder.find(centers)
         counted = np.flatnonzero(home >= 0)
         places = home[counted] * num_columns + codes[counted]
         np.add.at(count.reshape(-1), places, 1)

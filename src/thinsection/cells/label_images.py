@@ -6,7 +6,6 @@ image is read in bands of rows; the runs of a cell wait until the rows below no 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,8 @@ _MAX_CHUNK_ROW_BYTES = 256 * MIB
 _MAX_WAITING_RUNS = 1 << 23
 
 _Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """Pixels of one label side by side in one row: columns label, row, start, end; (N, 4)."""
-
-    table: _Ints
-
-    def joined(self, other: "_Runs") -> "_Runs":
-        return _Runs(np.concatenate([self.table, other.table]))
+# (R, 4): runs of pixels of one label in one row, as label, row, start and end
+_Runs = npt.NDArray[np.int64]
 
 
 def read_label_cells(path: Path) -> Iterator[CellBatch]:
@@ -55,20 +46,20 @@ def read_label_cells(path: Path) -> Iterator[CellBatch]:
 
 def label_cells(bands: Iterator[npt.NDArray[Any]]) -> Iterator[CellBatch]:
     """Yields the cells of an image that comes in bands of rows, (H, W), from top to bottom."""
-    waiting = _Runs(np.zeros((0, 4), dtype=np.int64))
+    waiting = np.zeros((0, 4), dtype=np.int64)
     bottom = 0
     for band in bands:
-        waiting = waiting.joined(_runs(band, bottom))
+        waiting = np.concatenate([waiting, _runs(band, bottom)])
         bottom += len(band)
-        is_open = _are_open(waiting.table, bottom - MAX_GAP_ROWS)
-        yield from _batches(waiting.table[~is_open])
-        waiting = _Runs(waiting.table[is_open])
-        if len(waiting.table) > _MAX_WAITING_RUNS:
+        is_open = _are_open(waiting, bottom - MAX_GAP_ROWS)
+        yield from _batches(waiting[~is_open])
+        waiting = waiting[is_open]
+        if len(waiting) > _MAX_WAITING_RUNS:
             raise InvalidInputError(
-                f"cells of an image must be small, got {len(waiting.table):,} runs of pixels in "
+                f"cells of an image must be small, got {len(waiting):,} runs of pixels in "
                 f"cells that go on at row {bottom:,}"
             )
-    yield from _batches(waiting.table)
+    yield from _batches(waiting)
 
 
 def _runs(band: npt.NDArray[Any], top: int) -> _Runs:
@@ -78,11 +69,11 @@ def _runs(band: npt.NDArray[Any], top: int) -> _Runs:
     rows, starts = np.nonzero(is_border[:, :-1])
     ends = np.nonzero(is_border[:, 1:])[1] + 1
     labels = band[rows, starts].astype(np.int64)
-    table = np.stack([labels, rows + top, starts, ends], axis=1)
-    return _Runs(table[labels != 0])
+    runs = np.stack([labels, rows + top, starts, ends], axis=1)
+    return np.asarray(runs[labels != 0])
 
 
-def _are_open(runs: _Ints, first_row: int) -> npt.NDArray[np.bool_]:
+def _are_open(runs: _Runs, first_row: int) -> npt.NDArray[np.bool_]:
     """True for each run of a label that has pixels in this row or below."""
     labels, places = np.unique(runs[:, 0], return_inverse=True)
     is_open = np.zeros(len(labels), dtype=bool)
@@ -90,7 +81,7 @@ def _are_open(runs: _Ints, first_row: int) -> npt.NDArray[np.bool_]:
     return is_open[places]
 
 
-def _batches(runs: _Ints) -> Iterator[CellBatch]:
+def _batches(runs: _Runs) -> Iterator[CellBatch]:
     """Yields the cells of complete runs."""
     if not len(runs):
         return
@@ -104,7 +95,7 @@ def _batches(runs: _Ints) -> Iterator[CellBatch]:
         yield _batch(runs[part[0] : part[-1]], np.diff(part))
 
 
-def _batch(runs: _Ints, num_runs: _Ints) -> CellBatch:
+def _batch(runs: _Runs, num_runs: _Ints) -> CellBatch:
     """The cells of runs, of which each cell has so many."""
     import pyarrow as pa
     import shapely

@@ -127,7 +127,8 @@ class Outlines:
         local = (self.points - np.repeat(origin, counts, axis=0)) * np.asarray(mpp)
         x = local[:, 0]
         y = local[:, 1]
-        next_x, next_y = self._next_points(x), self._next_points(y)
+        following = self.next_rows()
+        next_x, next_y = x[following], y[following]
         cross = x * next_y - next_x * y
 
         def sums(values: Floats) -> Floats:
@@ -171,13 +172,11 @@ class Outlines:
             orientation_deg=angle,
         )
 
-    def _next_points(self, values: Floats) -> Floats:
-        """Value at the next point of each ring; at the last point that of the first."""
-        following = np.empty_like(values)
-        following[:-1] = values[1:]
+    def next_rows(self) -> Offsets:
+        """(P,): row of the next point of each ring; at the last point that of the first."""
+        following = np.arange(1, len(self.points) + 1)
         has_points = self.num_points > 0
-        last = self.offsets[1:][has_points] - 1
-        following[last] = values[self.offsets[:-1][has_points]]
+        following[self.offsets[1:][has_points] - 1] = self.offsets[:-1][has_points]
         return following
 
     def bounds(self) -> Floats:

@@ -40,6 +40,11 @@ class CellSlide:
     slide_mpp: Mpp
     objective_power: float | None = None
 
+    def holds(self, centers_l0: Floats) -> Flags:
+        """True for each centre (N, 2) on the slide; False for NaN."""
+        inside = (centers_l0 >= 0) & (centers_l0 < self.size_l0)
+        return np.asarray(inside.all(axis=1))
+
 
 def cell_slide(slide: "Slide", slide_id: str = "") -> CellSlide:
     """An opened slide, as cells need it; without a resolution its mpp is NaN."""
@@ -158,8 +163,7 @@ class PlacementCheck:
             self._sample = self._sample[::2]
             self._step *= 2
         self._num_seen += len(centers_l0)
-        inside = ((centers_l0 >= 0) & (centers_l0 < self._size)).all(axis=1)
-        self._num_outside += int(np.count_nonzero(~inside))
+        self._num_outside += int(np.count_nonzero(~self._slide.holds(centers_l0)))
         self._low = np.minimum(self._low, centers_l0.min(axis=0))
         self._high = np.maximum(self._high, centers_l0.max(axis=0))
         if self._tissue is not None:
@@ -219,8 +223,7 @@ class PlacementCheck:
         """Share of centres that are as they should be: on tissue, or on the slide."""
         if self._tissue is not None:
             return float(self.are_on_tissue(centers).mean())
-        inside = ((centers >= 0) & (centers < self._size)).all(axis=1)
-        return float(inside.mean())
+        return float(self._slide.holds(centers).mean())
 
     def _remedy(self) -> str:
         """Sentence that names the frame in which the cells would fit."""

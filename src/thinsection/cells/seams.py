@@ -78,9 +78,7 @@ def straight_sides(outlines: Outlines, bounds: Floats) -> Straight:
     counts = outlines.num_points
     points = outlines.points
     cell = np.repeat(np.arange(len(outlines)), counts)
-    following = np.arange(1, len(points) + 1)
-    has_points = counts > 0
-    following[outlines.offsets[1:][has_points] - 1] = outlines.offsets[:-1][has_points]
+    following = outlines.next_rows()
     size = bounds[:, 2:] - bounds[:, :2]
     lengths = np.zeros((len(outlines), 4))
     for side in range(4):

@@ -26,6 +26,7 @@ from thinsection.cells.table import CellTable
 from thinsection.cells.writing import CellOrigin, write_cells
 from thinsection.errors import InvalidInputError, rewording
 from thinsection.extras import importing
+from thinsection.store.identity import file_sum
 
 if TYPE_CHECKING:
     from thinsection.qc.tissue import TissueMask
@@ -33,9 +34,18 @@ if TYPE_CHECKING:
 # columns of a table by their meaning, as the user named them
 NamedColumns = Mapping[str, str]
 _JSON_SUFFIXES = (".geojson", ".geojson.gz", ".json", ".json.gz")
-_READ_BYTES = 1 << 20
 # errors of a damaged file; pyarrow's are ValueErrors and OSErrors, gzip's an EOFError
 _DAMAGE = (OSError, ValueError, EOFError, zlib.error)
+
+
+def _px(path: Path) -> str:
+    """Frame of files that do not state theirs."""
+    return PX
+
+
+def _any_file(path: Path) -> bool:
+    """True: the suffix decides."""
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +64,9 @@ class CellFormat:
     name: str
     help: str
     suffixes: tuple[str, ...]
-    recognises: Callable[[Path], bool]
+    recognises: Callable[[Path], bool] = _any_file
     read: Callable[[Path, NamedColumns], Iterator[CellBatch]]
-    frame: Callable[[Path], str]
-
-
-def _px(path: Path) -> str:
-    """Frame of files that do not state theirs."""
-    return PX
-
-
-def _any_file(path: Path) -> bool:
-    """True: the suffix decides."""
-    return True
+    frame: Callable[[Path], str] = _px
 
 
 def _first_key(path: Path) -> str:
@@ -86,7 +86,6 @@ FORMATS = (
         suffixes=(".json", ".json.gz"),
         recognises=lambda path: _first_key(path) in cellvit.KEYS,
         read=lambda path, columns: read_cellvit_cells(path),
-        frame=_px,
     ),
     CellFormat(
         name="hovernet",
@@ -100,15 +99,12 @@ FORMATS = (
         name="geojson",
         help="QuPath (also with StarDist), HoverFast, CellViT: GeoJSON",
         suffixes=_JSON_SUFFIXES,
-        recognises=_any_file,
         read=lambda path, columns: read_geojson_cells(path),
-        frame=_px,
     ),
     CellFormat(
         name="parquet",
         help="GeoPandas, histolytics, Xenium, and tables of centres: Parquet",
         suffixes=(".parquet", ".geoparquet"),
-        recognises=_any_file,
         read=read_parquet_cells,
         frame=parquet_frame,
     ),
@@ -118,13 +114,11 @@ FORMATS = (
         suffixes=(".tif", ".tiff", ".zarr"),
         recognises=lambda path: path.suffix.lower() != ".zarr" or is_label_zarr(path),
         read=lambda path, columns: read_label_cells(path),
-        frame=_px,
     ),
     CellFormat(
         name="spatialdata",
         help="SpatialData: the shapes of a Zarr store",
         suffixes=(".zarr",),
-        recognises=_any_file,
         read=read_spatialdata_cells,
         frame=spatialdata_frame,
     ),
@@ -212,16 +206,11 @@ def import_cells(
 def digest_of(path: Path) -> str:
     """SHA-256 of a file's bytes; of the names and bytes of its files, if it is a folder.
 
-    Memory: 1 MiB.
+    Memory: 256 KiB.
     """
+    if path.is_file():
+        return file_sum(path)
     digest = hashlib.sha256()
-    files = [path]
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-    for file in files:
-        if file != path:
-            digest.update(str(file.relative_to(path)).encode())
-        with file.open("rb") as opened:
-            while data := opened.read(_READ_BYTES):
-                digest.update(data)
+    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        digest.update(f"{file.relative_to(path)}:{file_sum(file)}".encode())
     return digest.hexdigest()

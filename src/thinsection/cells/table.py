@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from thinsection.cells.outlines import Flags
 from thinsection.errors import InvalidInputError, StoreError, rewording
 from thinsection.extras import importing
-from thinsection.types import Document, Mpp
+from thinsection.types import Document, Floats, Mpp
 
 if TYPE_CHECKING:
     import anndata
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 FOLDER = "cells"  # of a results folder: cells/NAME/ID.parquet
+PREFIX = "cells_"  # before the name of cells in addresses and in names of columns
 SOURCE_PREFIX = "source:"  # before the names of the file's own measurements
 MEASURES = (
     "area_um2",
@@ -151,6 +153,13 @@ class CellTable:
         """Arrow schema of the columns."""
         return self._file.schema.to_arrow_schema()
 
+    @property
+    def measures(self) -> list[str]:
+        """Names of the columns of measures, those of the source last."""
+        names = self.schema.names
+        own = [name for name in names if name in MEASURES]
+        return own + [name for name in names if name.startswith(SOURCE_PREFIX)]
+
     def batches(
         self, columns: Sequence[str] | None = None, within_l0: Window | None = None
     ) -> Iterator["pa.RecordBatch"]:
@@ -187,7 +196,7 @@ class CellTable:
                     if within_l0 is None:
                         yield batch
                         continue
-                    inside = _are_within(batch, within_l0)
+                    inside = are_within(centers_of(batch), within_l0)
                     if inside.any():
                         yield _kept(batch, inside).select(names)
 
@@ -258,10 +267,7 @@ class CellTable:
         with importing("`to_anndata`", "anndata", "pandas"):
             import anndata
             import pandas as pd
-        measured = [name for name in self.schema.names if name in MEASURES]
-        measured += [
-            name for name in self.schema.names if name.startswith(SOURCE_PREFIX)
-        ]
+        measured = self.measures
         columns = ["id", "x_l0", "y_l0", "class", "probability", *measured]
         table = self.to_table(columns, within_l0)
         values = np.empty((len(table), len(measured)), dtype=np.float32)
@@ -278,18 +284,29 @@ class CellTable:
         )
         observed.index = table["id"].to_pandas().astype(str).to_numpy()
         named = pd.DataFrame(index=measured)
-        centers = np.stack([table["x_l0"].to_numpy(), table["y_l0"].to_numpy()], axis=1)
         return anndata.AnnData(
-            X=values, obs=observed, var=named, obsm={"spatial": centers}
+            X=values, obs=observed, var=named, obsm={"spatial": centers_of(table)}
         )
 
 
-def _are_within(batch: "pa.RecordBatch", window: Window) -> Flags:
-    """True for each cell of a batch whose centre lies in a window."""
-    x = batch["x_l0"].to_numpy()
-    y = batch["y_l0"].to_numpy()
-    x0, y0, x1, y1 = window
-    return np.asarray((x >= x0) & (x < x1) & (y >= y0) & (y < y1))
+def centers_of(rows: "pa.RecordBatch | pa.Table") -> Floats:
+    """Centres (N, 2) of cells, level-0 px, from their columns x_l0 and y_l0."""
+    x, y = (rows.column(name).to_numpy() for name in ("x_l0", "y_l0"))
+    return np.stack((x, y), axis=1)
+
+
+def class_codes(rows: "pa.RecordBatch") -> npt.NDArray[np.int32]:
+    """Place of each cell's class among `CellTable.classes`; -1 for none."""
+    indices = rows.column("class").indices.fill_null(-1)
+    return np.asarray(indices.to_numpy(zero_copy_only=False))
+
+
+def are_within(centers_l0: Floats, window: Window) -> Flags:
+    """True for each centre (N, 2) that lies in a window."""
+    low = np.array(window[:2])
+    high = np.array(window[2:])
+    inside = (centers_l0 >= low) & (centers_l0 < high)
+    return np.asarray(inside.all(axis=1))
 
 
 def _kept(batch: "pa.RecordBatch", kept: Flags) -> "pa.RecordBatch":

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,25 +89,12 @@ def write_cells(
             "slide_id": slide.slide_id,
             "slide_mpp": list(slide.slide_mpp),
             "size_l0": list(slide.size_l0),
-            "source": {
-                "path": origin.path,
-                "digest": origin.digest,
-                "format": origin.format,
-            },
-            "placement": {
-                "rule": placement.rule,
-                "scale_xy": list(placement.scale_xy),
-                "offset_l0": list(placement.offset_l0),
-            },
+            "source": asdict(origin),
+            "placement": asdict(placement),
             "on_tissue": fit.on_tissue,
             "bounds_l0": sorter.bounds.tolist(),
             "block_px": BLOCK_PX,
-            "counts": {
-                "read": counts.read,
-                "kept": counts.kept,
-                "refused": dict(counts.refused),
-                "changed": dict(counts.changed),
-            },
+            "counts": asdict(counts),
             "classes": sorted(sorter.classes),
         }
         schema = _final_schema(spill.schemas, facts, sorter.bounds)
@@ -217,11 +204,9 @@ class _Sorter:
     def _usable(self, outlines: Outlines, centers: Floats) -> Flags:
         """True for each cell that can be used; counts the others by reason."""
         kept = np.ones(len(outlines), dtype=bool)
-        width, height = self._slide.size_l0
         num_points = outlines.num_points
         has_center = np.isfinite(centers).all(axis=1)
-        with np.errstate(invalid="ignore"):
-            inside = (centers >= 0).all(axis=1) & (centers < (width, height)).all(1)
+        inside = self._slide.holds(centers)
         lacks_outline = (num_points == 0) & ~has_center
         reasons = {
             "without an outline": lacks_outline,

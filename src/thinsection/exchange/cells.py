@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.cells.count import TileFinder
-from thinsection.cells.table import MEASURES, SOURCE_PREFIX, CellTable
+from thinsection.cells.table import CellTable, centers_of, class_codes
 from thinsection.errors import StoreError
 from thinsection.extras import require_packages
 from thinsection.files.atomic import KeepingFile, atomic_path
 from thinsection.results.folder import Listener, Results, leaving_out, open_results
-from thinsection.results.frames import row_names
+from thinsection.results.frames import H5AD_ARRAY, row_names
 from thinsection.store.tiles_h5 import TilesFile
 from thinsection.types import MIB, Floats
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import h5py
     import pyarrow
 
-_ARRAY = {"encoding-type": "array", "encoding-version": "0.2.0"}
 _WORDS = {"encoding-type": "string-array", "encoding-version": "0.2.0"}
 _CATEGORIES = {
     "encoding-type": "categorical",
@@ -68,14 +67,6 @@ class ExportedCells:
     tiles: TilesFile | None
 
     @property
-    def measures(self) -> list[str]:
-        """Columns of numbers, those of the source last."""
-        names = [name for name in self.table.schema.names if name in MEASURES]
-        return names + [
-            name for name in self.table.schema.names if name.startswith(SOURCE_PREFIX)
-        ]
-
-    @property
     def tile_names(self) -> list[str]:
         """Names of the tiles, as those of the rows of their AnnData."""
         if self.tiles is None:
@@ -90,10 +81,7 @@ class ExportedCells:
         finder = None if self.tiles is None else TileFinder(self.tiles)
         start = 0
         for batch in self.table.batches(["x_l0", "y_l0", *columns]):
-            centers = np.stack(
-                (batch.column("x_l0").to_numpy(), batch.column("y_l0").to_numpy()),
-                axis=1,
-            )
+            centers = centers_of(batch)
             rows = np.full(len(centers), -1, dtype=np.int64)
             if finder is not None:
                 rows, _ = finder.find(centers)
@@ -102,7 +90,7 @@ class ExportedCells:
 
     def values(self, block: CellBlock) -> npt.NDArray[np.float32]:
         """Measures of a block, (n, M); NaN where one is not known."""
-        columns = [numbers(block.batch.column(name)) for name in self.measures]
+        columns = [numbers(block.batch.column(name)) for name in self.table.measures]
         return np.stack(columns, axis=1).astype(np.float32)
 
 
@@ -185,10 +173,10 @@ def _write_h5ad(path: Path, cells: ExportedCells, neighbors: int) -> None:
         file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
         for part in (*_EMPTY_PARTS, "obsp", "uns"):
             file.create_group(part).attrs.update(_DICT)
-        shape = (num_cells, len(cells.measures))
+        shape = (num_cells, len(cells.table.measures))
         x = _array(file, "X", shape, np.float32)
         var = _frame(file, "var", [])
-        _words(var, "_index", cells.measures)
+        _words(var, "_index", cells.table.measures)
         names = ["class", "probability", "slide_id", "tile"]
         obs = _frame(file, "obs", names)
         ids = obs.create_dataset("_index", (num_cells,), h5py.string_dtype())
@@ -200,12 +188,12 @@ def _write_h5ad(path: Path, cells: ExportedCells, neighbors: int) -> None:
         obsm = file.create_group("obsm")
         obsm.attrs.update(_DICT)
         spatial = _array(obsm, "spatial", (num_cells, 2), np.float64)
-        columns = ["id", "class", "probability", *cells.measures]
+        columns = ["id", "class", "probability", *cells.table.measures]
         for block in cells.blocks(columns):
             x[block.rows] = cells.values(block)
             ids[block.rows] = block.batch.column("id").to_pylist()
             probability[block.rows] = numbers(block.batch.column("probability"))
-            codes[block.rows] = class_codes(block.batch.column("class"))
+            codes[block.rows] = class_codes(block.batch)
             tile_codes[block.rows] = block.tile_rows
             spatial[block.rows] = block.centers_l0
         for key, word in (
@@ -256,16 +244,11 @@ def numbers(column: "pyarrow.Array") -> npt.NDArray[Any]:
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float32)
 
 
-def class_codes(column: "pyarrow.Array") -> npt.NDArray[np.int32]:
-    """Place of each cell's class, -1 for none; the table's dictionary is in order."""
-    return np.asarray(column.indices.fill_null(-1).to_numpy(zero_copy_only=False))
-
-
 def _array(
     group: "h5py.Group", name: str, shape: tuple[int, ...], dtype: npt.DTypeLike
 ) -> "h5py.Dataset":
     dataset = group.create_dataset(name, shape, dtype)
-    dataset.attrs.update(_ARRAY)
+    dataset.attrs.update(H5AD_ARRAY)
     return dataset
 
 

@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import thinsection
+from thinsection.cells.table import class_codes
 from thinsection.errors import (
     InvalidInputError,
     OverwriteError,
     StoreError,
 )
-from thinsection.exchange.cells import ExportedCells, class_codes, numbers
+from thinsection.exchange.cells import ExportedCells, numbers
 from thinsection.exchange.qupath import outlines_of
 from thinsection.extras import importing
 from thinsection.files.atomic import TMP_MARK, output_errors, read_json
@@ -222,7 +223,7 @@ def _one_cell(cells: ExportedCells) -> Any:
     import pandas as pd
     from spatialdata.models import TableModel
 
-    names = list(allowed_names(cells.measures).values())
+    names = list(allowed_names(cells.table.measures).values())
     obs = pd.DataFrame(
         {
             "region": pd.Categorical([_CELLS]),
@@ -262,7 +263,7 @@ def write_cell_arrays(path: Path, cells: ExportedCells) -> None:
             "obs/class/codes", "obs/probability", "obs/tile",
         )
     }  # fmt: skip
-    for block in cells.blocks(["class", "probability", *cells.measures]):
+    for block in cells.blocks(["class", "probability", *cells.table.measures]):
         numbers_of_rows = np.arange(block.rows.start, block.rows.stop)
         values = {
             "X": cells.values(block),
@@ -270,7 +271,7 @@ def write_cell_arrays(path: Path, cells: ExportedCells) -> None:
             "obs/_index": numbers_of_rows.astype(str).astype(object),
             "obs/region/codes": np.zeros(len(numbers_of_rows)),
             "obs/cell": numbers_of_rows,
-            "obs/class/codes": class_codes(block.batch.column("class")),
+            "obs/class/codes": class_codes(block.batch),
             "obs/probability": numbers(block.batch.column("probability")),
             "obs/tile": block.tile_rows,
         }

@@ -7,9 +7,9 @@ patient. Values of a patient are those of all cells on all of their slides, not 
 import math
 from collections.abc import Sequence
 
+from thinsection.cells.table import PREFIX
 from thinsection.types import Document
 
-_PREFIX = "cells_"
 _OF_PATIENT = "patient:"
 # beginnings of columns that each class has
 _OF_CLASS = ("count_", "per_mm2_", "share_")
@@ -52,7 +52,7 @@ def add_cell_columns(rows: Sequence[Document]) -> list[str]:
 
 def is_cell_column(name: str) -> bool:
     """True for a column of cells: 'cells_qupath:count'."""
-    return name.startswith(_PREFIX) and ":" in name
+    return name.startswith(PREFIX) and ":" in name
 
 
 def _in_order(columns: dict[str, None], of_patients: dict[str, None]) -> list[str]:

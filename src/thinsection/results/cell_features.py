@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.cells.table import PREFIX
 from thinsection.errors import StoreError
 from thinsection.files.atomic import atomic_path
 from thinsection.files.lock import LOCK_NAME, hold
@@ -53,7 +54,7 @@ class CellFeatures:
     @property
     def counts(self) -> str:
         """Address of the cells in the tiles."""
-        return f"{self.grid}/cells_{self.name}"
+        return f"{self.grid}/{PREFIX}{self.name}"
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -64,7 +65,7 @@ class CellFeatures:
     @property
     def address(self) -> str:
         """Address of the features."""
-        label = f"cells_{self.name}"
+        label = f"{PREFIX}{self.name}"
         if self.embedding is not None:
             encoder = self.embedding.split("/")[1].removeprefix("features_")
             label = f"{encoder}+{label}"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from thinsection.cells.table import CellTable
+from thinsection.cells.table import PREFIX, CellTable
 from thinsection.config import from_mapping, nearest
 from thinsection.errors import (
     ChoiceError,
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
 
 Listener = Callable[[str], None]  # receives a line of text
 # beginning of the address of a table of cells; its name follows
-_CELLS = f"{SLIDES}/cells_"
+_CELLS = f"{SLIDES}/{PREFIX}"
 _SHOWN_SLIDES = 8  # thumbnails in `_repr_html_`
 _SHOWN_PX = 96  # height of a thumbnail in pixels
 _SHOWN_PATH = 60  # characters of the folder's path in `repr`

@@ -33,7 +33,7 @@ _KEYS = ("slide_id", "x", "y")
 # rows of embeddings that are copied in one step
 _BLOCK_ROWS = 2048
 # attributes of an array in a file of AnnData
-_H5AD_ARRAY = {"encoding-type": "array", "encoding-version": "0.2.0"}
+H5AD_ARRAY = {"encoding-type": "array", "encoding-version": "0.2.0"}
 _CORNER = re.compile(r"(-?\d+)x(-?\d+)")
 
 
@@ -138,7 +138,7 @@ def write_anndata(parts: Sequence[SlideRows], address: str, path: Path) -> int:
         if "X" in file:
             del file["X"]
         x = file.create_dataset("X", shape, dtype)
-        x.attrs.update(_H5AD_ARRAY)
+        x.attrs.update(H5AD_ARRAY)
         for rows, block in _embedding_blocks(parts):
             x[rows] = block
     return shape[0]

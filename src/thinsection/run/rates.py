@@ -2,20 +2,19 @@
 
 from collections.abc import Callable
 
-from thinsection.run import calibration
+from thinsection.run.calibration import Calibration, calibrate
 
 
-def machine_rates(on_message: Callable[[str], None]) -> calibration.Calibration:
+def machine_rates(on_message: Callable[[str], None]) -> Calibration:
     """Rates of this machine: stored ones, or measured now, which takes some seconds."""
-    if calibration.is_outdated(calibration.stored_calibration()):
+
+    def measure() -> Calibration:
+        # measuring imports torch: it is imported only where something is not stored yet
+        from thinsection.run.measuring import measure_machine
+
         on_message(
             "measuring this machine: process start and decoding (about 15 s, once)"
         )
-    return calibration.calibrate(_measure_machine)
+        return measure_machine()
 
-
-def _measure_machine() -> calibration.Calibration:
-    # measuring imports torch: it is imported only where something is not stored yet
-    from thinsection.run.measuring import measure_machine
-
-    return measure_machine()
+    return calibrate(measure)

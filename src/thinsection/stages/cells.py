@@ -16,7 +16,7 @@ from thinsection.cells.count import (
 )
 from thinsection.cells.place import CellSlide
 from thinsection.cells.sources import digest_of, import_cells
-from thinsection.cells.table import FOLDER, CellTable
+from thinsection.cells.table import FOLDER, PREFIX, CellTable
 from thinsection.errors import InvalidInputError, MissingMppError
 from thinsection.slide.cohort import SlideEntry
 from thinsection.stages.labels import slug
@@ -64,7 +64,7 @@ class CellsStage(Stage[CellTable]):
 
     @property
     def annotation_setting(self) -> str:
-        return f"cells_{self.name}"
+        return f"{PREFIX}{self.name}"
 
     @cached_property
     def settings(self) -> PlainValues:
@@ -206,13 +206,13 @@ class CellCountsStage(Stage[Columns]):
         """Area of the slide's tissue, and its cells per mm² of it."""
         prefix = self.cells.annotation_setting
         tissue = work.value(self.tiles.mask)
-        width, height = tissue.frame.size_l0
-        mpp_x, mpp_y = table.slide_mpp
-        area_mm2 = tissue.tissue_fraction * width * mpp_x * height * mpp_y / 1e6
-        facts: dict[str, object] = {f"{prefix}:tissue_mm2": area_mm2}
+        whole = _WholeSlide(tissue.frame.size_l0)
+        fraction = np.array([tissue.tissue_fraction])
+        area_mm2 = tissue_mm2(whole, fraction, table.slide_mpp)
+        facts: dict[str, object] = {f"{prefix}:tissue_mm2": _plain(area_mm2)}
         for label, count in work.ledger.stages[self.cells.address].facts.items():
             if label.startswith(f"{prefix}:count"):
-                density = per_mm2(np.array([count]), np.array([area_mm2]))
+                density = per_mm2(np.array([count]), area_mm2)
                 facts[label.replace(":count", ":per_mm2", 1)] = _plain(density)
         return facts
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from thinsection.cells.table import PREFIX
 from thinsection.config import coerce
 from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import read_table, write_table
@@ -345,14 +346,14 @@ def _cell_values(
     for slide in slides:
         stages = slide.ledger.stages
         for address, record in stages.items():
-            if mask_address not in record.needs or "/cells_" not in address:
+            if mask_address not in record.needs or f"/{PREFIX}" not in address:
                 continue
             for need in record.needs:
                 facts = record.facts
                 if need in stages:
                     facts = stages[need].facts | facts
                 for name, value in facts.items():
-                    of_cells = name.startswith("cells_") and name.endswith(_CELL_VALUES)
+                    of_cells = name.startswith(PREFIX) and name.endswith(_CELL_VALUES)
                     if of_cells and value is not None:
                         values.setdefault(slide.slide_id, {})[name] = float(value)
     return values

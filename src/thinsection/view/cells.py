@@ -7,7 +7,7 @@ otherwise. So a slide with a million cells is drawn as fast as one with a thousa
 import numpy as np
 
 from thinsection.cells.outlines import Outlines, decode_wkb
-from thinsection.cells.table import CellTable
+from thinsection.cells.table import CellTable, centers_of, class_codes
 from thinsection.types import Floats
 
 # edge of a square whose cells are counted, and of one whose outlines are sent, level-0 px
@@ -24,8 +24,7 @@ def count_in_squares(table: CellTable) -> bytes:
     shape = (-(-height // COUNTED_PX), -(-width // COUNTED_PX))
     counts = np.zeros(shape, dtype=np.int64)
     for batch in table.batches(["x_l0", "y_l0"]):
-        columns = (batch.column("x_l0").to_numpy() // COUNTED_PX).astype(np.int64)
-        rows = (batch.column("y_l0").to_numpy() // COUNTED_PX).astype(np.int64)
+        columns, rows = (centers_of(batch) // COUNTED_PX).astype(np.int64).T
         np.add.at(counts, (rows, columns), 1)
     rows, columns = np.nonzero(counts)
     corners = np.stack((columns, rows), axis=1) * COUNTED_PX
@@ -49,12 +48,10 @@ def outlines_in_square(table: CellTable, column: int, row: int) -> bytes:
     counts = [np.empty(0, dtype=np.int64)]
     points = [np.empty((0, 2))]
     for batch in table.batches(["x_l0", "y_l0", "class", "geometry"], window):
-        places = batch.column("class").indices.fill_null(len(table.classes))
-        codes.append(places.to_numpy(zero_copy_only=False))
-        centers = np.stack(
-            (batch.column("x_l0").to_numpy(), batch.column("y_l0").to_numpy()), axis=1
-        )
-        outlines = _with_centers(decode_wkb(batch.column("geometry")).outlines, centers)
+        places = class_codes(batch)
+        codes.append(np.where(places < 0, len(table.classes), places))
+        outlines = decode_wkb(batch.column("geometry")).outlines
+        outlines = _with_centers(outlines, centers_of(batch))
         counts.append(outlines.num_points)
         points.append(outlines.points)
     number = np.concatenate(counts)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from thinsection.cells.table import PREFIX
 from thinsection.errors import StoreError, rewording
 from thinsection.files.atomic import read_json
 from thinsection.report.stored import (
@@ -58,7 +59,7 @@ _FOLDERS = {
     "segment_": "Classes",
     "qc_": "Quality control",
     "roi_": "Regions",
-    "cells_": "Cells",
+    PREFIX: "Cells",
 }
 _TILE_FOLDERS = {
     "tiles": "Tiles, their tissue and checks",
@@ -158,7 +159,7 @@ def _cell_layers(results: Results, slide_id: str) -> Iterator[Layer]:
     for name in results.cell_names(slide_id):
         table = results.cells(slide_id, name)
         yield Layer(
-            group=f"cells_{name}",
+            group=f"{PREFIX}{name}",
             name="outlines",
             kind="cells",
             colors=complete_colors(table.classes, {}),
@@ -398,7 +399,7 @@ def layer_words(group: str, name: str, kind: str) -> str:
             return f"Score, {column.removeprefix('score_')}"
         if column == "attention":
             return _capitalised(value_words(column))
-        if folder.startswith("cells_"):
+        if folder.startswith(PREFIX):
             return _capitalised(column_words(column))
         return _check_words(column)
     if kind == "outlines" and not group.startswith(_OWN_OUTLINES):
@@ -418,8 +419,8 @@ def group_words(group: str) -> str:
     grid, _, folder = group.rpartition("/")
     if grid and folder in _TILE_FOLDERS:
         return _TILE_FOLDERS[folder]
-    if grid and folder.startswith("cells_"):
-        return f"Tiles, cells of {folder.removeprefix('cells_')}"
+    if grid and folder.startswith(PREFIX):
+        return f"Tiles, cells of {folder.removeprefix(PREFIX)}"
     for prefix, words in _FOLDERS.items():
         if folder.startswith(prefix):
             return f"{words}, {folder.removeprefix(prefix)}"

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -46,9 +46,15 @@ def cache_bytes(segment_bytes: int) -> int:
     wanted = max(
         _LEAST_CACHE_BYTES,
         _CACHE_SEGMENTS * segment_bytes,
-        _CACHE_BYTES_PER_CPU * cpu_count(),
+        _CACHE_BYTES_PER_CPU * _num_cpus(),
     )
     return min(CACHE_BYTES, wanted)
+
+
+@cache
+def _num_cpus() -> int:
+    """CPUs of this process. To read them takes longer than to open a small slide."""
+    return cpu_count()
 
 
 def _ceil_div(a: int, b: int) -> int:
