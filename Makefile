@@ -94,7 +94,7 @@ test-room: setup
 # Slurm and Chromium are installed first where THINSECTION_INSTALL_SLURM=1
 check: setup
 	$(PYTEST) -m check
-	$(MAKE) --no-print-directory bench-smoke docs
+	$(MAKE) --no-print-directory -j 2 --output-sync=line bench-smoke docs
 
 # twenty signals at runs, pools, Dask and Slurm, a disk that fails at every single write, and small changes of
 # the code that tests must notice: hours
