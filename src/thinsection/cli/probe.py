@@ -138,7 +138,7 @@ def _compare(
     """
     from thinsection.probe.compare import compare
 
-    typer.echo(compare(folders, out, metric=metric))
+    typer.echo(compare(folders, out, metric=metric, on_message=typer.echo))
 
 
 def _scores(

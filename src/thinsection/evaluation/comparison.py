@@ -103,6 +103,21 @@ class Jackknifed:
         return float(min(distances))
 
 
+def why_no_test(sampling: Sampling) -> str:
+    """Sentence on what a significance test lacks; '' where there can be one."""
+    if sampling.units < MIN_GROUPS:
+        return (
+            f"number of groups must be >= {MIN_GROUPS} for a significance test, got "
+            f"{sampling.units}"
+        )
+    if sampling.fewest < 2:
+        return (
+            f"each class must have >= 2 groups for a significance test, got {sampling.fewest} "
+            "of the rarest class"
+        )
+    return ""
+
+
 def jackknife(
     scorers: Sequence[Scorer],
     samplings: Sampling | Sequence[Sampling],
@@ -130,15 +145,9 @@ def jackknife(
     if isinstance(samplings, Sampling):
         samplings = [samplings] * len(scorers)
     first = samplings[0]
-    if first.units < MIN_GROUPS:
-        raise InvalidInputError(
-            f"number of groups must be >= {MIN_GROUPS} for a significance test, got {first.units}"
-        )
-    if first.fewest < 2:
-        raise InvalidInputError(
-            f"each class must have >= 2 groups for a significance test, got {first.fewest} of "
-            "the rarest class"
-        )
+    reason = why_no_test(first)
+    if reason:
+        raise InvalidInputError(reason)
     for other in samplings[1:]:
         if not np.array_equal(other.cells[0], first.cells[0]):
             raise InvalidInputError(

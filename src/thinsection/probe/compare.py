@@ -7,7 +7,7 @@ set and probe) are compared where rows, folds and protocol are the same, each on
 """
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, combinations
 from pathlib import Path
@@ -71,11 +71,18 @@ class Scored:
     rows: Rows
 
 
-def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) -> Path:
+def compare(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    metric: str | None = None,
+    on_message: Callable[[str], None] = lambda text: None,
+) -> Path:
     """Writes the comparison of all results below the folders; returns the page.
 
     A model is named by the encoder that its results name, else by its folder; `metric` is taken in
-    every task instead of each probe's own.
+    every task instead of each probe's own. A task with too few groups for a test is left out, and
+    `on_message` receives the reason.
 
     Memory: the rows of one task for every model, and `comparison.jackknife`. Raises
     DatasetError: no
@@ -90,15 +97,21 @@ def compare(folders: Sequence[Path], out: Path, *, metric: str | None = None) ->
                 f"models must have different names, got {scored.model!r} twice for {name!r}"
             )
         models[scored.model] = scored
-    tasks = [
-        _compare_task(name, [*models.values()], metric)
-        for name, models in by_task.items()
-        if len(models) > 1
-    ]
+    tasks = []
+    reasons = []
+    for name, models in by_task.items():
+        if len(models) < 2:
+            continue
+        reason = comparison.why_no_test(next(iter(models.values())).rows.sampling)
+        if reason:
+            reasons.append(f"{name}: {reason}")
+            on_message(f"not compared: {reasons[-1]}")
+        else:
+            tasks.append(_compare_task(name, [*models.values()], metric))
     if not tasks:
         raise DatasetError(
-            "results must contain a task of at least two models, got "
-            f"{sorted(by_task) or 'no result'}"
+            "results must contain a task of at least two models and enough groups, got "
+            f"{reasons or sorted(by_task) or 'no result'}"
         )
     pairs = [*chain.from_iterable(task["pairs"] for task in tasks)]
     p_values = [pair["p_value"] for pair in pairs]

@@ -30,7 +30,13 @@ from thinsection.config import (
     section,
 )
 from thinsection.encode.registry import needs_of_encoder
-from thinsection.errors import ConfigError, ThinsectionError, error_words, naming_file
+from thinsection.errors import (
+    ConfigError,
+    DatasetError,
+    ThinsectionError,
+    error_words,
+    naming_file,
+)
 from thinsection.evaluation.parts import PATHOBENCH_TABLE
 from thinsection.evaluation.tables import TABLE_SUFFIXES
 from thinsection.extras import Need, require_packages
@@ -41,6 +47,7 @@ from thinsection.jobs.executor import ExecutorConfig
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.probe.compare import compare
 from thinsection.probe.config import ProbeConfig
+from thinsection.probe.data.hest import FIRST_SPLIT, is_hest_task
 from thinsection.probe.page import write_probe_report
 from thinsection.probe.registry import PROBES, load_probe
 from thinsection.probe.result import ProbeResult
@@ -57,6 +64,7 @@ BY_KIND = {
     "tiles": ("knn", "linear", "fewshot"),
     "slide": ("slide",),
     "survival": ("survival",),
+    "values": ("regression",),
 }
 _KEYS = ("name", "encoders", "tasks")
 _TASK_KEYS = ("data", "probes", "name")
@@ -236,7 +244,8 @@ def run_suite(
 ) -> list[ProbeRow]:
     """Runs every encoder on every task; writes OUT/suite.json, comparison.html and scores/*.json.
 
-    A job that is done is skipped, a failed one is a row. With one encoder there is no comparison.
+    A job that is done is skipped, a failed one is a row. There is no comparison with one encoder,
+    nor of a task with too few patients for a test; `on_message` receives the reason.
 
     Memory: of the largest probe, in each worker. Raises ConfigError: the suite's file, with the key
     that is wrong.
@@ -252,8 +261,6 @@ def run_suite(
         require_packages(f"probe {job.probe!r}", *PROBES.entry(job.probe).needs)
     rows = _run_jobs(jobs, out, config.executor, resume=True, tell=on_message)
     done = [row for row in rows if row.status != "failed"]
-    if len({row.encoder for row in done}) > 1:
-        on_message(str(compare([out], out)))
     suite = {
         "thinsection": thinsection.__version__,
         "suite": document,
@@ -264,6 +271,12 @@ def run_suite(
         result = read_json(out / row.job / f"{row.probe}.json")
         name = row.job if row.job.endswith(row.probe) else f"{row.job}-{row.probe}"
         write_json(out / SCORES / f"{_slug(name)}.json", small_result(result))
+    if len({row.encoder for row in done}) > 1:
+        # last, so that scores are kept where no task has enough patients for a test
+        try:
+            on_message(str(compare([out], out, on_message=on_message)))
+        except DatasetError as error:
+            on_message(f"no comparison: {error_words(error)}")
     return rows
 
 
@@ -397,12 +410,15 @@ def find_tasks(path: Path) -> Iterator[tuple[str, Path, str]]:
     elif table.is_file():
         survival = "_days" in table.read_text(encoding="utf-8").split("\n")[0]
         yield path.name, path, "survival" if survival else "slide"
+    elif is_hest_task(path):
+        yield path.name, path, "values"
     else:
         names = (
             "*.json",
             f"*/*/{PATHOBENCH_TABLE}",
             f"*/{PATHOBENCH_TABLE}",
             "*/manifest.csv",
+            f"*/{FIRST_SPLIT}",
         )
         files = sorted(itertools.chain.from_iterable(map(path.glob, names)))
         if not files:
@@ -412,6 +428,8 @@ def find_tasks(path: Path) -> Iterator[tuple[str, Path, str]]:
                 yield file.parent.name, file, "tiles"
             elif file.name == PATHOBENCH_TABLE:
                 yield from find_tasks(file.parent)
+            elif file.match(FIRST_SPLIT):
+                yield from find_tasks(file.parent.parent)
             else:
                 yield from find_tasks(file)
 

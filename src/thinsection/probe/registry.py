@@ -49,7 +49,7 @@ _TILES = "A table of tiles (manifest), a data set folder, tile embeddings, or a 
 _CASES = "A table of slides, or a Patho-Bench task folder (k=all.tsv and config.yaml)."
 _VALUES = (
     "A table of tiles: path (embedding file) or row (in --embeddings), numbers to predict, and "
-    "optionally slide_id, split, fold_0, ..."
+    "optionally slide_id, split, fold_0, ...; or the folder of a task of HEST-bench."
 )
 _CENTRES = (
     "A table of tiles: slide_id, biological_class, medical_center, and path (image) or row (in "
@@ -61,7 +61,7 @@ DATA_KINDS: dict[type, DataKind] = {
     CaseSet: DataKind("TABLE", _CASES, load_cases, (*_OF_TILES, "encoder")),
     SurvivalSet: DataKind("TABLE", _CASES, load_survival, (*_OF_TILES, "encoder")),
     RobustnessSet: DataKind("TABLE", _CENTRES, load_robustness, _OF_TILES),
-    ValueSet: DataKind("TABLE", _VALUES, load_values, (*_OF_TILES, "encoder")),
+    ValueSet: DataKind("TABLE", _VALUES, load_values, _OF_TILES),
     Path: DataKind(
         "DATA", "Folder or file of the data set.", lambda path, config: path
     ),
@@ -218,6 +218,7 @@ def regression(data: ValueSet, config: ProbeConfig) -> ProbeResult:
     \b
     Example:
       thinsection probe regression genes.csv --embeddings spots.npy --out probe
+      thinsection probe regression bench_data/IDC --encoder uni --out probe
     """
     from thinsection.probe.probes.cases import regression_probe
 

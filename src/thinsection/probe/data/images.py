@@ -397,7 +397,7 @@ def read_image(path: Path) -> RgbArray:
 def _read_rows(
     path: Path, refs: Sequence[ImageRef], leave_out: LeaveOut | None
 ) -> Iterator[RgbArray | None]:
-    """Rows of the dataset 'x' of an HDF5 file."""
+    """Rows of a dataset of an HDF5 file."""
     import h5py
 
     errors = (OSError, KeyError, ValueError, IndexError)
@@ -408,7 +408,7 @@ def _read_rows(
         images = None
         # a file that cannot be opened has no row that can be read
         with slide_boundary(str(path), leave_out), rewords():
-            images = stack.enter_context(h5py.File(path, "r"))["x"]
+            images = stack.enter_context(h5py.File(path, "r"))[refs[0].dataset]
         for ref in refs:
             pixels = None
             if images is not None:

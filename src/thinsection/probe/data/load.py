@@ -202,7 +202,12 @@ def load_values(path: Path, config: ProbeConfig) -> ValueSet:
     task of HEST-bench is read as its authors publish it. Memory: 4 N D + 8 N T.
     """
     if is_hest_task(path):
-        return load_hest(path, config.data.embeddings)
+        return load_hest(
+            path,
+            config.data.embeddings,
+            load_encoder=lambda: _encoder(config),
+            batch_size=config.compute.batch_size,
+        )
     where = repr(str(path))
     listed = tables.read_rows(path, ())
     column = ""

@@ -111,10 +111,11 @@ class TileSet:
 
 @dataclass(frozen=True, slots=True)
 class ImageRef:
-    """One image: a file, or row `row` of the dataset 'x' of an HDF5 file (PCam)."""
+    """One image: a file, or row `row` of a dataset of an HDF5 file ('x' in PCam)."""
 
     path: Path
     row: int | None = None
+    dataset: str = "x"
 
     @property
     def name(self) -> str:
