@@ -130,8 +130,9 @@ class SlidePreparer:
             if any(stage.reads != "store" for stage in work.missing):
                 slide = _open(work, self.slides.reader, self.memory_for_whole_images)
                 _check_resolutions(slide, self.grids)
-                # tissue, quality control, segmentations
-                self._perform_ready(work)
+                with slide.keeping_decoded(self._tile_levels(work, slide), work.out):
+                    # tissue, quality control, segmentations
+                    self._perform_ready(work)
             check_quality(work)
             if slide is not None:
                 parts = self._make_grids(work, slide)
@@ -147,6 +148,22 @@ class SlidePreparer:
             # parts keep the slide open; without any (no tiles to read, or a failure) close it here
             if slide is not None and not parts:
                 slide.close()
+
+    def _tile_levels(self, work: SlideWork, slide: Slide) -> set[int]:
+        """Levels from which tiles are read after the stages that need none."""
+        levels = set()
+        for grid in self.grids:
+            reads_tiles = [
+                stage
+                for stage in work.missing
+                if stage.reads == "tiles" and grid.has_in_folder(stage)
+            ]
+            if not reads_tiles:
+                continue
+            # `_check_resolutions` has raised the error of a slide that no grid fits
+            with suppress(ThinsectionError):
+                levels.add(grid.config.plan(slide).level)
+        return {level for level in levels if level < len(slide.levels)}
 
     def _perform_ready(self, work: SlideWork) -> None:
         """Runs the missing stages that read the slide, without the grids.

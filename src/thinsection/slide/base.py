@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from numbers import Real
 from pathlib import Path
@@ -501,6 +501,20 @@ class Slide(Closing):
         Examples:
             >>> slide.drop_decoded()
         """
+
+    @contextmanager
+    def keeping_decoded(self, levels: Collection[int], folder: Path) -> Iterator[None]:
+        """Keeps segments that are slow to decode, so that they are decoded once.
+
+        What is decoded of these levels within the context lies in a temporary file in the folder,
+        until the slide is closed: at most 4 GiB and a quarter of what is free there. Later reads
+        take it from there. By default, and for codecs that are not slow, nothing is kept.
+
+        Examples:
+            >>> with slide.keeping_decoded([0], folder):
+            ...     quality = ts.run_qc(slide)
+        """
+        yield
 
     def close(self) -> None:
         """Closes the file. Reads that threads have begun are completed; later reads raise.

@@ -6,8 +6,10 @@ wraps the reader's slide in an `UprightSlide`. No reader turns the pixels of lev
 Source: TIFF 6.0, tag Orientation (274); Exif 2.32 has the same numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -170,6 +172,16 @@ class UprightSlide(Slide):
     def icc_profile(self) -> bytes | None:
         """See `Slide.icc_profile`."""
         return self._stored.icc_profile()
+
+    def drop_decoded(self) -> None:
+        """See `Slide.drop_decoded`."""
+        self._stored.drop_decoded()
+
+    @contextmanager
+    def keeping_decoded(self, levels: Collection[int], folder: Path) -> Iterator[None]:
+        """See `Slide.keeping_decoded`."""
+        with self._stored.keeping_decoded(levels, folder):
+            yield
 
     def close(self) -> None:
         """Lets go of the file; see `Slide.close`."""

@@ -25,6 +25,7 @@ from thinsection.slide.dicom_series import (
     read_elements,
 )
 from thinsection.slide.formats.dicom_frames import (
+    JPEG_2000,
     SYNTAXES,
     DicomFrames,
     FrameFormat,
@@ -337,6 +338,8 @@ class _FrameDecoder(Decoder):
         self._source = source
         self._lock = threading.Lock()
         self._places: Mapping[int, _Place] | None = None
+        form = source.parts[0].frames.form
+        self.slow = form.syntax in JPEG_2000
         # according to the headers; the list of frames, read later, shows which are missing
         self.sparse = not all(part.is_full for part in source.parts)
 

@@ -8,9 +8,10 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ import numpy.typing as npt
 from thinsection.errors import SlideReadError
 from thinsection.machine import cpu_count
 from thinsection.slide.base import WHITE, Slide
+from thinsection.slide.formats.kept_segments import KeptFile
 from thinsection.slide.geometry import ReadPlan, origins_lv
 from thinsection.types import MIB, CoordsL0, Level, RgbArray, Size, TileArray
 
@@ -71,7 +73,10 @@ class Decoder:
         columns: segments in a row of the grid.
         rows: rows of the grid.
         sparse: True if some segments may be empty.
+        slow: True if to decode a segment takes far longer than to read its pixels from a disk.
     """
+
+    slow = False
 
     def __init__(self, level: Level, name: str, *, stored: Size | None = None) -> None:
         assert level.segment is not None
@@ -119,12 +124,86 @@ class Decoder:
         """Returns the stored bytes of a segment if they are a complete JPEG, else None."""
         return None
 
+    def keep(self, index: int, pixels: RgbArray) -> None:
+        """Takes the pixels of a segment that the cache drops, although it is used again."""
+
     def _error(self, index: int, reason: str) -> SlideReadError:
         row, column = divmod(index, self.columns)
         return SlideReadError(
             f"segment must be decodable, got {reason} at column {column}, row {row} of a level of "
             f"{self.size} px in {Path(self._name).name!r}; the file is damaged or truncated"
         )
+
+
+class KeptDecoder(Decoder):
+    """A decoder that writes what it has decoded to a file, and reads it there the next time.
+
+    Memory: 8 bytes for each segment of the level.
+
+    Attributes:
+        keeps_new: True if all segments that are decoded are kept; else those that the cache drops
+            before their last use.
+    """
+
+    def __init__(self, decoder: Decoder, file: KeptFile) -> None:
+        # a decoder like the other one, whose level and name are not needed again
+        self.size = decoder.size
+        self.segment = decoder.segment
+        self.columns = decoder.columns
+        self.rows = decoder.rows
+        self.sparse = decoder.sparse
+        self.keeps_new = True
+        self._decoder = decoder
+        self._file = file
+        # -1: not in the file
+        self._places = np.full(self.columns * self.rows, -1, dtype=np.int64)
+
+    def is_empty(self, index: int) -> bool:
+        """See `Decoder.is_empty`."""
+        return self._decoder.is_empty(index)
+
+    def jpeg(self, index: int) -> bytes | None:
+        """See `Decoder.jpeg`."""
+        return self._decoder.jpeg(index)
+
+    def decode(
+        self, indices: Sequence[int], outs: Iterable[RgbArray]
+    ) -> Iterator[None]:
+        """See `Decoder.decode`; segments of the file are read from it."""
+        arrays = iter(outs)
+        for is_kept, group in groupby(indices, key=self._is_kept):
+            if is_kept:
+                for index, out in zip(group, arrays):
+                    self._file.read(int(self._places[index]), out)
+                    yield
+            else:
+                yield from self._decode_and_keep(list(group), arrays)
+
+    def _is_kept(self, index: int) -> bool:
+        return 0 <= index < len(self._places) and self._places[index] >= 0
+
+    def _decode_and_keep(
+        self, indices: Sequence[int], arrays: Iterator[RgbArray]
+    ) -> Iterator[None]:
+        given: list[RgbArray] = []
+
+        def give_each() -> Iterator[RgbArray]:
+            for out in arrays:
+                given.append(out)
+                yield out
+
+        for index, _ in zip(indices, self._decoder.decode(indices, give_each())):
+            pixels = given.pop(0)
+            if self.keeps_new:
+                self.keep(index, pixels)
+            yield
+
+    def keep(self, index: int, pixels: RgbArray) -> None:
+        """See `Decoder.keep`."""
+        if not self._is_kept(index):
+            place = self._file.write(pixels)
+            if place is not None:
+                self._places[index] = place
 
 
 @dataclass(slots=True, eq=False)
@@ -325,7 +404,13 @@ class SegmentCache:
             if last_use > latest:
                 needed_last = key
                 latest = last_use
-        return None if needed_last is None else self._entries.pop(needed_last).pixels
+        if needed_last is None:
+            return None
+        decoder, index = needed_last
+        pixels = self._entries.pop(needed_last).pixels
+        if pixels is not None:
+            decoder.keep(index, pixels)
+        return pixels
 
     def clear(self) -> None:
         """Drops all segments that no call uses."""
@@ -431,6 +516,26 @@ class SegmentedSlide(Slide):
     def drop_decoded(self) -> None:
         """See `Slide.drop_decoded`."""
         self._cache.clear()
+
+    @contextmanager
+    def keeping_decoded(self, levels: Collection[int], folder: Path) -> Iterator[None]:
+        """See `Slide.keeping_decoded`: levels whose `Decoder.slow` is True."""
+        slow = [level for level in sorted(levels) if self._decoders[level].slow]
+        if not slow:
+            yield
+            return
+        file = KeptFile(folder)
+        self.on_close.callback(file.close)
+        kept = []
+        for level in slow:
+            decoder = KeptDecoder(self._decoders[level], file)
+            self._decoders[level] = decoder
+            kept.append(decoder)
+        try:
+            yield
+        finally:
+            for decoder in kept:
+                decoder.keeps_new = False
 
     def stored_jpeg(self, level: int, column: int, row: int) -> bytes | None:
         """See `Slide.stored_jpeg`."""

@@ -39,6 +39,7 @@ from thinsection.slide.formats.tiff_pages import (
     RAW,
     RGB,
     SEPARATE,
+    SLOW_CODECS,
     YCBCR,
     alpha_of,
 )
@@ -292,6 +293,7 @@ class SegmentDecoder(Decoder):
         self._offsets = tuple(page.dataoffsets)
         self._counts = tuple(page.databytecounts)
         self.sparse = 0 in self._counts
+        self.slow = compression in SLOW_CODECS
         self._codec = codec_of(page, self.segment)
         # None if segments are not complete JPEGs: another compression, or one plane for each colour
         self._jpegs: JpegStreams | None = None

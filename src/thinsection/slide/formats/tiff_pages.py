@@ -36,6 +36,8 @@ PICTURE_CODECS = {
     50002: "jpegxl",
     52546: "jpegxl",
 }
+# JPEG 2000, which takes far longer to decode than all others
+SLOW_CODECS = (*APERIO_YCBCR, 33005, 34712)
 _DECODED = frozenset((*BYTES, *JPEG, *APERIO_YCBCR, *PICTURE_CODECS))
 
 SEPARATE = 2  # planar configuration: red, green and blue are stored apart

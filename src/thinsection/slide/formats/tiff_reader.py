@@ -16,7 +16,6 @@ from thinsection.slide.formats.channels import (
 )
 from thinsection.slide.formats.segments import SegmentedSlide
 from thinsection.slide.formats.tiff_decoder import (
-    PlanarDecoder,
     SegmentDecoder,
     decoder_of,
 )
@@ -28,6 +27,7 @@ from thinsection.slide.formats.tiff_layout import (
 )
 from thinsection.slide.formats.tiff_pages import (
     JPEG,
+    SEPARATE,
     orientation_of,
 )
 from thinsection.slide.level_check import (
@@ -143,7 +143,7 @@ class TiffSlide(SegmentedSlide):
         for index in sorted(coarsest_first, key=self._is_jpeg, reverse=True):
             level = self.levels[index]
             segment = self._decoders[index].segment
-            is_planar = isinstance(self._decoders[index], PlanarDecoder)
+            is_planar = self.layout.pages[index].planarconfig == SEPARATE
             for factor in _DCT_FACTORS:
                 is_divisible = not any(px % factor for px in segment)
                 if is_planar or min(level.size) < factor or not is_divisible:
