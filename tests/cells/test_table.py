@@ -1,5 +1,7 @@
 """The table of cells: what is written is read back, block by block, in any window."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from thinsection.cells.place import (
     PlacementCheck,
     placement_of,
 )
-from thinsection.cells.table import CellTable
+from thinsection.cells.table import CellTable, class_codes, numbers_of
 from thinsection.cells.writing import CellOrigin, write_cells
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.types import Floats
@@ -275,3 +277,45 @@ def test_wkb_with_holes_pieces_points_and_damage_is_read_as_its_largest_ring() -
     written_again = decoded.outlines.to_wkb()
     assert written_again.null_count == 3
     assert shapely.from_wkb(written_again[6].as_py()).equals(square)
+
+
+def test_codes_of_classes_are_those_of_the_words_also_in_a_slice() -> None:
+    import pyarrow as pa
+
+    words = ["b", None, "a", "b", None, "a", "a"]
+    names = pa.array(["a", "b"])
+    for given in (words, [word for word in words if word]):
+        places = pa.array(
+            [None if word is None else "ab".index(word) for word in given]
+        )
+        column = pa.DictionaryArray.from_arrays(places.cast(pa.int32()), names)
+        batch = pa.record_batch({"class": column})
+        expected = [-1 if word is None else "ab".index(word) for word in given]
+        assert class_codes(batch).tolist() == expected
+        assert class_codes(batch.slice(2, 2)).tolist() == expected[2:4]
+
+
+def test_numbers_of_pieces_follow_each_other() -> None:
+    import pyarrow as pa
+
+    pieces = pa.chunked_array([[1.5, 2.5], [], [3.5]], type=pa.float64())
+    assert numbers_of(pieces).tolist() == [1.5, 2.5, 3.5]
+    assert numbers_of(pa.chunked_array([], type=pa.float64())).tolist() == []
+
+
+def test_centres_and_classes_are_read_without_pandas(table: CellTable) -> None:
+    """Its import takes longer than reading a million centres."""
+    code = """
+import sys
+from pathlib import Path
+from thinsection.cells.table import CellTable, centers_of, class_codes
+table = CellTable(Path(sys.argv[1]))
+window = (0, 0, 3000, 3000)
+number = 0
+for batch in table.batches(["x_l0", "y_l0", "class"], window):
+    number += len(centers_of(batch)) + len(class_codes(batch))
+print(number > 0, "pandas" in sys.modules)
+"""
+    command = [sys.executable, "-c", code, str(table.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]

@@ -51,10 +51,16 @@ def write_cells(
     return path
 
 
-def run_with_cells(root: Path, names: Sequence[str], **settings: object) -> Path:
-    """Runs `root/a.svs` until its tiles, with these folders of cells; returns the results."""
+def run_with_cells(
+    root: Path,
+    names: Sequence[str],
+    *,
+    slides: Sequence[str] = ("a",),
+    **settings: object,
+) -> Path:
+    """Runs `root/SLIDE.svs` until tiles, with these folders of cells; returns the results."""
     ts.run(
-        root / "a.svs",
+        [root / f"{slide}.svs" for slide in slides],
         out=root / "results",
         config=RunConfig(),
         until="tiles",

@@ -291,14 +291,34 @@ class CellTable:
 
 def centers_of(rows: "pa.RecordBatch | pa.Table") -> Floats:
     """Centres (N, 2) of cells, level-0 px, from their columns x_l0 and y_l0."""
-    x, y = (rows.column(name).to_numpy() for name in ("x_l0", "y_l0"))
+    x, y = (numbers_of(rows.column(name)) for name in ("x_l0", "y_l0"))
     return np.stack((x, y), axis=1)
+
+
+def numbers_of(column: "pa.Array | pa.ChunkedArray") -> npt.NDArray[Any]:
+    """Numbers of a column without nulls; read-only where it is one piece.
+
+    pyarrow's own `to_numpy` imports pandas, which takes longer than reading a million numbers.
+    """
+    chunks = getattr(column, "chunks", [column])
+    if len(chunks) == 1:
+        return np.from_dlpack(chunks[0])
+    if not chunks:
+        return np.empty(0, dtype=column.type.to_pandas_dtype())
+    return np.concatenate([np.from_dlpack(chunk) for chunk in chunks])
 
 
 def class_codes(rows: "pa.RecordBatch") -> npt.NDArray[np.int32]:
     """Place of each cell's class among `CellTable.classes`; -1 for none."""
-    indices = rows.column("class").indices.fill_null(-1)
-    return np.asarray(indices.to_numpy(zero_copy_only=False))
+    indices = rows.column("class").indices
+    if not indices.null_count:
+        return numbers_of(indices)
+    # `fill_null` would import pandas, see `numbers_of`
+    validity, values = indices.buffers()
+    end = indices.offset + len(indices)
+    is_given = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+    codes = np.frombuffer(values, np.int32)[indices.offset : end]
+    return np.where(is_given[indices.offset : end], codes, np.int32(-1))
 
 
 def are_within(centers_l0: Floats, window: Window) -> Flags:
@@ -312,4 +332,8 @@ def are_within(centers_l0: Floats, window: Window) -> Flags:
 def _kept(batch: "pa.RecordBatch", kept: Flags) -> "pa.RecordBatch":
     import pyarrow as pa
 
-    return batch if kept.all() else batch.filter(pa.array(kept))
+    if kept.all():
+        return batch
+    # `pa.array` would import pandas, see `numbers_of`
+    bits = pa.py_buffer(np.packbits(kept, bitorder="little"))
+    return batch.filter(pa.Array.from_buffers(pa.bool_(), len(kept), [None, bits]))

@@ -24,8 +24,9 @@ def count_in_squares(table: CellTable) -> bytes:
     shape = (-(-height // COUNTED_PX), -(-width // COUNTED_PX))
     counts = np.zeros(shape, dtype=np.int64)
     for batch in table.batches(["x_l0", "y_l0"]):
-        columns, rows = (centers_of(batch) // COUNTED_PX).astype(np.int64).T
-        np.add.at(counts, (rows, columns), 1)
+        columns, rows = (centers_of(batch) / COUNTED_PX).astype(np.int64).T
+        places = rows * shape[1] + columns
+        counts += np.bincount(places, minlength=counts.size).reshape(shape)
     rows, columns = np.nonzero(counts)
     corners = np.stack((columns, rows), axis=1) * COUNTED_PX
     head = np.array([len(corners), *(COUNTED_PX,) * 4], dtype="<u4")

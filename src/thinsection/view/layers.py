@@ -104,6 +104,7 @@ class Layer:
     scale: str = ""
     colors: tuple[str, ...] = ()
     names: tuple[str, ...] = ()  # of 'categories' and 'cells', a name for each colour
+    map: tuple[str, ...] = ()  # of 'cells': colours of their density
     is_empty: bool = False  # it shows nothing on this slide
     is_shown_only: bool = False  # outlines of a check that leaves the tissue
     read: Callable[[], bytes]
@@ -164,6 +165,7 @@ def _cell_layers(results: Results, slide_id: str) -> Iterator[Layer]:
             kind="cells",
             colors=complete_colors(table.classes, {}),
             names=table.classes,
+            map=map_colors(COLORMAP_OF_KIND["amount"]),
             read=partial(count_in_squares, table),
             read_part=partial(outlines_in_square, table),
         )

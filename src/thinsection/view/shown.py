@@ -484,6 +484,7 @@ def _layer_facts(layer: Layer) -> dict[str, object]:
         "scale": layer.scale,
         "colors": layer.colors,
         "names": layer.names,
+        "map": layer.map,
         "empty": layer.is_empty,
     }
 

@@ -6,7 +6,7 @@ const say = text => { $("message").textContent = text; };
 const swatch = color => make("i", { className: "swatch", style: `background:${color}` });
 const OPACITY = { signed: 0.85, amount: 0.6, measure: 0.5 };  // of values, at first: as in the pictures
 const GRID = "#2060c8", ASKED = "#d95f02", FOUND = "#111111", MOST_EDGES = 40000, LEAST_BORDER_PX = 7;
-const MOST_CELLS = 10000, REST_MS = 120, SQUARE_PX = 2048, MOST_SQUARES = 200, DENSE = [94, 60, 153], CLASSLESS = "#5a5a5a";  // of cells
+const MOST_CELLS = 10000, FRAME_CELLS = 1000, REST_MS = 120, SQUARE_PX = 2048, MOST_SQUARES = 200, CLASSLESS = "#5a5a5a";  // of cells
 let ids = [], slide = null, hidden = false, found = [], asking = null, opening = 0, version = 0;
 let asked = null;  // id of the slide that is shown, or being opened
 
@@ -137,14 +137,15 @@ function shapes(geometries) {  // rings, lines and points; rings make holes by e
   geometries.forEach(each);
   return data;
 }
-function painter({ kind, scale, colors }, data) {  // the colour and the opacity of a tile
+function painter({ kind, scale, colors, map }, data) {  // the colour and the opacity of a tile
   const { values } = data, classes = colors.map(rgb);
   if (kind === "colours") return i => [...values.subarray(3 * i, 3 * i + 3), 255];
   if (kind === "classes") return i => [...classes[values[i] % classes.length], 255];
   if (kind === "categories") return i => values[i] < classes.length ? [...classes[values[i]], 255] : [0, 0, 0, 0];
   if (kind === "cells") {
-    const most = values.slice().sort()[Math.round(0.99 * (values.length - 1))] || 1;
-    return i => [...DENSE, 255 * Math.min(1, values[i] / most)];
+    data.high = values.slice().sort()[Math.round(0.99 * (values.length - 1))] || 1;
+    const steps = Array.from({ length: 257 }, (_, step) => [...colorAt(map, step / 256), 255]);
+    return i => steps[Math.round(256 * Math.min(1, values[i] / data.high))];
   }
   if (kind !== "values") return null;
   const finite = values.filter(Number.isFinite), sorted = (scale === "signed" ? finite.map(Math.abs) : finite).sort();
@@ -208,15 +209,16 @@ const faded = ({ colors, scale }) => colors.map((color, i) => `rgb(${rgb(color).
 function legend() {
   const number = value => Math.abs(value) >= 1000 || value === 0 ? value.toFixed(0) : value.toPrecision(3);
   const boxes = (slide && !hidden ? slide.layers : []).filter(layer => layer.on && layer.data).map(layer => {
-    const { data } = layer, box = make("div", {}, ...layer.color ? [swatch(layer.color)] : [], layer.words);
+    const { data } = layer, box = make("div", {}, ...layer.color ? [swatch(layer.color)] : [], layer.kind === "cells" ? layer.group_words : layer.words);
     if (layer.kind === "values" && data.constant) box.append(": ", number(data.only));
     else if (layer.kind === "values") box.append(make("i", { className: "bar", style: `background:linear-gradient(90deg,${faded(layer)})` }),
       make("span", { className: "ends" }, make("span", {}, `≤ ${number(data.low)}`), make("span", {}, `≥ ${number(data.high)}`)));
     if (layer.kind === "colours") box.append(" 1, 2, 3 as red, green, blue");
-    if (layer.kind === "cells") {
-      box.append(`, drawn when at most ${MOST_CELLS.toLocaleString("en")} cells are visible; else their density`);
-      layer.names.forEach((name, c) => box.append(make("br"), swatch(layer.colors[c]), name));
-    }
+    if (layer.kind === "cells" && data.isDense) {  // the values are numbers in squares
+      const area = slide.mpp ? data.width * data.height * slide.mpp[0] * slide.mpp[1] / 1e6 : 0, high = area ? data.high / area : data.high;
+      box.append(area ? ": per mm²" : `: in ${data.width} × ${data.height} px`, make("i", { className: "bar", style: `background:linear-gradient(90deg,${layer.map})` }),
+        make("span", { className: "ends" }, make("span", {}, "0"), make("span", {}, `≥ ${number(high)}`)), make("span", { className: "note" }, `Zoom in for outlines: ${MOST_CELLS.toLocaleString("en")} cells at most`));
+    } else if (layer.kind === "cells") layer.names.forEach((name, c) => box.append(make("br"), swatch(layer.colors[c]), name));
     if (layer.kind === "edges") box.append(`, drawn when at most ${MOST_EDGES.toLocaleString("en")} edges are visible`);
     const sizes = [];
     if (layer.kind === "classes" || layer.kind === "categories") for (const c of data.values) sizes[c] = (sizes[c] || 0) + 1;
@@ -264,34 +266,46 @@ function cells(pen, layer, view) {  // a picture of the outlines, which moves wi
   const { data, opacity } = layer, { k } = view;
   let count = 0;
   visible(data, view, i => { count += data.values[i]; });
-  if (count > MOST_CELLS) { data.shot = null; return tiles(pen, layer, view); }
-  const [left, top, right, bottom] = [-view.x / k, -view.y / k, (view.width - view.x) / k, (view.height - view.y) / k];
-  data.shot = data.shot || pictureOf(layer, view);
-  const { shot } = data, isInside = left >= shot.left && top >= shot.top && right <= shot.left + shot.width && bottom <= shot.top + shot.height;
-  if (shot.k !== k || shot.opacity !== opacity || shot.isStale || !isInside) {
-    clearTimeout(data.later);
-    data.later = setTimeout(() => { data.shot = null; draw(); }, REST_MS);
-  }
-  if (shot.isPartial) tiles(pen, layer, view);
+  const isDense = count > MOST_CELLS;
+  if (data.isDense !== isDense) { data.isDense = isDense; legend(); }
+  if (isDense) { clearTimeout(data.later); data.shot = data.next = null; return tiles(pen, layer, view); }
+  const [left, top, right, bottom] = [-view.x / k, -view.y / k, (view.width - view.x) / k, (view.height - view.y) / k], { shot } = data;
+  const isFit = shot && shot.k === k && shot.opacity === opacity && !shot.isStale && left >= shot.left && top >= shot.top && right <= shot.left + shot.width && bottom <= shot.top + shot.height;
+  if (!isFit) { clearTimeout(data.later); data.later = setTimeout(() => paint(layer), shot || data.next ? REST_MS : 0); }
+  if (!shot || shot.isPartial) tiles(pen, layer, view);
   pen.globalAlpha = 1; pen.imageSmoothingEnabled = true;
-  pen.drawImage(shot.canvas, shot.left * k, shot.top * k, shot.width * k, shot.height * k);
+  if (shot) pen.drawImage(shot.canvas, shot.left * k, shot.top * k, shot.width * k, shot.height * k);
 }
-function pictureOf(layer, { x, y, k, width, height }) {  // with a quarter of the view around it
-  const ratio = devicePixelRatio || 1, canvas = make("canvas", { width: Math.ceil(1.5 * width * ratio), height: Math.ceil(1.5 * height * ratio) }), pen = canvas.getContext("2d");
-  const shot = { canvas, k, opacity: layer.opacity, left: (-x - width / 4) / k, top: (-y - height / 4) / k, width: canvas.width / ratio / k, height: canvas.height / ratio / k, isStale: false, isPartial: false };
+function paint(layer) {  // makes a new picture, some cells in each frame, so that the view can go on moving
+  const isShown = () => layer.on && slide && slide.layers.includes(layer), { data } = layer;
+  if (!isShown()) return;
+  const next = data.next = blank(layer, frame());
+  const go = () => {
+    if (data.next !== next || !isShown()) return;  // another one was begun, or the slide has changed
+    for (let left = FRAME_CELLS; left > 0 && next.squares.length; ) left -= outline(layer, next, ...next.squares.pop());
+    if (next.squares.length) return requestAnimationFrame(go);
+    data.shot = next; data.next = null; draw();
+  };
+  go();
+}
+function blank(layer, { x, y, k, width, height }) {  // a picture with a quarter of the view around it, and the squares that it lacks
+  const ratio = devicePixelRatio || 1, canvas = make("canvas", { width: Math.ceil(1.5 * width * ratio), height: Math.ceil(1.5 * height * ratio) });
+  const shot = { canvas, k, ratio, opacity: layer.opacity, left: (-x - width / 4) / k, top: (-y - height / 4) / k, width: canvas.width / ratio / k, height: canvas.height / ratio / k, isStale: false, isPartial: false, squares: [] };
   const range = (from, size, most) => [Math.max(0, Math.floor(from / SQUARE_PX)), Math.min(Math.floor((from + size) / SQUARE_PX), Math.floor(most / SQUARE_PX))];
   const [left, right] = range(shot.left, shot.width, slide.size[0]), [top, bottom] = range(shot.top, shot.height, slide.size[1]);
-  for (let row = top; row <= bottom; row++) for (let column = left; column <= right; column++) {
-    const paths = square(layer, column, row);
-    if (!paths) { shot.isPartial = true; continue; }
-    pen.setTransform(k * ratio, 0, 0, k * ratio, (column * SQUARE_PX - shot.left) * k * ratio, (row * SQUARE_PX - shot.top) * k * ratio);
-    pen.lineWidth = 1.5 / k; pen.lineJoin = "round";
-    paths.forEach((path, c) => {
-      pen.strokeStyle = pen.fillStyle = layer.colors[c] || CLASSLESS;
-      pen.globalAlpha = layer.opacity / 2; pen.fill(path); pen.globalAlpha = 1; pen.stroke(path);
-    });
-  }
+  for (let row = top; row <= bottom; row++) for (let column = left; column <= right; column++) shot.squares.push([column, row]);
   return shot;
+}
+function outline(layer, shot, column, row) {  // draws a square of a picture; returns its number of cells
+  const paths = square(layer, column, row), { k, ratio } = shot, pen = shot.canvas.getContext("2d");
+  if (!paths) { shot.isPartial = true; return 0; }
+  pen.setTransform(k * ratio, 0, 0, k * ratio, (column * SQUARE_PX - shot.left) * k * ratio, (row * SQUARE_PX - shot.top) * k * ratio);
+  pen.lineWidth = 1.5 / k; pen.lineJoin = "round";
+  paths.forEach((path, c) => {
+    pen.strokeStyle = pen.fillStyle = layer.colors[c] || CLASSLESS;
+    pen.globalAlpha = shot.opacity / 2; pen.fill(path); pen.globalAlpha = 1; pen.stroke(path);
+  });
+  return paths.count;
 }
 function square(layer, column, row) {  // paths of a square by class; null until they are here
   const { data } = layer, key = `${column},${row}`;
@@ -299,13 +313,15 @@ function square(layer, column, row) {  // paths of a square by class; null until
   data.squares.set(key, null);
   if (data.squares.size > MOST_SQUARES) data.squares.delete(data.squares.keys().next().value);
   get(at(slide.id, "layers", layer.number, column, row)).then(answer => answer.arrayBuffer()).then(bytes => {
-    const count = new Uint32Array(bytes, 0, 1)[0], codes = new Uint32Array(bytes, 4, count), first = new Uint32Array(bytes, 4 + 4 * count, count + 1), points = new Float32Array(bytes, 8 + 8 * count), paths = [];
+    const count = new Uint32Array(bytes, 0, 1)[0], codes = new Uint32Array(bytes, 4, count), first = new Uint32Array(bytes, 4 + 4 * count, count + 1), points = new Float32Array(bytes, 8 + 8 * count), paths = Object.assign([], { count });
     for (let i = 0; i < count; i++) {
       const path = paths[codes[i]] = paths[codes[i]] || new Path2D();
       if (first[i + 1] - first[i] === 1) path.rect(points[2 * first[i]] - 2, points[2 * first[i] + 1] - 2, 4, 4);  // only a centre
       else { for (let p = first[i]; p < first[i + 1]; p++) p === first[i] ? path.moveTo(points[2 * p], points[2 * p + 1]) : path.lineTo(points[2 * p], points[2 * p + 1]); path.closePath(); }
     }
-    data.squares.set(key, paths); if (data.shot) data.shot.isStale = true; draw();
+    data.squares.set(key, paths);
+    for (const shot of [data.shot, data.next]) if (shot) shot.isStale = true;
+    draw();
   }).catch(error => { data.squares.delete(key); layer.on = layer.box.checked = false; say(error.message); draw(); });
   return null;
 }
@@ -515,7 +531,7 @@ async function watch() {  // a large folder takes time to read: at most 2 % of t
 (async () => {
   ids = await (await get("slides")).json();
   $("list").append(...ids.map(listed));
+  if (!follow(location.hash) && ids.length) open(ids[0]);  // its facts are read while the news are
   await look();
-  if (!follow(location.hash) && ids.length) open(ids[0]);
   setTimeout(watch, NEWS_MS);
 })().catch(error => say(error.message));
