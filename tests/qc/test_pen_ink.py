@@ -80,7 +80,8 @@ def test_real_ink_of_each_colour_is_removed() -> None:
         # a quarter of it is removed as the slide's edge
         ("black", 0.7, 0.85, 0.02),
         ("green", 0.95, 0.6, 0.05),
-        ("red", 0.65, 0.6, 0.3),
+        # HistoQC's mask leaves out the gaps of a dry pen, and some of its streaks
+        ("red", 0.97, 0.4, 0.02),
     ):
         assert found[color]["recall"] >= recall, color
         assert found[color]["precision"] >= precision, color
@@ -330,10 +331,52 @@ def test_on_glass_a_stroke_is_followed_in_its_own_hue(
     assert found[sure].all()
     rest = box(120, 216, 260, 282)
     assert bool(found[rest].all()) == is_followed
-    # what the network does not see at all is not ink
+    # what the network does not see at all is ink only if it has the colour of a known pen
     probability[at_16_um(faint)] = 0.0
     found = strokes_of(picture, probability, monkeypatch).ink
-    assert not found[rest].any()
+    assert bool(found[rest].all()) == is_followed
+    probability[:] = 0.0
+    assert not strokes_of(picture, probability, monkeypatch).ink.any()
+
+
+RED = (0.1, 0.8, 0.6)
+# The tissue of `tissue_picture` is of one stain, of which this is more.
+MORE_STAIN = (0.14, 0.62, 0.24)
+
+
+@pytest.mark.parametrize("strength", [0.3, 0.6])
+@pytest.mark.parametrize("known_pen", [RED, (0.9, 0.3, 0.4)])
+def test_a_stroke_in_tissue_that_no_model_sees_is_ink_if_another_shows_its_pen(
+    known_pen: tuple[float, float, float],
+    strength: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The known stroke lies on glass; a stroke of red crosses the tissue far from it."""
+    on_glass = box(40, 200, 256, 286)
+    in_tissue = box(100, 130, 40, 180)
+    pale = (strength * RED[0], strength * RED[1], strength * RED[2])
+    picture = with_ink(tissue_picture(), on_glass, known_pen)
+    picture = with_ink(picture, in_tissue, pale)
+    probability = 0.95 * at_16_um(on_glass)
+    found = strokes_of(picture, probability, monkeypatch).ink
+    assert found[on_glass].all()
+    assert bool(found[box(104, 126, 48, 172)].all()) == (known_pen == RED)
+    assert bool(found[box(104, 126, 48, 172)].any()) == (known_pen == RED)
+    # tissue is left
+    assert found[box(0, 240, 0, 216)].mean() < 0.12
+
+
+@pytest.mark.parametrize("color", [MORE_STAIN, (0.6, 0.6, 0.6)])
+def test_neither_more_stain_nor_grey_is_a_known_pen(
+    color: tuple[float, float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_glass = box(40, 200, 256, 286)
+    in_tissue = box(100, 130, 40, 180)
+    picture = with_ink(tissue_picture(), on_glass, color)
+    half = (color[0] / 2, color[1] / 2, color[2] / 2)
+    picture = with_ink(picture, in_tissue, half)
+    found = strokes_of(picture, 0.95 * at_16_um(on_glass), monkeypatch).ink
+    assert not found[in_tissue].any()
 
 
 @pytest.mark.parametrize(("strength", "is_followed"), [(0.2, False), (1.5, True)])

@@ -5,6 +5,9 @@ at the whole picture at 16 µm/px. Each region that it takes for ink is then
 compared with what lies beside it: by the law of Beer and Lambert, a stroke of a pen adds density to
 the tissue below and keeps its texture, and it adds the same colour along its whole length. Mucin,
 pigment and necrosis replace the tissue. Stain is added to tissue as ink is, but not in strokes.
+
+A stroke on glass, or a dense one, shows the colour of its pen (`pen_colour.py`). Strokes of the
+same pen that are too dry or too pale for the models are then found by this colour alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,6 +40,7 @@ from thinsection.qc.checks.ink_network import (
     ink_probability,
     usual_stain,
 )
+from thinsection.qc.checks.pen_colour import PenColour, pen_colour
 from thinsection.types import MaskArray, RgbArray
 
 # Least probability of ink in a stroke, in 255ths. Where a region above the first one is no stroke,
@@ -106,6 +110,16 @@ _ON_GLASS = 0.5
 # A stroke is judged if more than this share of it lies outside of the border of the picture.
 _LEAST_INNER_SHARE = 0.4
 
+# The largest strokes show the colours of the pens; tissue is sampled at this distance in pixels.
+_MOST_STROKES = 4
+_SAMPLE_STEP = 2
+# A further stroke of a known pen exceeds one of these multiples of the deviation of the pen's
+# amount in tissue, over a square of this edge in pixels; and what it adds has the pen's hue: least
+# cosine of the angle.
+_LEVELS_OF_PEN = (5.0, 8.0, 13.0)
+_AMOUNT_PX = 3
+_HUE_OF_PEN = 0.95
+
 _Floats = npt.NDArray[np.float32]
 
 
@@ -120,6 +134,21 @@ class _Densities:
     @property
     def mean(self) -> _Floats:
         return np.asarray(self.colors.mean(axis=2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Picture:
+    """The picture at about 16 µm/px, with its `density_tables`."""
+
+    rgb: RgbArray
+    tables: list[Array]
+    px_um: float
+
+    def colors(self, around: tuple[slice, ...] = (slice(None), slice(None))) -> _Floats:
+        """Densities of red, green and blue of a part, float32 (H, W, 3)."""
+        part = self.rgb[around]
+        planes = [table[part[..., c]] for c, table in enumerate(self.tables)]
+        return np.stack(planes, axis=2)
 
 
 def find_pen_ink(
@@ -137,7 +166,8 @@ def find_pen_ink(
             same up to rounding.
 
     Memory: 2 bytes per pixel of the thumbnail, that of `ink_probability` and `ink_within`, and 100
-        bytes per pixel of 16 µm in the largest box around a region.
+        bytes per pixel of 16 µm in the largest box around a region; where ink is found, 60 bytes
+        per pixel of 16 µm.
     """
     # pixels of the thumbnail along a pixel that is searched
     factor = max(1, round(INPUT_MPP / px_um))
@@ -146,35 +176,29 @@ def find_pen_ink(
     probability = ink_probability(ns, small)
     small_um = px_um * factor
     tables = density_tables(ns, small)
-    strokes = _strokes(probability, small, tables, small_um)
-    strokes = _followed(strokes, probability, small, tables, small_um)
+    picture = _Picture(rgb=small, tables=tables, px_um=small_um)
+    strokes = _strokes(probability, picture)
+    strokes = _followed(strokes, probability, picture)
     dense = find_dense_ink(ns, thumbnail, px_um, small, get_seen_ink)
-    dense = _adding_density(dense, small, tables, small_um)
+    dense = _adding_density(dense, picture)
     strokes |= dense
-    judged = strokes & ~_unjudged(strokes, dense, small, tables, small_um)
+    strokes |= _of_known_pens(strokes, picture)
+    judged = strokes & ~_unjudged(strokes, dense, picture)
     masks = []
     for mask in (judged, strokes & ~judged):
         masks.append(enlarged(_joined(mask, small_um), factor, thumbnail))
     return PenInk(ink=masks[0], unjudged=masks[1] & ~masks[0])
 
 
-def _strokes(
-    probability: npt.NDArray[np.uint8],
-    rgb: RgbArray,
-    tables: list[Array],
-    px_um: float,
-) -> MaskArray:
-    """Regions of likely ink that are strokes, bool (H, W).
-
-    `tables`, here and below, are the `density_tables` of the picture.
-    """
+def _strokes(probability: npt.NDArray[np.uint8], picture: _Picture) -> MaskArray:
+    """Regions of likely ink that are strokes, bool (H, W)."""
     ns = get_namespace("cpu")
-    strokes = np.zeros(rgb.shape[:2], bool)
+    strokes = np.zeros(picture.rgb.shape[:2], bool)
     alone = np.zeros_like(strokes)
     for least in _LEVELS:
         likely = (probability > least) & ~strokes & ~alone
-        likely = drop_small(ns, likely, MIN_INK_UM2 / px_um**2)
-        for around, region, others, part in _regions(likely, rgb, tables, px_um):
+        likely = drop_small(ns, likely, MIN_INK_UM2 / picture.px_um**2)
+        for around, region, others, part in _regions(likely, picture):
             sure_share = (probability[around][region] > _SURE).mean()
             is_sure = bool(sure_share > _LEAST_SURE_SHARE)
             inside, beside = _both_sides(region, others, part)
@@ -184,15 +208,13 @@ def _strokes(
             elif _adds_ink(inside, beside, region, is_sure=is_sure):
                 strokes[around] |= _trimmed(region, inside, beside, part)
     # tissue that lies alone on glass may be as dense as ink
-    return np.asarray(strokes | without_stain(ns, alone, rgb))
+    return np.asarray(strokes | without_stain(ns, alone, picture.rgb))
 
 
-def _adding_density(
-    dense: MaskArray, rgb: RgbArray, tables: list[Array], px_um: float
-) -> MaskArray:
+def _adding_density(dense: MaskArray, picture: _Picture) -> MaskArray:
     """Dense ink without regions that are as pale as the tissue beside them, bool (H, W)."""
     kept = dense.copy()
-    for around, region, others, part in _regions(dense, rgb, tables, px_um):
+    for around, region, others, part in _regions(dense, picture):
         inside, beside = _both_sides(region, others, part)
         if len(inside):
             added = np.median(inside[:, :3] - beside[:, :3], axis=0)
@@ -202,15 +224,14 @@ def _adding_density(
 
 
 def _regions(
-    mask: MaskArray, rgb: RgbArray, tables: list[Array], px_um: float
+    mask: MaskArray, picture: _Picture
 ) -> Iterator[tuple[tuple[slice, ...], MaskArray, MaskArray, _Densities]]:
     """Each region with its surroundings: where these are, the region, all regions, the picture."""
     labels, boxes = _boxes(mask)
-    reach = _beside_px(px_um)
+    reach = _beside_px(picture.px_um)
     for number, box in enumerate(boxes, start=1):
         around = tuple(slice(max(0, s.start - reach), s.stop + reach) for s in box)
-        colors = [table[rgb[around][..., c]] for c, table in enumerate(tables)]
-        part = _Densities(colors=np.stack(colors, axis=2), px_um=px_um)
+        part = _Densities(colors=picture.colors(around), px_um=picture.px_um)
         yield around, labels[around] == number, labels[around] > 0, part
 
 
@@ -225,21 +246,15 @@ def _boxes(mask: MaskArray) -> tuple[Array, list[tuple[slice, slice]]]:
 
 
 def _followed(
-    strokes: MaskArray,
-    probability: npt.NDArray[np.uint8],
-    rgb: RgbArray,
-    tables: list[Array],
-    px_um: float,
+    strokes: MaskArray, probability: npt.NDArray[np.uint8], picture: _Picture
 ) -> MaskArray:
     """Strokes, and what they go on to in their own hue on glass or as dense ink, bool (H, W)."""
     if not strokes.any():
         return strokes
     ns = get_namespace("cpu")
-    colors = np.stack([table[rgb[..., c]] for c, table in enumerate(tables)], axis=2)
-    dense = colors.mean(axis=2) > _GLASS_DENSITY
-    shows_hue = dense & ~opened_by_disk(ns, dense, _NARROW_UM / px_um)
-    shows_hue |= colors.max(axis=2) > _DENSE
-    stain = usual_stain(ns, rgb, tables)
+    colors = picture.colors()
+    shows_hue = _shows_hue(colors, picture.px_um)
+    stain = usual_stain(ns, picture.rgb, picture.tables)
     likely = strokes | (shows_hue & (probability > _FOLLOWED))
     labels, boxes = _boxes(likely)
     followed = strokes.copy()
@@ -254,6 +269,71 @@ def _followed(
         if hue @ stain < _STAIN_HUE:
             followed[box] |= region & shows_hue[box] & same
     return np.asarray(mostly(ns, followed, strokes, 0.0))
+
+
+def _shows_hue(colors: _Floats, px_um: float) -> MaskArray:
+    """What is narrow and lies on glass, or is dense, bool (H, W): ink has its own hue there."""
+    ns = get_namespace("cpu")
+    dense = colors.mean(axis=2) > _GLASS_DENSITY
+    narrow = dense & ~opened_by_disk(ns, dense, _NARROW_UM / px_um)
+    return np.asarray(narrow | (colors.max(axis=2) > _DENSE))
+
+
+def _of_known_pens(strokes: MaskArray, picture: _Picture) -> MaskArray:
+    """Further strokes of the pens that made the strokes, bool (H, W).
+
+    They may be too dry or too pale for the network. They have the pen's hue where they lie on
+    glass, and shift the tissue below them by it.
+    """
+    further = np.zeros_like(strokes)
+    if not strokes.any():
+        return further
+    for pen in _known_pens(strokes, picture):
+        further |= _strokes_of(pen, strokes | further, picture)
+    return further
+
+
+def _known_pens(strokes: MaskArray, picture: _Picture) -> Iterator[PenColour]:
+    """Pens that can be told from the stains, each once; those of large strokes first."""
+    ns = get_namespace("cpu")
+    colors = picture.colors()
+    px_um = picture.px_um
+    certain = strokes & _shows_hue(colors, px_um) & _inner(strokes.shape, px_um)
+    around = dilated_by_disk(ns, strokes, _NARROW_UM / px_um)
+    step = np.s_[::_SAMPLE_STEP, ::_SAMPLE_STEP]
+    sample = colors[step][~around[step]]
+    tissue = sample[sample.mean(axis=1) > _GLASS_DENSITY]
+    labels, count = labelled(ns, strokes, connectivity=8)
+    areas = np.bincount(labels[certain], minlength=count + 1)
+    hues: list[_Floats] = []
+    for number in np.argsort(-areas[1:], kind="stable")[:_MOST_STROKES] + 1:
+        pen = pen_colour(colors[certain & (labels == number)], tissue)
+        if pen is not None and all(pen.hue @ hue < _STROKE_HUE for hue in hues):
+            hues.append(pen.hue)
+            yield pen
+
+
+def _strokes_of(pen: PenColour, strokes: MaskArray, picture: _Picture) -> MaskArray:
+    """Further strokes of one pen, bool (H, W)."""
+    ns = get_namespace("cpu")
+    further = np.zeros_like(strokes)
+    amount = box_mean(ns, picture.colors() @ pen.normal, _AMOUNT_PX)
+    for least in _LEVELS_OF_PEN:
+        least_amount = max(_LEAST_INK_ADDED, least * pen.noise)
+        likely = (amount > least_amount) & ~strokes & ~further
+        likely = drop_small(ns, likely, MIN_INK_UM2 / picture.px_um**2)
+        for around, region, others, part in _regions(likely, picture):
+            inside, beside = _both_sides(region, others | strokes[around], part)
+            if len(inside):
+                added = np.median(inside[:, :3] - beside[:, :3], axis=0)
+                is_pen = _adds_ink(inside, beside, region, is_sure=True)
+            else:
+                added = np.median(part.colors[region], axis=0)
+                is_pen = _length(region) > _LEAST_LENGTH
+            cosine = added @ pen.hue / max(1e-6, float(np.linalg.norm(added)))
+            if is_pen and cosine > _HUE_OF_PEN:
+                further[around] |= region
+    return further
 
 
 def _stroke_on_glass(
@@ -388,13 +468,7 @@ def _edge(region: MaskArray) -> MaskArray:
     return np.asarray(region & dilated_by_square(get_namespace("cpu"), ~region, 3))
 
 
-def _unjudged(
-    strokes: MaskArray,
-    dense_ink: MaskArray,
-    rgb: RgbArray,
-    tables: list[Array],
-    px_um: float,
-) -> MaskArray:
+def _unjudged(strokes: MaskArray, dense_ink: MaskArray, picture: _Picture) -> MaskArray:
     """Strokes most of which lie at the border of the picture, bool (H, W).
 
     There is no context: hair follicles that the border cuts look like ink, and so does the edge
@@ -403,21 +477,27 @@ def _unjudged(
     ns = get_namespace("cpu")
     if not strokes.any():
         return strokes
-    border_px = max(1, round(CONTEXT_UM / px_um))
-    inner = np.zeros_like(strokes)
-    inner[border_px:-border_px, border_px:-border_px] = True
+    inner = _inner(strokes.shape, picture.px_um)
     at_border = strokes & ~mostly(ns, strokes, inner, _LEAST_INNER_SHARE)
     labels, count = labelled(ns, at_border, connectivity=8)
     unjudged = np.zeros_like(strokes)
     if not count:
         return unjudged
-    density = np.mean([table[rgb[..., c]] for c, table in enumerate(tables)], axis=0)
+    density = picture.colors().mean(axis=2)
     for number in range(1, count + 1):
         region = labels == number
         on_glass = _glass_share(region, strokes, density) >= _ON_GLASS
         if not on_glass or dense_ink[region].mean() < _LEAST_SURE_SHARE:
             unjudged |= region
     return unjudged
+
+
+def _inner(shape: tuple[int, ...], px_um: float) -> MaskArray:
+    """What lies away from the border of the picture, bool (H, W)."""
+    border_px = max(1, round(CONTEXT_UM / px_um))
+    inner = np.zeros(shape, bool)
+    inner[border_px:-border_px, border_px:-border_px] = True
+    return inner
 
 
 def _joined(ink: MaskArray, px_um: float) -> MaskArray:
