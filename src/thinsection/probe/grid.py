@@ -15,7 +15,7 @@ import math
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -368,7 +368,11 @@ def suite_jobs(path: Path, document: Mapping[str, Json]) -> list[ProbeJob]:
         if "data" not in entry:
             raise ConfigError(f"each task must have data, got {sorted(entry)}")
         settings = shared | {k: v for k, v in entry.items() if k not in _TASK_KEYS}
-        found = find_tasks(path.parent / entry["data"])
+        place = path.parent / entry["data"]
+        found: Iterable[tuple[str, Path, str]] = find_tasks(place)
+        if settings.get("layout", "auto") not in ("auto", "manifest"):
+            # files in a folder of this layout are no lists, such as OCELOT's metadata.json
+            found = [(place.name, place, "tiles")]
         for (task, data, kind), encoder in itertools.product(found, encoders):
             name = entry.get("name", task)
             own = {**settings, "encoder": encoder}

@@ -20,9 +20,11 @@ from thinsection.evaluation import tables
 from thinsection.evaluation.embeddings import Embeddings
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.tables import SPLITS, TRAIN, VAL, TextRow, read_rows
+from thinsection.files.atomic import read_json
 from thinsection.probe.data.sets import (
     ImageRef,
     LabelledRows,
+    Square,
     TileSet,
     label_rows,
     left_out_fact,
@@ -38,6 +40,9 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 BATCH_BYTES = 64 * MIB  # of decoded images at a time (one image may be larger)
 # rows of BACH that validate, of the 400 images in the order of their names
 BACH_VAL = ((41, 59), (60, 90), (139, 169), (240, 258), (260, 273), (345, 368))
+
+# edge of the square around a cell of OCELOT, px of 0.2 µm
+OCELOT_PX = 96
 
 Encode = Callable[[RgbArray], "torch.Tensor"]  # uint8 (B, H, W, 3) to (B, D)
 LeaveOut = Callable[[str, str], None]  # receives an image and why it is left out
@@ -204,12 +209,59 @@ def _bach(base: Path, layout: Layout) -> Iterator[LabelledImage]:
         yield image, {**row, "split": VAL if validates else TRAIN}
 
 
+def _ocelot(base: Path, layout: Layout) -> Iterator[LabelledImage]:
+    """Squares around the annotated cells of the cell patches; the test set stays shut."""
+    slides = _ocelot_slides(base / "metadata.json")
+    for split in (TRAIN, VAL):
+        for table in sorted((base / "annotations" / split / "cell").glob("*.csv")):
+            image = base / "images" / split / "cell" / f"{table.stem}.jpg"
+            if not image.is_file():
+                raise DatasetError(
+                    f"image must exist, got no {str(image)!r}, which {str(table)!r} annotates"
+                )
+            if table.stem not in slides:
+                raise DatasetError(
+                    f"metadata must have each sample, got no {table.stem!r} in "
+                    f"{str(base / 'metadata.json')!r}"
+                )
+            row = {"split": split, "slide_id": slides[table.stem]}
+            for x, y, number in _ocelot_cells(table):
+                square = Square(x, y, OCELOT_PX)
+                label = layout.class_names[number - 1]
+                yield ImageRef(image, square=square), {**row, "label": label}
+
+
+def _ocelot_slides(path: Path) -> dict[str, str]:
+    """Slide of each sample of OCELOT."""
+    errors = (OSError, ValueError, KeyError, TypeError, AttributeError)
+    rule = "metadata must be JSON with sample_pairs and slide_name"
+    with rewording(rule, path, *errors, error=DatasetError):
+        pairs = read_json(path)["sample_pairs"]
+        return {name: str(pair["slide_name"]) for name, pair in pairs.items()}
+
+
+def _ocelot_cells(table: Path) -> Iterator[tuple[int, int, int]]:
+    """x, y and number of the class of each cell of a table without header."""
+    with rewording("cells must be readable", table, OSError, error=DatasetError):
+        lines = table.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*,\s*([12])\s*", line)
+        if match is None:
+            raise DatasetError(
+                "a cell must be x,y,class with class 1 (other cell) or 2 (tumour cell), got "
+                f"{line!r} in line {number} of {str(table)!r}"
+            )
+        x, y, label = match.groups()
+        yield int(x), int(y), int(label)
+
+
 _READERS = {
     "folder": _folders,
     "mhist": _mhist,
     "pcam": _pcam,
     "unitopatho": _unitopatho,
     "bach": _bach,
+    "ocelot": _ocelot,
 }
 LAYOUTS = {
     name: from_mapping(Layout, table)
@@ -375,9 +427,34 @@ def read_images(
             yield from _read_rows(path, of_file, leave_out)
             continue
         pixels = None
-        with slide_boundary(of_file[0].place, leave_out):
+        with slide_boundary(str(path), leave_out):
             pixels = read_image(path)
-        yield from [pixels] * len(of_file)
+        for ref in of_file:
+            if ref.square is None or pixels is None:
+                yield pixels
+                continue
+            part = None
+            with slide_boundary(ref.place, leave_out):
+                part = _cut(pixels, ref)
+            yield part
+
+
+def _cut(pixels: RgbArray, ref: ImageRef) -> RgbArray:
+    """The square of an image; black beyond its edges."""
+    from PIL import Image
+
+    square = ref.square
+    assert square is not None
+    height, width = pixels.shape[:2]
+    if not (0 <= square.x < width and 0 <= square.y < height):
+        raise DatasetError(
+            f"point must lie in its image of {width} x {height} px, got {square.x}, {square.y} in "
+            f"{str(ref.path)!r}"
+        )
+    left = square.x - square.size // 2
+    top = square.y - square.size // 2
+    box = (left, top, left + square.size, top + square.size)
+    return np.asarray(Image.fromarray(pixels).crop(box))
 
 
 def read_image(path: Path) -> RgbArray:

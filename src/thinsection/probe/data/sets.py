@@ -110,24 +110,40 @@ class TileSet:
 
 
 @dataclass(frozen=True, slots=True)
+class Square:
+    """A square of an image around a point, px of the image."""
+
+    x: int
+    y: int
+    size: int  # of an edge
+
+
+@dataclass(frozen=True, slots=True)
 class ImageRef:
-    """One image: a file, or row `row` of a dataset of an HDF5 file ('x' in PCam)."""
+    """One image: a file, a square of it, or a row of a dataset of an HDF5 file (PCam)."""
 
     path: Path
     row: int | None = None
     dataset: str = "x"
+    square: Square | None = None
 
     @property
     def name(self) -> str:
-        """Name in tables: folder/file, or file:row."""
-        if self.row is None:
-            return f"{self.path.parent.name}/{self.path.name}"
-        return f"{self.path.stem}:{self.row}"
+        """Name in tables: folder/file, file:row, or folder/file:XxY of a square's centre."""
+        if self.row is not None:
+            return f"{self.path.stem}:{self.row}"
+        return f"{self.path.parent.name}/{self.path.name}{self._point}"
 
     @property
     def place(self) -> str:
-        """Path of the file, with the row; unlike a name it means one image."""
-        return str(self.path) if self.row is None else f"{self.path}:{self.row}"
+        """Path of the file, with the row or point; unlike a name it means one image."""
+        if self.row is not None:
+            return f"{self.path}:{self.row}"
+        return f"{self.path}{self._point}"
+
+    @property
+    def _point(self) -> str:
+        return f":{self.square.x}x{self.square.y}" if self.square else ""
 
 
 @dataclass(frozen=True, slots=True)
