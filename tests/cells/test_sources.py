@@ -11,6 +11,7 @@ import pytest
 import shapely
 from tests.support.cells import SLIDE, closed, feature, random_rings, write_geojson
 
+from thinsection.cells.columns import read_parquet_cells
 from thinsection.cells.place import CellSlide
 from thinsection.cells.sources import SUFFIXES, format_of, import_cells
 from thinsection.cells.table import CellTable
@@ -158,6 +159,26 @@ def test_geoparquet_gives_outlines_classes_ids_and_measurements(
     for row in table.to_table(["id", "class", "source:brown"]).to_pylist():
         assert row["class"] == NAMES[int(row["id"]) % 2]
         assert row["source:brown"] == int(row["id"]) / 2
+
+
+def test_long_outlines_come_in_parts_whatever_the_lengths_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 16 * 200  # of all outlines, which have 5 to 29 points; the longest has more
+    monkeypatch.setattr("thinsection.cells.columns._MAX_GEOMETRY_BYTES", limit)
+    angles = np.linspace(0, 2 * np.pi, 301)[:-1]
+    circle = 500 + 90 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    rings = [*RINGS[:150], circle, *RINGS[150:]]
+    path = tmp_path / "a.parquet"
+    struct = pa.array([{"a": 1, "b": 2.0}] * len(rings))
+    pq.write_table(geo_table(rings).add_column(0, "nested", struct), path)
+    batches = list(read_parquet_cells(path, {}))
+    sizes = [(len(batch), len(batch.outlines.points)) for batch in batches]
+    assert all(points <= 200 or number == 1 for number, points in sizes)
+    assert sum(number for number, _ in sizes) == len(rings)
+    # parts are filled, and not a cell each
+    assert len(sizes) < len(rings) / 5
+    assert_has_all(imported(path), rings)
 
 
 def test_columns_of_a_table_of_centres_are_named_by_the_user(tmp_path: Path) -> None:

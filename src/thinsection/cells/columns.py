@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thinsection.cells.batch import MAX_CELLS, CellBatch
-from thinsection.cells.outlines import Outlines, decode_wkb
+from thinsection.cells.batch import MAX_CELLS, MAX_POINTS, CellBatch
+from thinsection.cells.outlines import POINT_BYTES, Outlines, decode_wkb
 from thinsection.config import nearest
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.types import MIB, Floats
@@ -37,6 +37,7 @@ _VERTEX_NAMES = ("cell_id", "vertex_x", "vertex_y")
 _XENIUM_NAMES = {"x_centroid", "transcript_counts"}
 _GEO = b"geo"
 _BUFFER_BYTES = MIB
+_MAX_GEOMETRY_BYTES = POINT_BYTES * MAX_POINTS  # outlines of one batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +178,48 @@ def read_parquet_cells(path: Path, named: Mapping[str, str]) -> Iterator[CellBat
         measured = _measured_columns(schema, columns)
         wanted = [name for name in schema.names if name in columns.used]
         for rows in file.iter_batches(
-            MAX_CELLS, columns=[*wanted, *measured], use_threads=False
+            _rows_of_batch(file, columns.geometry),
+            columns=[*wanted, *measured],
+            use_threads=False,
         ):
-            yield _batch_of(rows, columns, measured)
+            for part in _parts(rows, columns.geometry):
+                yield _batch_of(part, columns, measured)
+
+
+def _rows_of_batch(file: Any, geometry: str) -> int:
+    """Rows that are read at a time: fewer than 16,384 where outlines have many points."""
+    num_rows = file.metadata.num_rows
+    if not geometry or not num_rows:
+        return MAX_CELLS
+    column = file.schema_arrow.names.index(geometry)
+    num_bytes = 0
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        # nested columns before it have several columns of their own in the file
+        for place in range(column, group.num_columns):
+            chunk = group.column(place)
+            if chunk.path_in_schema == geometry:
+                num_bytes += int(chunk.total_uncompressed_size)
+    num_fitting = _MAX_GEOMETRY_BYTES * int(num_rows) // max(1, num_bytes)
+    return max(1, min(MAX_CELLS, num_fitting))
+
+
+def _parts(rows: "pa.RecordBatch", geometry: str) -> Iterator["pa.RecordBatch"]:
+    """Splits rows, so that the outlines of a part have at most 4 MiB, or it is one cell."""
+    import pyarrow.compute as pc
+
+    is_short = not geometry or rows[geometry].nbytes <= _MAX_GEOMETRY_BYTES
+    if is_short or not _is_binary(rows[geometry].type):
+        yield rows
+        return
+    lengths = pc.binary_length(rows[geometry]).fill_null(0).to_numpy()
+    ends = np.cumsum(lengths, dtype=np.int64)
+    first = 0
+    while first < len(rows):
+        limit = _MAX_GEOMETRY_BYTES + (ends[first - 1] if first else 0)
+        end = max(first + 1, int(np.searchsorted(ends, limit, side="right")))
+        yield rows.slice(first, end - first)
+        first = end
 
 
 def _measured_columns(schema: "pa.Schema", columns: CellColumns) -> list[str]:

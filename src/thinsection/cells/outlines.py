@@ -23,7 +23,7 @@ MIN_POINTS = 3  # fewer points enclose no area
 _HEADER = np.dtype(
     [("order", "u1"), ("kind", "<u4"), ("rings", "<u4"), ("points", "<u4")]
 )
-_POINT_BYTES = 16
+POINT_BYTES = 16  # x and y, as float64
 _POLYGON = 3
 _LITTLE_ENDIAN = 1
 
@@ -196,7 +196,7 @@ class Outlines:
         counts = self.num_points
         has_points = counts > 0
         num_written = np.where(has_points, counts + 1, 0)  # a ring of WKB is closed
-        lengths = np.where(has_points, _HEADER.itemsize + _POINT_BYTES * num_written, 0)
+        lengths = np.where(has_points, _HEADER.itemsize + POINT_BYTES * num_written, 0)
         ends = np.cumsum(lengths)
         starts = ends - lengths
         data = np.empty(int(lengths.sum()), dtype=np.uint8)
@@ -256,7 +256,7 @@ def decode_wkb(column: "pa.Array") -> DecodedWkb:
     is_ring &= headers["kind"] == _POLYGON
     is_ring &= headers["rings"] == 1
     num_points = headers["points"].astype(np.int64)
-    is_ring &= lengths[is_simple] == _HEADER.itemsize + _POINT_BYTES * num_points
+    is_ring &= lengths[is_simple] == _HEADER.itemsize + POINT_BYTES * num_points
     is_simple[is_simple] = is_ring
     if not is_simple.all():
         return _decode_by_shapely(column, is_simple)

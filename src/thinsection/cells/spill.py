@@ -1,6 +1,7 @@
 """Sorts rows of any number by blocks of space, in bounded memory, by a temporary file."""
 
 import tempfile
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +15,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BLOCK_PX = 8192  # edge of a block, level-0 px
-_HELD_BYTES = 16 * MIB  # rows that wait for their place in the file
-_MAX_ROWS = 65_536  # rows of one returned batch
+_HELD_BYTES = 8 * MIB  # rows that wait for their place in the file
+# bounds of one returned table: its rows, and their bytes unless it is one piece of the file
+_MAX_ROWS = 65_536
+_MAX_BYTES = 8 * MIB
 _MIN_ROWS = 8192  # blocks with fewer rows are joined with the next one of their line
+_PLACE_VALUES = 4  # numbers of one place in the file
 
 BlockKeys = npt.NDArray[np.int64]  # (N, 2): row and column of a block
+# where the rows of a piece begin in the file, bytes, number of rows, number of schema
+Place = tuple[int, int, int, int]
 
 
 def block_keys(centers: Floats) -> BlockKeys:
@@ -31,7 +37,8 @@ class BlockSpill(Closing):
 
     The file has no name, so that nothing is left of it after a kill.
 
-    Memory: some 64 MiB, and 64 bytes per piece of a block in the file.
+    Memory: some 32 MiB, and 32 bytes per piece of a block in the file. In each 8 MiB of rows, which
+    are some 20,000 cells, a block has one piece.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,8 +48,8 @@ class BlockSpill(Closing):
         self._held: list[pa.RecordBatch] = []
         self._held_keys: list[BlockKeys] = []
         self._held_bytes = 0
-        # block -> (where its rows begin in the file, bytes, number of rows, number of schema)
-        self._pieces: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+        # block -> the numbers of its places, one after another
+        self._pieces: dict[tuple[int, int], array[int]] = {}
 
     def add(self, rows: "pa.RecordBatch", keys: BlockKeys) -> None:
         """Takes rows and the block of each."""
@@ -85,39 +92,47 @@ class BlockSpill(Closing):
         data = piece.serialize()
         self._file.write(data)
         place = (self._size, data.size, len(piece), schema_number)
-        self._pieces.setdefault(block, []).append(place)
+        self._pieces.setdefault(block, array("q")).extend(place)
         self._size += data.size
 
     def batches(self) -> Iterator["pa.Table"]:
         """Yields all rows, block by block: line by line, from left to right within a line.
 
-        A table has rows of one block or of neighbours in its line, at most 65,536. Columns that a
-        piece lacks are null.
+        A table has rows of one block or of neighbours in its line, at most 65,536, with some 8 MiB.
+        Columns that a piece lacks are null.
         """
         import pyarrow as pa
 
         self._write_held()
         waiting: list[pa.Table] = []
         num_waiting = 0
+        num_bytes = 0
         line = None
         for block in sorted(self._pieces):
             is_new_line = block[0] != line
             line = block[0]
-            if waiting and (is_new_line or num_waiting >= _MIN_ROWS):
-                yield _joined(waiting)
-                waiting = []
-                num_waiting = 0
-            for place in self._pieces[block]:
-                if num_waiting and num_waiting + place[2] > _MAX_ROWS:
+            may_end = is_new_line or num_waiting >= _MIN_ROWS
+            for place in self._places(block):
+                is_full = num_waiting + place[2] > _MAX_ROWS
+                is_full |= num_bytes + place[1] > _MAX_BYTES
+                if waiting and (may_end or is_full):
                     yield _joined(waiting)
                     waiting = []
                     num_waiting = 0
+                    num_bytes = 0
+                may_end = False
                 waiting.append(self._read(place))
                 num_waiting += place[2]
+                num_bytes += place[1]
         if waiting:
             yield _joined(waiting)
 
-    def _read(self, place: tuple[int, int, int, int]) -> "pa.Table":
+    def _places(self, block: tuple[int, int]) -> Iterator[Place]:
+        """Yields the places of a block's rows in the file."""
+        values = iter(self._pieces[block])
+        yield from zip(*[values] * _PLACE_VALUES, strict=True)
+
+    def _read(self, place: Place) -> "pa.Table":
         import pyarrow as pa
 
         start, num_bytes, _, schema_number = place
