@@ -277,6 +277,26 @@ def test_one_cell_with_megabytes_of_text_is_refused(
         list(read_geojson_cells(path))
 
 
+def test_a_long_feature_alone_is_refused_with_a_remedy_that_helps(
+    tmp_path: Path,
+) -> None:
+    polygons = [[closed(ring)] for ring in random_rings(300)]
+    text = json.dumps(
+        {
+            "type": "Feature",
+            "geometry": {"type": "MultiPolygon", "coordinates": polygons * 40},
+            "properties": {"objectType": "annotation"},
+        }
+    )
+    assert len(text) > MAX_VALUE_CHARS
+    path = tmp_path / "a.geojson"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"alone must .*put \[ before it and \]"):
+        list(read_geojson_cells(path))
+    path.write_text(f"[{text}]")
+    assert sum(map(len, read_geojson_cells(path))) == 12_000
+
+
 def test_a_long_class_that_ends_too_soon_is_refused(tmp_path: Path) -> None:
     path = write_long_classes(tmp_path / "a.geojson")
     path.write_text(path.read_text()[: MAX_VALUE_CHARS + 1000])

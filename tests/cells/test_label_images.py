@@ -15,7 +15,11 @@ from skimage.measure import regionprops
 from tests.support.cells import SLIDE
 
 from thinsection.cells.batch import CellBatch
-from thinsection.cells.label_images import label_cells, read_label_cells
+from thinsection.cells.label_images import (
+    label_cells,
+    label_frame,
+    read_label_cells,
+)
 from thinsection.cells.sources import format_of, import_cells
 from thinsection.errors import InvalidInputError
 
@@ -105,6 +109,52 @@ def test_files_give_cells_in_level_0_px(name: str, tmp_path: Path) -> None:
     for cell_id, shape in zip(table["id"].to_pylist(), shapes, strict=True):
         moved = shapely.transform(wanted[cell_id], lambda points: points * scale)
         assert shapely.hausdorff_distance(shape, moved) < 1e-6
+
+
+def with_axes(path: Path, unit: str | None, *steps: dict[str, object]) -> Path:
+    """Writes what OME-Zarr 0.4 says of units and transformations."""
+    group = zarr.open_group(path / "labels" / "nuclei", mode="r+")
+    (multiscale,) = group.attrs["multiscales"]
+    multiscale["axes"] = [
+        {"name": "c", "type": "channel"},
+        {"name": "y", "type": "space", "unit": unit},
+        {"name": "x", "type": "space", "unit": unit},
+    ]
+    multiscale["datasets"][0]["coordinateTransformations"] = list(steps[:1])
+    multiscale["coordinateTransformations"] = list(steps[1:])
+    group.attrs["multiscales"] = [multiscale]
+    return path
+
+
+def scale(*values: float) -> dict[str, object]:
+    return {"type": "scale", "scale": list(values)}
+
+
+def test_an_ome_zarr_states_its_own_micrometres(tmp_path: Path) -> None:
+    labels = drawn_labels(seed=1)
+    path = write_zarr(tmp_path / "a.zarr", labels)
+    assert label_frame(path) == "px"
+    # the first scale is that of the level, the second one that of all levels
+    with_axes(path, "nanometer", scale(1, 2, 2), scale(1, 250, 250))
+    assert float(label_frame(path)) == pytest.approx(0.5)
+    areas = []
+    for frame in (None, "0.5", "px"):
+        table = import_cells(
+            path, tmp_path / "out.parquet", name="own", slide=SLIDE, frame=frame
+        )
+        areas.append(table.to_table(["area_um2"])["area_um2"].to_numpy().sum())
+    assert areas[0] == areas[1]
+    assert areas[0] == pytest.approx(np.count_nonzero(labels) * 0.25, rel=0.05)
+    assert areas[2] == pytest.approx(areas[0] * 0.25 * 0.3 / 0.25)
+    # without a unit the numbers are none of the slide
+    assert label_frame(with_axes(path, None, scale(1, 2, 2))) == "px"
+    with_axes(path, "micrometer", scale(1, 0.5, 0.25))
+    with pytest.raises(InvalidInputError, match=r"square pixels .*got 0.25 x 0.5 µm"):
+        label_frame(path)
+    translation: dict[str, object] = {"type": "translation", "translation": [0, 0, 90]}
+    with_axes(path, "micrometer", scale(1, 0.5, 0.5), translation)
+    with pytest.raises(InvalidInputError, match="moved by 90 µm"):
+        label_frame(path)
 
 
 @pytest.mark.parametrize(

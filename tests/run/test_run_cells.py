@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import shapely
+import tifffile
 from tests.support.cell_files import CLASSES, SIZE, write_cells
 
 import thinsection as ts
@@ -194,6 +195,36 @@ def test_slides_of_other_patients_are_not_summed(slides: Path, tmp_path: Path) -
         assert "cells" not in row["why"]
     page = (tmp_path / "out" / "qc_auto.html").read_text()
     assert "cells of nuclei per mm² of tissue" in page.casefold()
+
+
+def test_a_label_image_of_a_coarser_level_is_counted_like_outlines(
+    slides: Path, tmp_path: Path
+) -> None:
+    """Squares in an image of 1 µm per pixel, on a slide of 0.5 µm."""
+    folder = tmp_path / "nuclei"
+    folder.mkdir()
+    labels = np.zeros((SIZE[1] // 2, SIZE[0] // 2), dtype=np.uint16)
+    corners = np.mgrid[250:600:23, 200:450:19].reshape(2, -1).T
+    for number, (x, y) in enumerate(corners, start=1):
+        labels[y : y + 9, x : x + 7] = number
+    tifffile.imwrite(folder / "a.tif", labels, tile=(128, 128))
+    cohort = tmp_path / "cohort.csv"
+    cohort.write_text(f"slide\n{slides / 'a.svs'}\n")
+    out = tmp_path / "out"
+    assert start(cohort, out, folder, cells_frame="1").exit_code == 0
+    table = ts.open_results(out).cells("a", "nuclei")
+    assert table.num_cells == len(corners)
+    areas = table.to_table(["area_um2"])["area_um2"].to_numpy()
+    np.testing.assert_allclose(areas, 9 * 7)
+    centers = 2 * (corners + np.array((3.5, 4.5)))
+    for grid, edge in zip(GRIDS, (128, 256)):
+        stored = counted(out, grid, "nuclei")
+        inside = (stored.coords_l0[:, None] <= centers) & (
+            centers < stored.coords_l0[:, None] + edge
+        )
+        expected = inside.all(axis=2).sum(axis=1)
+        assert stored.columns["count"].tolist() == expected.tolist()
+        assert expected.sum() > 100
 
 
 def test_a_source_that_is_not_there_or_not_clear_is_refused(

@@ -21,9 +21,9 @@ class CellsConfig:
     cells: tuple[str, ...] = option(
         (),
         "Count the cells of another tool in the tiles (GeoJSON of QuPath, JSON of CellViT or "
-        "HoVer-Net, Parquet, SpatialData): a folder with a file for each SLIDE_ID, a file for one "
-        "slide, or a column of the cohort table with their paths. Repeat the option for several "
-        "sources.",
+        "HoVer-Net, Parquet, SpatialData, label images in TIFF or OME-Zarr): a folder with a file "
+        "for each SLIDE_ID, a file for one slide, or a column of the cohort table with their "
+        "paths. Repeat the option for several sources.",
     )
     cells_frame: str | None = option(
         None,

@@ -157,7 +157,14 @@ def _features(stream: JsonStream) -> Iterator["Json | _LongFeature"]:
             for _ in stream.items():
                 yield _feature(stream)
         else:
-            lone[name] = stream.value()
+            try:
+                lone[name] = stream.value()
+            except LongItemError:
+                limit_mib = MAX_VALUE_CHARS >> 20
+                raise stream.error(
+                    f"a feature that stands alone must have at most {limit_mib} MiB of text (put "
+                    "[ before it and ] behind it, and it is read piece by piece)"
+                ) from None
     if not has_features and "type" in lone:
         yield lone
 

@@ -13,16 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.cells.batch import MAX_CELLS, CellBatch
-from thinsection.cells.outlines import decode_wkb
+from thinsection.cells.outlines import DecodedWkb, Outlines, decode_wkb
+from thinsection.cells.place import PX
 from thinsection.errors import InvalidInputError
 from thinsection.extras import importing
-from thinsection.types import MIB
+from thinsection.types import MIB, Document, Floats
 
 # pieces of a label with more empty rows between them are two cells, whatever the bands
 MAX_GAP_ROWS = 256
 _BAND_BYTES = 16 * MIB
 _MAX_CHUNK_ROW_BYTES = 256 * MIB
 _MAX_WAITING_RUNS = 1 << 23
+# units of OME-Zarr in which slides are measured, µm
+_UNITS_UM = {"nanometer": 0.001, "micrometer": 1.0, "millimeter": 1000.0}
 
 _Ints = npt.NDArray[np.int64]
 # (R, 4): runs of pixels of one label in one row, as label, row, start and end
@@ -66,8 +69,12 @@ def _runs(band: npt.NDArray[Any], top: int) -> _Runs:
     """Runs of the labels of a band whose first row has this number."""
     is_border = np.ones((band.shape[0], band.shape[1] + 1), dtype=bool)
     is_border[:, 1:-1] = band[:, 1:] != band[:, :-1]
-    rows, starts = np.nonzero(is_border[:, :-1])
-    ends = np.nonzero(is_border[:, 1:])[1] + 1
+    rows, columns = np.divmod(np.flatnonzero(is_border), band.shape[1] + 1)
+    is_start = columns < band.shape[1]
+    # the next border in the same row
+    ends = columns[1:][is_start[:-1]]
+    rows = rows[is_start]
+    starts = columns[is_start]
     labels = band[rows, starts].astype(np.int64)
     runs = np.stack([labels, rows + top, starts, ends], axis=1)
     return np.asarray(runs[labels != 0])
@@ -98,6 +105,90 @@ def _batches(runs: _Runs) -> Iterator[CellBatch]:
 def _batch(runs: _Runs, num_runs: _Ints) -> CellBatch:
     """The cells of runs, of which each cell has so many."""
     import pyarrow as pa
+
+    cell = np.repeat(np.arange(len(num_runs)), num_runs)
+    is_stack = _are_stacks(runs, cell, len(num_runs))
+    points, counts = _outlines_of_stacks(runs[is_stack[cell]], num_runs[is_stack])
+    changed = {}
+    if not is_stack.all():
+        other = _union(runs[~is_stack[cell]], num_runs[~is_stack])
+        changed = {
+            "with holes, which are filled": other.num_with_holes,
+            "of several pieces: the largest is kept": other.num_in_pieces,
+        }
+        all_counts = np.zeros(len(num_runs), dtype=np.int64)
+        all_counts[is_stack] = counts
+        all_counts[~is_stack] = other.outlines.num_points
+        is_of_stack = np.repeat(is_stack, all_counts)
+        all_points = np.empty((len(is_of_stack), 2))
+        all_points[is_of_stack] = points
+        all_points[~is_of_stack] = other.outlines.points
+        points, counts = all_points, all_counts
+    first_runs = np.cumsum(num_runs) - num_runs
+    return CellBatch(
+        ids=pa.array(runs[first_runs, 0]).cast(pa.string()),
+        outlines=Outlines.of_counts(points, counts),
+        changed={reason: count for reason, count in changed.items() if count},
+    )
+
+
+def _are_stacks(runs: _Runs, cell: _Ints, num_cells: int) -> npt.NDArray[np.bool_]:
+    """True for each cell with one run in each of its rows, which touches that of the next row."""
+    _, rows, starts, ends = runs.T
+    touches = np.maximum(starts[1:], starts[:-1]) < np.minimum(ends[1:], ends[:-1])
+    touches &= np.diff(rows) == 1
+    is_stack = np.ones(num_cells, dtype=bool)
+    is_stack[cell[1:][(cell[1:] == cell[:-1]) & ~touches]] = False
+    return is_stack
+
+
+def _outlines_of_stacks(runs: _Runs, num_runs: _Ints) -> tuple[Floats, _Ints]:
+    """Points of the outlines of stacks of runs, and the number of points of each.
+
+    An outline goes down along the starts of the runs, and up along their ends. Two runs that begin
+    in the same column have no point between them there.
+    """
+    _, rows, starts, ends = runs.T
+    is_last = np.zeros(len(runs), dtype=bool)
+    is_last[np.cumsum(num_runs) - 1] = True
+    is_first = np.roll(is_last, 1)
+    has_step = np.ones(
+        (2, len(runs) + 1), dtype=bool
+    )  # of starts and ends, above each run
+    has_step[0, 1:-1] = starts[1:] != starts[:-1]
+    has_step[1, 1:-1] = ends[1:] != ends[:-1]
+    is_corner = np.empty((len(runs), 4), dtype=bool)
+    corners = np.empty((len(runs), 4, 2))
+    for place, (x, row, step, border) in enumerate(
+        (
+            (starts, rows, has_step[0, :-1], is_first),
+            (starts, rows + 1, has_step[0, 1:], is_last),
+            (ends, rows + 1, has_step[1, 1:], is_last),
+            (ends, rows, has_step[1, :-1], is_first),
+        )
+    ):
+        corners[:, place] = np.stack([x, row], axis=1)
+        is_corner[:, place] = step | border
+    # place of each corner: down the left side from the first run on, and up the right side
+    first = np.repeat(np.cumsum(num_runs) - num_runs, num_runs)
+    number = np.arange(len(runs)) - first
+    places = np.empty((len(runs), 4), dtype=np.int64)
+    places[:, 0] = 4 * first + 2 * number
+    places[:, 1] = places[:, 0] + 1
+    places[:, 2] = 4 * first + 4 * np.repeat(num_runs, num_runs) - 2 * (number + 1)
+    places[:, 3] = places[:, 2] + 1
+    points = np.empty((4 * len(runs), 2))
+    points[places.ravel()] = corners.reshape(-1, 2)
+    is_kept = np.empty(4 * len(runs), dtype=bool)
+    is_kept[places.ravel()] = is_corner.ravel()
+    num_kept = np.concatenate([[0], np.cumsum(is_kept)])
+    limits = 4 * np.concatenate([[0], np.cumsum(num_runs)])
+    return points[is_kept], np.diff(num_kept[limits])
+
+
+def _union(runs: _Runs, num_runs: _Ints) -> DecodedWkb:
+    """Outlines of cells of any form, of which each has so many runs."""
+    import pyarrow as pa
     import shapely
 
     cell = np.repeat(np.arange(len(num_runs)), num_runs)
@@ -106,17 +197,52 @@ def _batch(runs: _Runs, num_runs: _Ints) -> CellBatch:
     pieces = shapely.multipolygons(boxes, indices=cell)
     shapes = shapely.simplify(shapely.union_all(pieces[:, None], axis=1), 0)
     wkb = pa.array(shapely.to_wkb(shapes, byte_order=1), type=pa.binary())
-    decoded = decode_wkb(wkb)
-    changed = {
-        "with holes, which are filled": decoded.num_with_holes,
-        "of several pieces: the largest is kept": decoded.num_in_pieces,
-    }
-    first_runs = np.cumsum(num_runs) - num_runs
-    return CellBatch(
-        ids=pa.array(runs[first_runs, 0]).cast(pa.string()),
-        outlines=decoded.outlines,
-        changed={reason: count for reason, count in changed.items() if count},
+    return decode_wkb(wkb)
+
+
+def label_frame(path: Path) -> str:
+    """Frame of the coordinates: the µm of a pixel that an OME-Zarr states, else px of level 0.
+
+    Raises:
+        InvalidInputError: its pixels are not square, or it does not begin at the corner.
+    """
+    if path.suffix.lower() != ".zarr":
+        return PX
+    with importing("cells in label images", "zarr"):
+        import zarr
+    multiscale = _multiscale(_label_group(zarr.open_group(path, mode="r"), path), path)
+    # a multiscale may have transformations of its own, after those of the level
+    levels = [multiscale["datasets"][0], multiscale]
+    steps = [
+        step
+        for level in levels
+        for step in level.get("coordinateTransformations") or ()
+    ]
+    units = [axis.get("unit") for axis in multiscale.get("axes") or () if _is_xy(axis)]
+    unit_um = (
+        _UNITS_UM.get(units[0]) if len(units) == 2 and units[0] == units[1] else None
     )
+    if unit_um is None:
+        return PX
+    mpp_y, mpp_x = unit_um, unit_um
+    moved_um = 0.0
+    for step in steps:
+        *_, y, x = step.get(step.get("type")) or (0, 0)
+        if step.get("type") == "scale":
+            mpp_y, mpp_x = mpp_y * y, mpp_x * x
+        elif step.get("type") == "translation":
+            moved_um = max(moved_um, abs(x) * unit_um, abs(y) * unit_um)
+    if not np.isclose(mpp_x, mpp_y, rtol=0.01) or moved_um > max(mpp_x, mpp_y):
+        raise InvalidInputError(
+            "labels of an OME-Zarr must have square pixels and begin at the corner of the slide, "
+            f"got {mpp_x:g} x {mpp_y:g} µm per pixel, moved by {moved_um:g} µm, in {str(path)!r}; "
+            "state the frame (px, or the µm of one pixel)"
+        )
+    return repr(float(mpp_x))
+
+
+def _is_xy(axis: Document) -> bool:
+    return axis.get("name") in ("x", "y")
 
 
 @contextmanager
@@ -136,23 +262,33 @@ def _open_labels(path: Path) -> Iterator[Any]:
         with store:
             yield zarr.open_array(store, mode="r")
         return
-    group = zarr.open_group(path, mode="r")
-    if "labels" in group:
-        labels = group["labels"]
-        names = sorted(name for name, _ in labels.members())
-        if len(names) != 1:
-            raise InvalidInputError(
-                f"an OME-Zarr must have one image of labels, got {', '.join(names) or 'none'} in "
-                f"{str(path)!r}; write one of them to a store of its own"
-            )
-        group = labels[names[0]]
+    group = _label_group(zarr.open_group(path, mode="r"), path)
+    yield group[str(_multiscale(group, path)["datasets"][0]["path"])]
+
+
+def _label_group(group: Any, path: Path) -> Any:
+    """Group of the only image of labels of a store."""
+    if "labels" not in group:
+        return group
+    labels = group["labels"]
+    names = sorted(name for name, _ in labels.members())
+    if len(names) != 1:
+        raise InvalidInputError(
+            f"an OME-Zarr must have one image of labels, got {', '.join(names) or 'none'} in "
+            f"{str(path)!r}; write one of them to a store of its own"
+        )
+    return labels[names[0]]
+
+
+def _multiscale(group: Any, path: Path) -> Document:
+    """What a group says of its levels, as OME-Zarr 0.4 or 0.5 keeps it."""
     attributes = dict(group.attrs)
     multiscales = attributes.get("ome", attributes).get("multiscales")
     if not multiscales:
         raise InvalidInputError(
             f"labels of an OME-Zarr must state multiscales, got none in {str(path)!r}"
         )
-    yield group[str(multiscales[0]["datasets"][0]["path"])]
+    return dict(multiscales[0])
 
 
 def is_label_zarr(path: Path) -> bool:

@@ -19,7 +19,11 @@ from thinsection.cells.columns import (
 from thinsection.cells.geojson import read_geojson_cells
 from thinsection.cells.hovernet import hovernet_frame, read_hovernet_cells
 from thinsection.cells.json_stream import open_json
-from thinsection.cells.label_images import is_label_zarr, read_label_cells
+from thinsection.cells.label_images import (
+    is_label_zarr,
+    label_frame,
+    read_label_cells,
+)
 from thinsection.cells.place import PX, CellSlide, PlacementCheck, placement_of
 from thinsection.cells.spatialdata import read_spatialdata_cells, spatialdata_frame
 from thinsection.cells.table import CellTable
@@ -114,6 +118,7 @@ FORMATS = (
         suffixes=(".tif", ".tiff", ".zarr"),
         recognises=lambda path: path.suffix.lower() != ".zarr" or is_label_zarr(path),
         read=lambda path, columns: read_label_cells(path),
+        frame=label_frame,
     ),
     CellFormat(
         name="spatialdata",

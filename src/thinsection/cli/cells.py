@@ -30,8 +30,8 @@ def check(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="Files of cells: GeoJSON, JSON of CellViT or HoVer-Net, Parquet, or a table in a "
-            "results folder.",
+            help="Files of cells: GeoJSON, JSON of CellViT or HoVer-Net, Parquet, SpatialData, "
+            "label images (TIFF, OME-Zarr), or a table in a results folder.",
             show_default=False,
         ),
     ],
