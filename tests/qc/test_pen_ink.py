@@ -366,6 +366,27 @@ def test_a_stroke_in_tissue_that_no_model_sees_is_ink_if_another_shows_its_pen(
     assert found[box(0, 240, 0, 216)].mean() < 0.12
 
 
+@pytest.mark.parametrize(
+    ("known", "further"),
+    [
+        (box(40, 200, 256, 286), box(100, 160, 60, 120)),
+        (box(60, 150, 228, 314), box(100, 130, 40, 180)),
+    ],
+)
+def test_blood_is_left_as_a_clot_shows_no_pen_and_what_is_round_is_no_further_stroke(
+    known: MaskArray, further: MaskArray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first known one is a stroke, and the further one is round; then the other way round."""
+    dense = (1.3 * RED[0], 1.3 * RED[1], 1.3 * RED[2])
+    picture = with_ink(with_ink(tissue_picture(), known, RED), further, dense)
+    # the clot has a hole
+    picture[100:112, 265:277] = 240
+    seen = at_16_um(known)
+    found = strokes_of(picture, 0.0 * seen, monkeypatch, dense=seen).ink
+    assert found[known].all()
+    assert not found[further].any()
+
+
 @pytest.mark.parametrize("color", [MORE_STAIN, (0.6, 0.6, 0.6)])
 def test_neither_more_stain_nor_grey_is_a_known_pen(
     color: tuple[float, float, float], monkeypatch: pytest.MonkeyPatch

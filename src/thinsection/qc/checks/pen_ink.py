@@ -23,6 +23,7 @@ from thinsection.arrays.morphology import (
     dilated_by_disk,
     dilated_by_square,
     drop_small,
+    fill_small,
     labelled,
     mostly,
     opened_by_disk,
@@ -112,6 +113,8 @@ _LEAST_INNER_SHARE = 0.4
 
 # The largest strokes show the colours of the pens; tissue is sampled at this distance in pixels.
 _MOST_STROKES = 4
+# Holes of at most this share of a region do not make it a stroke, as the inside of a ring does.
+_HOLE_SHARE = 0.1
 _SAMPLE_STEP = 2
 # A further stroke of a known pen exceeds one of these multiples of the deviation of the pen's
 # amount in tissue, over a square of this edge in pixels; and what it adds has the pen's hue: least
@@ -294,7 +297,10 @@ def _of_known_pens(strokes: MaskArray, picture: _Picture) -> MaskArray:
 
 
 def _known_pens(strokes: MaskArray, picture: _Picture) -> Iterator[PenColour]:
-    """Pens that can be told from the stains, each once; those of large strokes first."""
+    """Pens that can be told from the stains, each once; those of large strokes first.
+
+    What is no longer than wide shows no pen: it may be a clot of blood.
+    """
     ns = get_namespace("cpu")
     colors = picture.colors()
     px_um = picture.px_um
@@ -303,14 +309,25 @@ def _known_pens(strokes: MaskArray, picture: _Picture) -> Iterator[PenColour]:
     step = np.s_[::_SAMPLE_STEP, ::_SAMPLE_STEP]
     sample = colors[step][~around[step]]
     tissue = sample[sample.mean(axis=1) > _GLASS_DENSITY]
-    labels, count = labelled(ns, strokes, connectivity=8)
-    areas = np.bincount(labels[certain], minlength=count + 1)
+    shown = []
+    for box, region in _pieces(strokes):
+        whole = fill_small(ns, region, _HOLE_SHARE * np.count_nonzero(region))
+        if _length(whole) > _LEAST_LENGTH:
+            shown.append(colors[box][region & certain[box]])
+    shown.sort(key=len, reverse=True)
     hues: list[_Floats] = []
-    for number in np.argsort(-areas[1:], kind="stable")[:_MOST_STROKES] + 1:
-        pen = pen_colour(colors[certain & (labels == number)], tissue)
+    for densities in shown[:_MOST_STROKES]:
+        pen = pen_colour(densities, tissue)
         if pen is not None and all(pen.hue @ hue < _STROKE_HUE for hue in hues):
             hues.append(pen.hue)
             yield pen
+
+
+def _pieces(mask: MaskArray) -> Iterator[tuple[tuple[slice, slice], MaskArray]]:
+    """The box of each region of a mask, and the region in it."""
+    labels, boxes = _boxes(mask)
+    for number, box in enumerate(boxes, start=1):
+        yield box, labels[box] == number
 
 
 def _strokes_of(pen: PenColour, strokes: MaskArray, picture: _Picture) -> MaskArray:
@@ -324,12 +341,12 @@ def _strokes_of(pen: PenColour, strokes: MaskArray, picture: _Picture) -> MaskAr
         likely = drop_small(ns, likely, MIN_INK_UM2 / picture.px_um**2)
         for around, region, others, part in _regions(likely, picture):
             inside, beside = _both_sides(region, others | strokes[around], part)
+            is_pen = _length(region) > _LEAST_LENGTH
             if len(inside):
                 added = np.median(inside[:, :3] - beside[:, :3], axis=0)
-                is_pen = _adds_ink(inside, beside, region, is_sure=True)
+                is_pen &= _adds_ink(inside, beside, region, is_sure=True)
             else:
                 added = np.median(part.colors[region], axis=0)
-                is_pen = _length(region) > _LEAST_LENGTH
             cosine = added @ pen.hue / max(1e-6, float(np.linalg.norm(added)))
             if is_pen and cosine > _HUE_OF_PEN:
                 further[around] |= region
