@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
-from scipy import ndimage
+from scipy import ndimage, spatial
 from tests.qc.slides import ArraySlide
 from tests.qc.views import view_of
 from training.tuning_slide import tuning_slide
@@ -302,8 +302,60 @@ def test_the_tissue_of_a_smear_is_kept_and_not_judged(share: float) -> None:
     assert "smear" in outcome.warnings[-1]
 
 
+def touching_cells(seed: int) -> np.ndarray:
+    """Cells of 16 to 32 µm at 8 µm/px: many alone, and three chains as one piece."""
+    rng = np.random.default_rng(seed)
+    shape = (400, 500)
+    rows, columns = np.mgrid[: shape[0], : shape[1]]
+    centres = rng.integers(5, np.array(shape) - 5, (2500, 2)).tolist()
+    # a beam on two posts, none of which reaches the border
+    for column in range(90, 410, 3):
+        centres.append([200 + rng.integers(-1, 2), column])
+    for branch in (110, 390):
+        for row in range(80, 320, 3):
+            centres.append([row, branch + rng.integers(-1, 2)])
+    places = np.zeros(shape, dtype=bool)
+    for row, column in centres:
+        radius = rng.uniform(1.0, 1.6)
+        places |= (rows - row) ** 2 + (columns - column) ** 2 <= radius**2
+    image = rng.normal(242, 1.5, (*shape, 3))
+    image[places] = np.array((165, 120, 180)) + rng.normal(0, 5, (places.sum(), 3))
+    return image.clip(0, 255).astype(np.uint8)
+
+
+def net_of_fat(seed: int, *, cell_um: float) -> np.ndarray:
+    """Membranes of 10 µm between fat cells, at 8 µm/px, on glass."""
+    rng = np.random.default_rng(seed)
+    shape = (300, 400)
+    num_cells = int(shape[0] * shape[1] * (8 / cell_um) ** 2)
+    places = rng.uniform(0, shape, (num_cells, 2))
+    points = np.argwhere(np.ones(shape, dtype=bool))
+    away, _ = spatial.cKDTree(places).query(points, k=2)
+    membrane = (1 - (away[:, 1] - away[:, 0]) * 0.8).clip(0, 1).reshape(shape)
+    inside = np.zeros(shape)
+    inside[40:-40, 40:-40] = 1
+    density = (ndimage.gaussian_filter(membrane, 0.6) * inside)[..., None]
+    image = rng.normal(242, 1.5, (*shape, 3)) * (1 - density)
+    image += density * np.array((190, 130, 180))
+    return image.clip(0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_cells_that_touch_are_a_smear_too(seed: int) -> None:
+    outcome = Tissue()(view_of(touching_cells(seed)))
+    assert outcome.unjudged_area is not None
+    assert "smear" in outcome.warnings[-1]
+
+
 @pytest.mark.parametrize(
-    "image", [cells(0.05, seed=2, linked=True), canvas(WHITE), with_tissue(False)[0]]
+    "image",
+    [
+        cells(0.05, seed=2, linked=True),
+        net_of_fat(6, cell_um=100),
+        net_of_fat(7, cell_um=200),
+        canvas(WHITE),
+        with_tissue(False)[0],
+    ],
 )
 def test_fat_tissue_and_empty_glass_are_judged(image: np.ndarray) -> None:
     outcome = Tissue()(view_of(image))

@@ -112,11 +112,15 @@ _FRAME_CROSSED = 0.3
 
 # Cells that lie apart, as in a smear: at least so much of the mask is as clear as glass, or nearly,
 # so much of it is dark specks or lines, and the largest of these has less than a share of them. In
-# fat and in lung, which are as clear, they are one net.
+# fat and in lung, which are as clear, they are one net. Cells that touch are one piece too, but it
+# falls apart under an erosion, and it leaves one glass around it: at least so much of what is not
+# dark hangs together. The meshes of a net do not.
 _CLEAR = 0.03
 _CLEAR_SHARE = 0.5
 _LEAST_DARK_SHARE = 0.05
 _LARGEST_SPECK_SHARE = 0.12
+_TOUCHING_PX = 2
+_ONE_GLASS_SHARE = 0.65
 _SCATTERED = (
     "the share of tissue was not judged, because cells lie apart as in a smear; the mask is the "
     "area that they span"
@@ -574,16 +578,27 @@ def _find_outside(ns: ArrayNamespace, light: _Light, textured: float, px: Px) ->
 
 
 def _is_scattered(ns: ArrayNamespace, evidence: _Evidence, mask: Array) -> bool:
-    """True if the mask holds dark specks that lie apart on glass, and no tissue."""
-    xp = ns.xp
+    """True if the mask holds dark specks that lie apart on glass, or touch, and no tissue."""
     area_px = int(mask.sum())
     if int((evidence.clear & mask).sum()) < _CLEAR_SHARE * area_px or not area_px:
         return False
-    specks = morphology.region_areas(ns, evidence.strong_lines & mask)
-    dark_px = int(specks.sum())
+    dark = evidence.strong_lines & mask
+    dark_px = int(dark.sum())
     if dark_px < _LEAST_DARK_SHARE * area_px or not dark_px:
         return False
-    return bool(xp.max(specks) < _LARGEST_SPECK_SHARE * dark_px)
+    if _largest(ns, dark) < _LARGEST_SPECK_SHARE * dark_px:
+        return True
+    between = mask & ~dark
+    if _largest(ns, between) < _ONE_GLASS_SHARE * int(between.sum()):
+        return False
+    cores = ~morphology.dilated_by_square(ns, ~dark, _TOUCHING_PX)
+    return _largest(ns, cores) < _LARGEST_SPECK_SHARE * int(cores.sum())
+
+
+def _largest(ns: ArrayNamespace, mask: Array) -> int:
+    """Pixels of the largest 8-connected region; 0 without one."""
+    areas = morphology.region_areas(ns, mask)
+    return int(areas.max()) if len(areas) else 0
 
 
 def _find_net(ns: ArrayNamespace, lines: Array, strong_lines: Array, px: Px) -> Array:
