@@ -97,11 +97,54 @@ def test_the_global_random_state_is_left_alone() -> None:
 
 def test_eva_counts_steps_and_scores_balanced_accuracy() -> None:
     data = blobs(n_train=600, n_val=60)
-    settings = dataclasses.replace(EVA.linear, max_steps=10)  # 3 steps an epoch
+    settings = dataclasses.replace(EVA.linear, max_steps=10, patience=None)
     head = train_head(data, settings, lr=3e-4, seed=0)
     assert len(head.scores) == 4
     assert EVA.linear is not None
     assert EVA.linear.metric == "balanced_accuracy"
+
+
+def test_eva_ends_after_a_fifth_of_its_epochs_without_a_better_score() -> None:
+    data = blobs(n_train=600, n_val=60)  # 3 steps an epoch
+    whole = dataclasses.replace(EVA.linear, max_steps=150, patience=None)
+    everything = train_head(data, whole, lr=3e-4, seed=0)
+    assert len(everything.scores) == 50
+    for share, patience in ((0.05, 3), (0.2, 10)):
+        settings = dataclasses.replace(whole, patience=share)
+        head = train_head(data, settings, lr=3e-4, seed=0)
+        best = -1.0
+        waited = 0
+        for epochs, score in enumerate(everything.scores, start=1):  # noqa: B007
+            waited = 0 if score > best else waited + 1
+            best = max(best, score)
+            if waited == patience:
+                break
+        assert head.scores == everything.scores[:epochs]
+        assert head.score == best
+    assert len(head.scores) < 50  # it ended early at least once
+
+
+@pytest.mark.parametrize(
+    ("rows", "patience"),
+    [
+        (268, 1250),  # BACH
+        (100_000, 7),  # CRC
+        (262_144, 3),  # PatchCamelyon
+        (2_175, 278),  # MHIST
+        (3_657, 167),  # BRACS
+        (1_132, 500),  # BreaKHis
+        (15_303, 42),  # Gleason
+        (6_270, 100),  # UniToPatho
+    ],
+)
+def test_the_share_gives_the_patience_of_each_of_evas_configurations(
+    rows: int, patience: int
+) -> None:
+    linear = EVA.linear
+    assert linear is not None
+    assert linear.max_steps is not None
+    per_epoch = -(-rows // linear.batch_size)
+    assert linear.patience_epochs(linear.max_steps / per_epoch) == patience
 
 
 def test_a_protocol_without_the_probe_says_which_have_it() -> None:

@@ -4,6 +4,7 @@ Two scores can be compared if their result files record the same protocol. A pro
 does not define is refused.
 """
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -32,6 +33,12 @@ class LinearSettings:
     # scored after each epoch; the result is the best score over learning rates and epochs
     metric: Metric = "macro_f1"
     last_epoch: bool = False  # True takes the score after the last epoch instead
+    # training ends after this share of its epochs, rounded up, without a better score; None: never
+    patience: float | None = None
+
+    def patience_epochs(self, epochs: float) -> float:
+        """Epochs without a better score after which training ends, of so many in all."""
+        return math.inf if self.patience is None else math.ceil(self.patience * epochs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

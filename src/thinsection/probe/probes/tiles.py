@@ -156,6 +156,7 @@ def train_head(
     )
     per_epoch = math.ceil(len(x) / settings.batch_size)
     steps_left = settings.max_steps or (settings.epochs or 0) * per_epoch
+    patience = settings.patience_epochs(steps_left / per_epoch)
     best: LinearHead | None = None
     scores = []
     losses = []
@@ -183,6 +184,8 @@ def train_head(
                 bias=bias.detach().cpu().numpy().copy(),
                 prediction=prediction,
             )
+        if epoch - best.epoch >= patience:
+            break
     if best is None or not math.isfinite(losses[-1]):
         raise InvalidInputError(
             f"training loss must stay finite, got {losses[-1]} at learning rate {lr:g} "
