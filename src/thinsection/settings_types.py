@@ -145,6 +145,7 @@ class TrainSettings(TypedDict, total=False):
     positive: Text | None
     site: Text | None
     subgroup: Texts
+    covariate: Texts
     features: Text | None
     head: Text
     hidden_dim: int
@@ -200,6 +201,7 @@ class PredictSettings(TypedDict, total=False):
 
     device: Text
     features: Text | None
+    covariate_table: Text | None
     labels: Text | None
     target: Texts
     time: Text | Texts | None
@@ -235,6 +237,7 @@ class HeatmapSettings(TypedDict, total=False):
 
     device: Text
     features: Text | None
+    covariate_table: Text | None
     labels: Text | None
     target: Texts
     time: Text | Texts | None

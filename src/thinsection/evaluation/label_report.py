@@ -8,6 +8,7 @@ import numpy as np
 
 from thinsection.errors import InvalidInputError
 from thinsection.evaluation.cell_values import ordered_classes
+from thinsection.evaluation.covariates import check_covariates
 from thinsection.evaluation.embeddings import feature_files
 from thinsection.evaluation.follow_up import TIMES_SIGN
 from thinsection.evaluation.label_values import (
@@ -92,6 +93,7 @@ def read_label_report(config: LabelsConfig, results: Path | None) -> LabelReport
         )
         slides = table.slides_of_rows(embeddings.files, patient_by_slide)
         rows = tuple(i for i, names in enumerate(slides) if names)
+        check_covariates(config, embeddings, results, patient_by_slide)
     return LabelReport(
         table=table,
         rows=rows,

@@ -92,6 +92,11 @@ class LabelsConfig:
         "Column for whose values the page has separate scores; repeat the option for "
         "several.",
     )
+    covariate: tuple[str, ...] = option(
+        (),
+        "Column of numbers that enters the model beside the tiles, such as age, or "
+        "cells_cellvit:per_mm2 of summary.csv; repeat the option for several.",
+    )
     features: str | None = option(
         None,
         "Embeddings to use, if the folder has several: 256px_0.5mpp/features_uni2_h, or a "

@@ -69,6 +69,9 @@ class Cohort:
     subgroup_columns: tuple[str, ...] = ()
     # for each of these columns, the subgroup of each case
     subgroups: tuple[tuple[str, ...], ...] = ()
+    covariate_columns: tuple[str, ...] = ()
+    # for each case, its numbers in these columns; None where it has none
+    covariates: tuple[tuple[float | None, ...], ...] = ()
     unlabelled: int = 0  # number of rows of the table without a label
     without_embeddings: int = 0  # number of labelled rows without embeddings
     # sentences for the user: which rows matched embeddings, which did not, and why
@@ -82,7 +85,15 @@ class Cohort:
 
     def take(self, rows: Sequence[int]) -> "Cohort":
         """Some of the cases."""
-        columns = ("cases", "slides", "files", "values", "patients", "sites")
+        columns = (
+            "cases",
+            "slides",
+            "files",
+            "values",
+            "patients",
+            "sites",
+            "covariates",
+        )
         subgroups = tuple(tuple(column[i] for i in rows) for column in self.subgroups)
         return take_rows(self, rows, columns, subgroups=subgroups)
 
@@ -90,6 +101,13 @@ class Cohort:
     def array(self) -> Floats:
         """`values`, (n, T), NaN for blank labels."""
         return np.array(self.values, dtype=np.float64)
+
+    @property
+    def covariate_array(self) -> Floats | None:
+        """`covariates`, (n, C), NaN where there is no value; None without columns."""
+        if not self.covariate_columns:
+            return None
+        return np.array(self.covariates, dtype=np.float64)
 
     @property
     def paths(self) -> list[list[Path]]:

@@ -24,6 +24,7 @@ from thinsection.evaluation.copies import (
     mean_direction,
     spread_rows,
 )
+from thinsection.evaluation.covariates import with_covariates
 from thinsection.evaluation.embeddings import (
     Embeddings,
     check_finite,
@@ -147,6 +148,7 @@ def read_labelled(data: Path, config: LabelsConfig) -> Labelled:
         usable = [slide for slide in files if slide not in damaged]
         row_of = {slide: row for row, slide in enumerate(usable)}
         contents = contents.take([row_of[slide] for slide in chain(*cohort.slides)])
+    cohort = with_covariates(cohort, config, data, patient_by_slide)
     left_out = embeddings.damaged
     lines = unsigned_note(embeddings)
     if left_out:

@@ -4,6 +4,7 @@ OUT/predictions_MODEL/ID.json    the prediction, and a key of model and files, t
 GRID/heatmap_MODEL/ID.h5         if requested: attention and contribution to each score, per tile
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -72,6 +73,8 @@ class Prediction:
     error: str = ""
     patient_id: str = ""  # '' if not known
     seen: Seen = ""
+    # numbers of the case in the columns of the model's card; None where it has none
+    covariates: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +155,7 @@ class PredictTask(Task[Prediction, Prediction]):
             case=entry.case_id,
             patient=entry.patient_id,
             files=files,
+            covariates=entry.covariates,
         )
 
     def _answer(self, model: Model, entry: Prediction) -> Prediction:
@@ -181,7 +185,19 @@ class PredictTask(Task[Prediction, Prediction]):
             self.device,
             tiles=self._draws(entry),
             budget_bytes=self.budget_bytes,
+            covariates=_covariates(model, entry),
         )
+        missing = [
+            column
+            for column, value in zip(
+                model.card.covariates, entry.covariates, strict=True
+            )
+            if value is None
+        ]
+        if missing:
+            warnings.append(
+                f"without {', '.join(missing)}: the mean of the training cases is used"
+            )
         answers = model.answers(logits, members)
         warnings += [
             f"without the slide {slide!r}: {why}" for slide, why in left_out.items()
@@ -207,6 +223,26 @@ class PredictTask(Task[Prediction, Prediction]):
         document = asdict(prediction) | {"key": key}
         write_json(self.folder / f"{self.name(entry)}.json", document)
         return prediction
+
+
+def _covariates(model: Model, entry: Prediction) -> Tensor | None:
+    """Covariates (C,) of an entry, NaN for none; None for a model without.
+
+    Raises InvalidInputError: another number of them than the model has columns.
+    """
+    columns = model.card.covariates
+    if len(entry.covariates) != len(columns):
+        raise InvalidInputError(
+            f"covariates must be {', '.join(columns) or 'none'} for this model, got "
+            f"{len(entry.covariates)} values for {entry.name!r}; predict with the table that has "
+            "them"
+        )
+    if not columns:
+        return None
+    return torch.tensor(
+        [math.nan if value is None else value for value in entry.covariates],
+        dtype=torch.float32,
+    )
 
 
 def _open_slides(
@@ -268,6 +304,7 @@ def through(
     *,
     tiles: bool,
     budget_bytes: int,
+    covariates: Tensor | None = None,
 ) -> tuple[Floats, TileColumns]:
     """Logits (M, K) of some members, and per-tile columns (mean over members).
 
@@ -276,6 +313,8 @@ def through(
     classes, to the logit of NAME minus the mean logit of the others for more classes, to the one
     score of ordered classes, and else to the logit itself. A head whose logits are not a sum over
     tiles has only attention.
+
+    `covariates` (C,) are the numbers of the case that the model needs beside its tiles.
 
     Memory: the model. A head that reads blocks (abmil, clam): four blocks of BLOCK_ROWS x D values
     and 4 N (A + K) bytes for each member. Another head: the bag, 4 N D bytes of at most
@@ -288,8 +327,11 @@ def through(
     target = model.card.target
     logits = []
     sums: TileColumns = {}
+    torch_device = resolve_device(device, mps=False)
+    if covariates is not None:
+        covariates = covariates.to(torch_device)
     for member, output in _outputs(
-        model, members, bag, resolve_device(device, mps=False), budget_bytes
+        model, members, bag, torch_device, budget_bytes, covariates=covariates
     ):
         logits.append(output.logits.double().cpu().numpy())
         if not tiles:
@@ -317,13 +359,15 @@ def _outputs(
     bag: StoredBag,
     device: torch.device,
     budget_bytes: int,
+    *,
+    covariates: Tensor | None,
 ) -> Iterator[tuple[int, HeadOutput]]:
     """Yields each member and its output; see `through`."""
     heads = {member: model.heads[member].to(device) for member in members}
     if all(head.reads_blocks for head in heads.values()):
         values = _values_of_blocks(heads, bag, device)
         for member, head in heads.items():
-            yield member, head.of_values(*values.pop(member))
+            yield member, head.of_case(values.pop(member), covariates)
         return
     if bag.num_bytes > budget_bytes:
         raise BudgetError(
@@ -331,9 +375,10 @@ def _outputs(
             f"{model.card.head.head!r} reads at once, got {format_bytes(budget_bytes)}; raise "
             "memory=..., or train head 'abmil', which reads tiles in blocks"
         )
-    inputs = bag.read(cells=model.heads[0].needs_cells).tensors(device)
+    whole = bag.read(cells=model.heads[0].needs_cells)
+    features, cells, _ = whole.tensors(device)
     for member, head in heads.items():
-        yield member, head(*inputs)
+        yield member, head(features, cells, covariates)
 
 
 def _values_of_blocks(

@@ -41,13 +41,21 @@ class Bag(NamedTuple):
 
     features: npt.NDArray[np.float32]  # (N, D)
     cells: Rows | None  # (N, 2), see `grid_cells`; None if they were not requested
+    # (C,) numbers of the case, NaN for none; None without covariates
+    covariates: npt.NDArray[np.float32] | None = None
 
-    def tensors(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Features and cells on a device, as input of a head."""
+    def tensors(
+        self, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Features, cells and covariates on a device, as input of a head."""
         features = torch.from_numpy(self.features).to(device)
-        if self.cells is None:
-            return features, None
-        return features, torch.from_numpy(self.cells).to(device)
+        cells = None
+        if self.cells is not None:
+            cells = torch.from_numpy(self.cells).to(device)
+        covariates = None
+        if self.covariates is not None:
+            covariates = torch.from_numpy(self.covariates).to(device)
+        return features, cells, covariates
 
 
 class Bags(Closing):
@@ -57,6 +65,7 @@ class Bags(Closing):
         files: for each case, one embeddings file per slide.
         budget_bytes: memory for bags that are kept, in their stored data type.
         cells: True adds the positions of tiles to bags.
+        covariates: numbers (n, C) of the cases, NaN for none; None without covariates.
 
     Memory: budget_bytes, 8 KiB per slide, and PREFETCH + 1 bags as requested (twice if float16 is
     stored, or a case has several slides). Compressed files and
@@ -69,7 +78,9 @@ class Bags(Closing):
         *,
         budget_bytes: int = 0,
         cells: bool = False,
+        covariates: Floats | None = None,
     ) -> None:
+        self.covariates = covariates
         self._files = files
         self._bytes_left = budget_bytes
         self.cells = cells
@@ -100,7 +111,10 @@ class Bags(Closing):
         if self.cells:
             cells = _read_cells(paths)
             cells = cells if rows is None else cells[rows]
-        return Bag(features, cells)
+        covariates = None
+        if self.covariates is not None:
+            covariates = self.covariates[case].astype(np.float32)
+        return Bag(features, cells, covariates)
 
     def _slides(self, case: int) -> Sequence[Stored]:
         """Slides of a case, kept from the first use on if the budget allows it."""

@@ -173,7 +173,12 @@ def train(
         on_message(line)
     with torch.device("meta"):  # settings that do not fit are refused before training
         for head, _ in _settings(config):
-            head_for(head, contents.means.shape[1], cohort.target)
+            head_for(
+                head,
+                contents.means.shape[1],
+                cohort.target,
+                len(cohort.covariate_columns),
+            )
     if not overwrite:
         check_experiment(out, study, as_mapping(config))
     study.save(out)
@@ -468,7 +473,9 @@ def _ensemble(
     heads = []
     members = []
     for part, result in zip(study.parts, results, strict=True):
-        head = head_for(config.head, inputs.dim, cohort.target)
+        head = head_for(
+            config.head, inputs.dim, cohort.target, len(cohort.covariate_columns)
+        )
         head.load_state_dict(result.state)
         heads.append(head.eval())
         held_out = [mark for i in part.test for mark in marks_by_case[i]]
@@ -489,6 +496,7 @@ def _ensemble(
         head=config.head,
         target=cohort.target,
         inputs=inputs,
+        covariates=cohort.covariate_columns,
         members=tuple(members),
         floor=usual.floor,
         threshold=usual.threshold,

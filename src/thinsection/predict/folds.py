@@ -66,6 +66,12 @@ class Study:
                 raise ConfigError(
                     f"cohort.values must have as many numbers for each case, got {sorted(widths)}"
                 )
+            widths = {len(values) for values in study.cohort.covariates}
+            if widths - {len(study.cohort.covariate_columns)}:
+                raise ConfigError(
+                    "cohort.covariates must have a number for each column, got "
+                    f"{sorted(widths)}"
+                )
             return study
 
     @property
@@ -178,7 +184,12 @@ class TrainTask(Task[FoldJob, FoldDone]):
         budget_bytes = free - BAGS_AT_WORK * largest
         cells = any(load_head(job.head.head).needs_cells for job in entries)
         results = []
-        with Bags(files, budget_bytes=budget_bytes, cells=cells) as bags:
+        with Bags(
+            files,
+            budget_bytes=budget_bytes,
+            cells=cells,
+            covariates=study.cohort.covariate_array,
+        ) as bags:
             for job in entries:
                 done = self._run(job, study, bags)
                 results.append(done)
@@ -244,6 +255,7 @@ def fold_key(job: FoldJob, study: Study) -> str:
         cases=cohort.cases,
         slides=cohort.slides,
         values=cohort.values,
+        covariates=cohort.covariates,
         target=target,
         part=as_mapping(study.parts[job.fold]),
         digests=study.digests,

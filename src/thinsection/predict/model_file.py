@@ -59,6 +59,7 @@ MAX_SIZES = {
     "hidden_dim": 1 << 14,
     "attention_dim": 1 << 14,
     "num_heads": 1 << 14,
+    "covariates": 1000,
 }
 
 
@@ -98,6 +99,7 @@ class ModelCard:
     head: HeadConfig
     target: Target
     inputs: Inputs
+    covariates: tuple[str, ...] = ()  # columns that a case must have beside its tiles
     members: tuple[Member, ...]
     floor: float  # `floor` of `Usual`
     threshold: float
@@ -282,9 +284,10 @@ def read_card(path: Path) -> ModelCard:
             "hidden_dim": card.head.hidden_dim,
             "attention_dim": card.head.attention_dim,
             "num_heads": card.head.num_heads,
+            "covariates": len(card.covariates),
         }
         for name, most in MAX_SIZES.items():
-            least = 0 if name == "hidden_dim" else 1
+            least = 0 if name in ("hidden_dim", "covariates") else 1
             if not least <= sizes[name] <= most:
                 raise WeightsError(f"{name} must be in 1..{most}, got {sizes[name]}")
         target = card.target
@@ -355,7 +358,10 @@ def load_model(path: str | Path) -> Model:
             f"{', '.join(USUAL_TENSORS)} must have matching shapes, got {shapes}"
         )
     with torch.device("meta"):
-        heads = [head_for(card.head, dim, card.target) for _ in card.members]
+        heads = [
+            head_for(card.head, dim, card.target, len(card.covariates))
+            for _ in card.members
+        ]
     fill_strictly(
         nn.ModuleList(heads).eval().requires_grad_(False), state, source=str(path)
     )

@@ -30,6 +30,7 @@ from thinsection.errors import (
     slide_boundary,
 )
 from thinsection.evaluation.cases import group_rows
+from thinsection.evaluation.covariates import CovariateSource, case_covariates
 from thinsection.evaluation.embeddings import (
     EMBEDDING_SUFFIXES,
     FeatureFiles,
@@ -97,6 +98,11 @@ class PredictConfig:
         "Embeddings to use, if the folder has several: 256px_0.5mpp/features_uni2_h, or a "
         "unique part of this name, such as uni2_h.",
         daily=True,
+    )
+    covariate_table: Path | None = option(
+        None,
+        "Table with slide_id or case_id and the columns that the model needs beside the tiles. "
+        "[default: the table of labels, and summary.csv]",
     )
 
 
@@ -294,7 +300,16 @@ def predict(
         budget_bytes=parse_bytes(config.stream.memory),
         heatmaps=heatmaps_folder,
     )
-    entries = list(_bags(source.files, patient_by_slide, cohort))
+    entries = _with_covariates(
+        list(_bags(source.files, patient_by_slide, cohort)),
+        card,
+        CovariateSource(
+            table=config.predict.covariate_table or config.validation.labels,
+            data=data,
+            grid=source.address.split("/")[0],
+            patient_by_slide=patient_by_slide,
+        ),
+    )
     rows = _answers(
         entries, task, source, config, progress=progress, on_message=on_message
     )
@@ -585,6 +600,28 @@ def _bags(
         if len(case_paths) > 1:
             patient = patient_by_case.get(case, "")
             yield Prediction("case", case, case, tuple(case_paths), patient_id=patient)
+
+
+def _with_covariates(
+    entries: Sequence[Prediction],
+    card: ModelCard,
+    source: CovariateSource,
+) -> list[Prediction]:
+    """Bags with the covariates that the model needs; a slide has those of its case.
+
+    Raises DatasetError: no table has a column, see `case_covariates`.
+    """
+    if not card.covariates:
+        return list(entries)
+    slides_by_case: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.level == "slide":
+            slides_by_case.setdefault(entry.case_id, []).append(entry.name)
+    rows, _ = case_covariates(card.covariates, [*slides_by_case.values()], source)
+    values_by_case = dict(zip(slides_by_case, rows, strict=True))
+    return [
+        replace(entry, covariates=values_by_case[entry.case_id]) for entry in entries
+    ]
 
 
 def _with_slide_warnings(

@@ -94,6 +94,11 @@ def _changed_data(out: Path, study: Study) -> list[str]:
         number = sum(before != after for before, after in pairs)
         changes.append(f"other labels of {counted(number, 'case')}")
     else:
+        if (old.covariate_columns, old.covariates) != (
+            new.covariate_columns,
+            new.covariates,
+        ):
+            changes.append("other covariates")
         if earlier.digests != study.digests:
             changes.append("other embeddings")
         if earlier.parts != study.parts:

@@ -34,7 +34,13 @@ from thinsection.files.atomic import parse_json
 from thinsection.predict.bags import Bag, Bags
 from thinsection.predict.config import FitConfig
 from thinsection.predict.heads.config import HeadConfig
-from thinsection.predict.heads.head import Criterion, HeadOutput, head_for, load_head
+from thinsection.predict.heads.head import (
+    Criterion,
+    HeadOutput,
+    fit_covariates,
+    head_for,
+    load_head,
+)
 from thinsection.types import Floats
 from thinsection.weights.files import write_tensors
 from thinsection.weights.placement import resolve_device
@@ -153,7 +159,14 @@ class Trainer:
     def _draw_head(self, config: HeadConfig, dim: int) -> None:
         """Sets a head with the initial weights of the current start, and its optimiser."""
         self._seed(INNER, len(self.starts) - 1)
-        self.head = head_for(config, dim, self.target).to(self.device)
+        covariates = self.bags.covariates
+        num_covariates = 0 if covariates is None else covariates.shape[1]
+        head = head_for(config, dim, self.target, num_covariates)
+        if covariates is not None:
+            # of the training cases alone: test cases must not decide the scale
+            values = covariates[list(self.part.train)].astype(np.float32)
+            fit_covariates(head, torch.from_numpy(values))
+        self.head = head.to(self.device)
         self.optimizer = AdamW(
             self.head.parameters(),
             lr=self.fit.lr,
@@ -316,11 +329,15 @@ class Trainer:
         tensors["stop"] = self.predict(self.bags, self.part.stop)
         tensors["logits"] = self.predict(self.bags, self.part.test)
         slides = []
+        cases = []
         for case in self.part.test:
-            slides += [
-                [Path(file)] for file in items_if_several(self.cohort.files[case])
-            ]
-        with Bags(slides, cells=self.bags.cells) as bags:
+            files = items_if_several(self.cohort.files[case])
+            slides += [[Path(file)] for file in files]
+            cases += [case] * len(files)
+        covariates = self.bags.covariates
+        if covariates is not None:
+            covariates = covariates[cases]  # a slide has those of its case
+        with Bags(slides, cells=self.bags.cells, covariates=covariates) as bags:
             tensors["slides"] = self.predict(bags, range(len(bags)))
         header = {
             "key": key,

@@ -9,13 +9,17 @@ times class evidence, a_n w_k . h_n, and evidence.sum(0) + bias = logits exactly
 "Additive MIL", 2022, eq. 5, on a linear classifier). CLAM and MIL-Lab show the attention alone:
 that is `attention`. A head that does more says so in its docstring.
 
+**Covariates.** Numbers of a case that are not of its tiles, such as age. They add a linear term to
+the logits (to the score of ordered classes): evidence.sum(0) + bias + weight . z = logits, with
+z = (value - mean) / standard deviation of the training cases, and 0 for a missing value.
+
 **Ordered classes.** Proportional odds on one score, which any head computes: P(class > k) =
 sigmoid(score - threshold k). The thresholds rise by construction (McCullagh, "Regression models for
 ordinal data", JRSS B 42, 1980).
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -23,7 +27,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from thinsection.errors import ConfigError, InvalidInputError, naming_part
+from thinsection.errors import (
+    ConfigError,
+    DatasetError,
+    InvalidInputError,
+    naming_part,
+)
 from thinsection.evaluation.target import Target
 from thinsection.predict.heads.config import HEADS, HeadConfig
 
@@ -57,6 +66,48 @@ class HeadOutput(NamedTuple):
     instances: Tensor | None = None  # (N, H or K), what `extra_loss` reads
 
 
+class Covariates(nn.Module):
+    """What the covariates (C,) of a case add to K logits: weight . z; 0 before training.
+
+    The mean and the standard deviation are those of the training cases, and saved with the weights.
+    """
+
+    center: Tensor
+    spread: Tensor
+
+    def __init__(self, num_covariates: int, outputs: int) -> None:
+        super().__init__()
+        # zeros draw nothing from torch's generator: the other weights are those without covariates
+        self.weight = nn.Parameter(torch.zeros(outputs, num_covariates))
+        self.register_buffer("center", torch.zeros(num_covariates))
+        self.register_buffer("spread", torch.ones(num_covariates))
+
+    def fit(self, values: Tensor) -> None:
+        """Sets mean and standard deviation from the training cases (n, C), NaN for no value.
+
+        Raises DatasetError: a column has no value.
+        """
+        known = ~values.isnan()
+        count = known.sum(0)
+        if not bool(count.all()):
+            number = int(count.argmin())
+            raise DatasetError(
+                "each covariate must have a value in the training cases of each fold, got none "
+                f"for number {number + 1}; leave it out, or use fewer folds"
+            )
+        filled = values.nan_to_num()
+        center = filled.sum(0) / count
+        squares = torch.where(known, (filled - center) ** 2, 0).sum(0) / count
+        spread = squares.sqrt()
+        self.center.copy_(center)
+        self.spread.copy_(torch.where(spread > 0, spread, 1.0))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """What the values (C,) add to the logits (K,)."""
+        scaled = (values - self.center) / self.spread
+        return self.weight @ torch.where(values.isnan(), 0, scaled)
+
+
 class Head(nn.Module, ABC):
     """One bag in, its logits out; a bag is a batch of its own."""
 
@@ -71,12 +122,34 @@ class Head(nn.Module, ABC):
         self.dim = dim
         self.outputs = outputs
         self.settings = settings
+        self.covariates: Covariates | None = None  # see `head_for`
 
-    def __call__(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
-        """Answer of `forward`, checked: heads come from other packages too."""
+    def __call__(
+        self,
+        embeddings: Tensor,
+        coords: Tensor | None = None,
+        covariates: Tensor | None = None,
+    ) -> HeadOutput:
+        """Answer of `forward`, checked: heads come from other packages too; with covariates."""
         with naming_part("head", self.settings.head, self):
             output: object = super().__call__(embeddings, coords)
-            return self._checked(output)
+            checked = self._checked(output)
+        return self.beside(checked, covariates)
+
+    def beside(self, output: HeadOutput, covariates: Tensor | None) -> HeadOutput:
+        """The output with what the covariates (C,) of the case add to its logits.
+
+        Raises InvalidInputError: the head needs covariates, and there are none.
+        """
+        if self.covariates is None:
+            return output
+        if covariates is None:
+            raise InvalidInputError(
+                f"covariates must be {len(self.covariates.center)} numbers for a head that was "
+                "trained with them, got none; pass those of the case"
+            )
+        added = self.covariates(covariates)
+        return output._replace(logits=output.logits + added)
 
     def _checked(self, output: object) -> HeadOutput:
         """The output if it is one for K outputs.
@@ -116,6 +189,12 @@ class Head(nn.Module, ABC):
     def of_values(self, *values: Tensor) -> HeadOutput:
         """Logits, attention and evidence of a bag from the values (N, ...) of its tiles."""
         raise NotImplementedError(f"{type(self).__name__} reads whole bags")
+
+    def of_case(
+        self, values: Sequence[Tensor], covariates: Tensor | None
+    ) -> HeadOutput:
+        """`of_values`, with the covariates (C,) of the case."""
+        return self.beside(self.of_values(*values), covariates)
 
     def extra_loss(
         self, output: HeadOutput, target: Tensor, criterion: Criterion
@@ -210,9 +289,25 @@ class OrdinalHead(Head):
         self.needs_cells = self.score.needs_cells
         self.reads_blocks = self.score.reads_blocks
 
+    def __call__(
+        self,
+        embeddings: Tensor,
+        coords: Tensor | None = None,
+        covariates: Tensor | None = None,
+    ) -> HeadOutput:
+        """See `Head.__call__`; covariates add to the score, before it becomes classes."""
+        output = self.score(embeddings, coords, covariates)
+        return output._replace(logits=self.thresholds(output.logits))
+
     def forward(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
         """See `Head.forward`."""
-        output = self.score(embeddings, coords)
+        return self(embeddings, coords)
+
+    def of_case(
+        self, values: Sequence[Tensor], covariates: Tensor | None
+    ) -> HeadOutput:
+        """See `Head.of_case`."""
+        output = self.score.of_case(values, covariates)
         return output._replace(logits=self.thresholds(output.logits))
 
     def of_block(self, block: Tensor) -> tuple[Tensor, ...]:
@@ -235,9 +330,29 @@ class OrdinalHead(Head):
         return self.score.extra_loss(output, target, of_score)
 
 
-def head_for(settings: HeadConfig, dim: int, target: Target) -> Head:
-    """A new head for a target and embeddings (D,), see `build_head`."""
+def head_for(
+    settings: HeadConfig, dim: int, target: Target, num_covariates: int = 0
+) -> Head:
+    """A new head for a target, embeddings (D,) and covariates of a case, see `build_head`."""
     outputs = len(target.names)
+    head: Head
     if target.kind == "ordinal":
-        return OrdinalHead(dim, outputs, settings)
-    return build_head(settings, dim, outputs)
+        head = OrdinalHead(dim, outputs, settings)
+    else:
+        head = build_head(settings, dim, outputs)
+    if num_covariates:
+        scored = _scored(head)
+        scored.covariates = Covariates(num_covariates, scored.outputs)
+    return head
+
+
+def fit_covariates(head: Head, values: Tensor) -> None:
+    """Sets the scale of a head's covariates from the training cases (n, C)."""
+    covariates = _scored(head).covariates
+    assert covariates is not None, "the head was built with covariates"
+    covariates.fit(values)
+
+
+def _scored(head: Head) -> Head:
+    """The head whose logits are a sum: that of the score of ordered classes."""
+    return head.score if isinstance(head, OrdinalHead) else head
