@@ -9,7 +9,9 @@ from scipy.stats import fisher_exact
 from tests.predict.planted import write_embeddings
 
 from thinsection.evaluation.audit import Audit, audit_features, id_key
+from thinsection.evaluation.copies import copied_slides
 from thinsection.evaluation.label_values import LabelsConfig
+from thinsection.evaluation.leaks import NamedTiles, contents_of
 
 Tiles = np.ndarray
 Change = Callable[[Tiles, np.random.Generator], Tiles]
@@ -88,6 +90,58 @@ def test_copies_with_changed_content_are_counted_and_named(
     (warning,) = (line for line in found.warnings if "copies" in line)
     assert "2 pairs of slides" in warning
     assert "'s002' and 's024'" in warning
+
+
+def test_equal_slides_of_three_patients_are_named_without_being_compared(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(1)
+    slides = [x[:30] for x in slides_of(rng)]
+    # all tiles of these are in the sample, so that each hides the others in the background
+    found = audited(tmp_path / "f", [*slides, slides[2], slides[2], slides[5]])
+    pairs = {(one.first, one.second): (one.by, one.tiles) for one in found.copies}
+    wanted = [(2, CASES), (2, CASES + 1), (CASES, CASES + 1), (5, CASES + 2)]
+    assert pairs == dict.fromkeys(wanted, ("equal", 1.0))
+
+
+def test_a_rescan_is_found_beside_equal_copies_of_its_slide(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    slides = slides_of(rng)
+    rescan = slides[2] + 0.1 * rng.normal(size=slides[2].shape)
+    found = audited(tmp_path / "f", [*slides, slides[2], rescan])
+    pairs = {(one.first, one.second): one.by for one in found.copies}
+    assert pairs == {(2, CASES): "equal", (2, CASES + 1): "tiles"}
+
+
+def test_a_cohort_of_few_slides_under_many_names_is_compared_as_the_few_are() -> None:
+    rng = np.random.default_rng(4)
+    slides = slides_of(rng, count=8)
+    for copies in (1, 5):
+        calls: list[int] = []
+
+        def read(slide: int, rows: np.ndarray, calls: list[int] = calls) -> Tiles:
+            calls.append(slide)
+            return slides[slide % 8][rows]
+
+        contents = contents_of(
+            NamedTiles(f"s{i}", "", slides[i % 8]) for i in range(8 * copies)
+        )
+        pairs = copied_slides(
+            contents.directions,
+            contents.sampled_tiles,
+            np.arange(8 * copies),
+            read,
+            digests=contents.digests,
+            num_tiles=contents.num_tiles,
+        )
+        compared = sorted(calls)
+        if copies == 1:
+            alone = compared
+            assert compared and not pairs
+        else:
+            assert compared == alone
+            # of five equal slides, all pairs but that of the first and the last
+            assert len(pairs) == 8 * 9
 
 
 def test_copies_of_one_patient_are_no_leak(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ In each cohort the embeddings say nothing of the label; what is known twice woul
 
 import hashlib
 import shutil
+import tracemalloc
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import h5py
@@ -21,11 +23,13 @@ from thinsection.evaluation.leaks import (
     BLOCK_ROWS,
     SKETCH_NEAR,
     content_digest,
+    crossing_equals,
     is_near,
     near_limit,
     near_pairs,
     read_contents,
     rounded,
+    sides_of_slides,
     sketches,
 )
 from thinsection.files.atomic import read_table
@@ -399,3 +403,40 @@ def test_fewer_than_three_slides_say_nothing_of_chance() -> None:
     assert near_limit(known) < 0
     assert not is_near(known[0], known, near_limit(known))
     assert near_limit(()) < 0
+
+
+def test_equal_slides_are_counted_as_their_pairs_would_be() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        case_of = rng.integers(0, 12, size=40)
+        # case 11 is on no side
+        turns = np.array_split(rng.permutation(11), 4)
+        folds = [(np.setdiff1d(np.arange(11), test), test) for test in turns]
+        numbers = rng.integers(0, 6, size=40)
+        groups = [np.flatnonzero(numbers == n).tolist() for n in range(6)]
+        crossed = {
+            (int(i), int(j))
+            for train, test in folds
+            for one, two in ((train, test), (test, train))
+            for i, j in product(one, two)
+        }
+        pairs = [
+            (earlier, slide)
+            for group in groups
+            for slide in group
+            for earlier in group
+            if earlier < slide and (case_of[earlier], case_of[slide]) in crossed
+        ]
+        found = crossing_equals(groups, sides_of_slides(case_of, folds))
+        assert found == (len(pairs), pairs[:3])
+
+
+def test_the_pairs_of_many_equal_slides_are_counted_without_a_list_of_them() -> None:
+    slides = 6_000
+    sides = [(1, -1) if slide % 2 else (-1, 1) for slide in range(slides)]
+    tracemalloc.start()
+    found = crossing_equals([[*range(slides)]], sides)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == (9_000_000, [(0, 1), (1, 2), (0, 3)])
+    assert peak_bytes < 1_000_000  # a list of the pairs would take hundreds of MB

@@ -6,7 +6,7 @@ lists what the embeddings and the table cannot show.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from thinsection.config import Settings, section
 from thinsection.evaluation.cases import listed_names, patient_of
-from thinsection.evaluation.copies import CopyPair, copied_slides
+from thinsection.evaluation.copies import CopyPair, ReadRows, copied_slides
 from thinsection.evaluation.embeddings import open_embeddings
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import Cohort
@@ -32,7 +32,7 @@ MAX_P = 1e-3  # p value below which the site is said to be associated with the c
 MAX_P_DETERMINED = 0.05  # the same limit if the site determines the class
 # largest number of values of a column that may be the target under another name
 MAX_VALUES = 10
-# embeddings that are kept for the search of copies, which reads a slide several times
+# rows of embeddings that are kept for the search of copies, which compares a slide several times
 KEPT_BYTES = 64 << 20
 _PARTS = re.compile(r"[^\W\d_]+|\d+")
 
@@ -130,7 +130,7 @@ def audit_rows(
     cohort: Cohort,
     contents: Contents | None,
     *,
-    read: Callable[[int], Reals],
+    read: ReadRows,
     leaks: Sequence[str] = (),
     splits: str = "",
 ) -> Audit:
@@ -139,7 +139,7 @@ def audit_rows(
     Args:
         cohort: cases with labels.
         contents: their embeddings; None if they are not known.
-        read: reads the embeddings (N, D) of the slide with this index.
+        read: reads some tiles' embeddings of the slide with this index.
         leaks: warnings on what training and test sets share.
         splits: name of the file of splits, if the folds are not drawn.
     """
@@ -188,11 +188,11 @@ def audit_rows(
 
 
 def copies_between_patients(
-    cohort: Cohort, contents: Contents, read: Callable[[int], Reals]
+    cohort: Cohort, contents: Contents, read: ReadRows
 ) -> tuple[list[CopyPair], str]:
     """Pairs of slides of different patients that look like copies, and a sentence on them.
 
-    `read` reads the embeddings (N, D) of the slide with this index.
+    `read` reads some tiles' embeddings of the slide with this index.
     """
     names = [slide for slides in cohort.slides for slide in slides]
     counts = [len(slides) for slides in cohort.slides]
@@ -202,6 +202,8 @@ def copies_between_patients(
         contents.sampled_tiles,
         cases_of_slides,
         read,
+        digests=contents.digests,
+        num_tiles=contents.num_tiles,
     )
     pairs = [f"{names[one.first]!r} and {names[one.second]!r}" for one in copies]
     words = (
@@ -212,20 +214,23 @@ def copies_between_patients(
     return copies, words
 
 
-def reader_of(cohort: Cohort) -> Callable[[int], Reals]:
-    """Reads the embeddings (N, D) of the slide with an index from its file.
+def reader_of(cohort: Cohort) -> ReadRows:
+    """Reads rows of the embeddings of the slide with an index from its file.
 
-    Memory: KEPT_BYTES of embeddings, which are read once.
+    The file was checked when its contents were read (`read_contents`).
+
+    Memory: the rows, and KEPT_BYTES of rows that are read once.
     """
     files = [path for paths in cohort.paths for path in paths]
-    kept: dict[int, Reals] = {}
+    kept: dict[tuple[int, int], Reals] = {}
 
-    def read(slide: int) -> Reals:
-        if slide in kept:
-            return kept[slide]
-        tiles = open_embeddings(files[slide])[:]
+    def read(slide: int, rows: IndexArray) -> Reals:
+        key = (slide, len(rows))
+        if key in kept:
+            return kept[key]
+        tiles = open_embeddings(files[slide], verify=False)[rows]
         if sum(own.nbytes for own in kept.values()) + tiles.nbytes <= KEPT_BYTES:
-            kept[slide] = tiles
+            kept[key] = tiles
         return tiles
 
     return read

@@ -9,13 +9,17 @@ these is true:
 - A quarter of the tiles of one slide, without blank tiles, are much nearer to tiles of the other
   slide than to tiles of the rest of the cohort.
 
+Slides whose embeddings are equal are copies without a comparison. They count as one slide in the
+search for others, so that neither the time nor the answers depend on how often a slide occurs.
+
 Sections of one block with the same stain may be called copies. Tissue of the same patient from
 another place is not.
 
 Shapes: n slides, D channels, T sampled tiles of a slide.
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +34,8 @@ SAMPLED_TILES = 32
 MAX_SMALLER_TILES = 256
 MAX_LARGER_TILES = 4096
 MAX_BACKGROUND_TILES = 2048
-# number of nearest slides of each slide that are compared tile by tile
+# number of nearest slides of each slide that are compared tile by tile, and of equal slides that
+# are named beside it
 NEIGHBOURS = 3
 # largest number of pairs of slides that are compared tile by tile; the nearest pairs come first
 MAX_PAIRS = 100
@@ -61,7 +66,11 @@ class CopyPair:
     first: int
     second: int
     tiles: float  # share of matching tiles
-    by: str  # evidence for the copy: 'means' or 'tiles'
+    by: str  # evidence for the copy: 'means', 'tiles' or 'equal'
+
+
+# reads tiles (N, D) of the slide with this index: those with these row numbers
+ReadRows = Callable[[int, IndexArray], Reals]
 
 
 def directions(tiles: Reals) -> Floats:
@@ -90,18 +99,97 @@ def copied_slides(
     means: Floats,
     sampled_tiles: Sequence[Reals],
     cases: IndexArray,
-    read: Callable[[int], Reals],
+    read: ReadRows,
+    *,
+    digests: Sequence[str],
+    num_tiles: Sequence[int] | IndexArray,
 ) -> list[CopyPair]:
     """Pairs of slides of different cases that are probably copies.
+
+    Of slides with equal embeddings each is named with the NEIGHBOURS that come after it. Only one
+    of them, in the place of all, is compared with other slides.
 
     Args:
         means: mean of the directions of each slide's tiles, (n, D).
         sampled_tiles: directions of some tiles of each slide, (T, D) each.
-        cases: number of the case (or patient) of each slide, (n,).
-        read: reads the tiles (N, D) of the slide with this index.
+        cases: number of the case (or patient) of each slide, (n,), from 0 on.
+        read: reads tiles of a slide.
+        digests: hash of the embeddings of each slide; equal embeddings have one hash.
+        num_tiles: number of tiles of each slide.
 
-    Memory: 8 n² + 8 D (MAX_BACKGROUND_TILES + MAX_LARGER_TILES) bytes, and two slides.
+    Memory: 8 d² + 8 D (MAX_BACKGROUND_TILES + MAX_LARGER_TILES) bytes for d different slides.
     """
+    if len(means) < MIN_SLIDES:
+        return []
+    groups = _equal_slides(digests, num_tiles)
+    copies = [*_equal_pairs(groups, cases)]
+    firsts = np.array([group[0] for group in groups])
+    # a slide that occurs in several cases is of no single one
+    group_cases = np.array(
+        [
+            cases[group[0]] if len(set(cases[group].tolist())) == 1 else -1 - number
+            for number, group in enumerate(groups)
+        ]
+    )
+    pairs = _copies_among(
+        means[firsts],
+        [sampled_tiles[first] for first in firsts],
+        group_cases,
+        lambda group, rows: read(int(firsts[group]), rows),
+        num_tiles=np.asarray(num_tiles)[firsts],
+    )
+    for pair in pairs:
+        first, second = _of_two_cases(groups[pair.first], groups[pair.second], cases)
+        copies.append(CopyPair(first, second, pair.tiles, pair.by))
+    return sorted(copies, key=lambda pair: (pair.first, pair.second))
+
+
+def _equal_slides(
+    digests: Sequence[str], num_tiles: Sequence[int] | IndexArray
+) -> list[list[int]]:
+    """Slides with equal embeddings, a list for each hash, in the order of their first slides.
+
+    Slides with too few tiles to be copies stay alone: a blank tile may be all that they have.
+    """
+    by_digest = defaultdict[str, list[int]](list)
+    for slide, digest in enumerate(digests):
+        few = num_tiles[slide] < MIN_MATCHING_TILES
+        by_digest[f"{digest} {slide}" if few else digest].append(slide)
+    return [*by_digest.values()]
+
+
+def _equal_pairs(
+    groups: Sequence[Sequence[int]], cases: IndexArray
+) -> Iterator[CopyPair]:
+    """Pairs of equal slides of different cases: each slide with the NEIGHBOURS after it."""
+    for group in groups:
+        for number, slide in enumerate(group):
+            for other in group[number + 1 : number + 1 + NEIGHBOURS]:
+                if cases[slide] != cases[other]:
+                    yield CopyPair(slide, other, 1.0, "equal")
+
+
+def _of_two_cases(
+    first: Sequence[int], second: Sequence[int], cases: IndexArray
+) -> tuple[int, int]:
+    """One slide of each group, in order, of different cases if that can be."""
+    slide, other = first[0], second[0]
+    if cases[slide] == cases[other]:
+        slide = next((i for i in first if cases[i] != cases[other]), slide)
+    if cases[slide] == cases[other]:
+        other = next((j for j in second if cases[j] != cases[slide]), other)
+    return min(slide, other), max(slide, other)
+
+
+def _copies_among(
+    means: Floats,
+    sampled_tiles: Sequence[Reals],
+    cases: IndexArray,
+    read: ReadRows,
+    *,
+    num_tiles: IndexArray,
+) -> list[CopyPair]:
+    """`copied_slides` of slides that are all different."""
     if len(means) < MIN_SLIDES:
         return []
     z = _standardised(means, *_scale(means))
@@ -117,17 +205,23 @@ def copied_slides(
             if np.isfinite(row[j]):
                 near[min(i, j), max(i, j)] = float(row[j])
     for i, j in sorted(near, key=lambda pair: near[pair])[:MAX_PAIRS]:
-        share = _tile_share(i, j, sampled_tiles, cases, read)
+        # the rows of the larger slide, and fewer of the smaller one
+        smaller, larger = sorted((i, j), key=lambda slide: int(num_tiles[slide]))
+        few = read(smaller, spread_rows(int(num_tiles[smaller]), MAX_SMALLER_TILES))
+        many = read(larger, spread_rows(int(num_tiles[larger]), MAX_LARGER_TILES))
+        others = np.flatnonzero((cases != cases[i]) & (cases != cases[j]))
+        share = _tile_share(few, many, [sampled_tiles[int(k)] for k in others])
+        # only some tiles of a large slide were compared, so that others could not match
+        share = min(1.0, share * int(num_tiles[larger]) / len(many))
         is_mutual = distance[i].argmin() == j and distance[j].argmin() == i
         if share >= MIN_TILE_SHARE:
             copies.append(CopyPair(i, j, share, "tiles"))
         elif is_mutual and similar[i, j] > level:
             # slides of other cases must be clearly farther from both
-            others = (cases != cases[i]) & (cases != cases[j])
             to_others = np.minimum(distance[i, others], distance[j, others])
             if len(to_others) and distance[i, j] < MAX_MEAN_RATIO * to_others.min():
                 copies.append(CopyPair(i, j, share, "means"))
-    return sorted(copies, key=lambda pair: (pair.first, pair.second))
+    return copies
 
 
 def _scale(x: Floats) -> tuple[FloatVector, FloatVector]:
@@ -162,38 +256,28 @@ def chance_level(similar: Floats, cases: IndexArray) -> float:
     return float(np.tanh(middle + quantile * error))
 
 
-def _tile_share(
-    i: int,
-    j: int,
-    sampled_tiles: Sequence[Reals],
-    cases: IndexArray,
-    read: Callable[[int], Reals],
-) -> float:
-    """Share of the smaller slide's tiles that match the other slide, but no third slide."""
-    smaller, larger = sorted((read(i), read(j)), key=len)
-    few = directions(smaller[spread_rows(len(smaller), MAX_SMALLER_TILES)])
-    many = directions(larger[spread_rows(len(larger), MAX_LARGER_TILES)])
-    others = np.flatnonzero((cases != cases[i]) & (cases != cases[j]))
-    background = np.concatenate([sampled_tiles[int(k)] for k in others]).astype(
-        np.float64
-    )
+def _tile_share(few: Reals, many: Reals, others: Sequence[Reals]) -> float:
+    """Share of the tiles in `few` that match one of `many`, but no tile of the other slides.
+
+    `others` are directions of tiles of slides of other cases.
+    """
+    background = np.concatenate(others).astype(np.float64)
     background = background[spread_rows(len(background), MAX_BACKGROUND_TILES)]
     middle, spread = _scale(background)
     if not np.isfinite(spread).any():
         return 0.0
-    few, many, pool = (
-        _standardised(x, middle, spread) for x in (few, many, background)
+    smaller, larger, pool = (
+        _standardised(x, middle, spread)
+        for x in (directions(few), directions(many), background)
     )
-    to_other_slide = _least_distance(few, many)
-    to_background = _least_distance(few, pool)
+    to_other_slide = _least_distance(smaller, larger)
+    to_background = _least_distance(smaller, pool)
     # blank tiles look the same in all slides
     is_counted = to_background > BLANK_RATIO * np.quantile(to_background, 0.9)
     is_matching = is_counted & (to_other_slide < MAX_TILE_RATIO * to_background)
     if is_matching.sum() < MIN_MATCHING_TILES:
         return 0.0
-    share = float(is_matching.sum() / is_counted.sum())
-    # only some tiles of a large slide were compared, so that others could not match
-    return min(1.0, share * len(larger) / len(many))
+    return float(is_matching.sum() / is_counted.sum())
 
 
 def _least_distance(x: Floats, others: Floats) -> FloatVector:

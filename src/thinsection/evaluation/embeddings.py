@@ -148,10 +148,13 @@ def read_embeddings(path: Path) -> Embeddings:
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
-def open_embeddings(path: Path) -> EmbeddingRows | Embeddings:
-    """Embeddings (N, D) in the type of the file; rows of HDF5 files are read on demand."""
+def open_embeddings(path: Path, *, verify: bool = True) -> EmbeddingRows | Embeddings:
+    """Embeddings (N, D) in the type of the file; rows of HDF5 files are read on demand.
+
+    `verify` is False if the caller has checked the file.
+    """
     if path.suffix.lower() in H5_SUFFIXES:
-        return EmbeddingRows(path)
+        return EmbeddingRows(path, verify=verify)
     return read_embeddings(path)
 
 

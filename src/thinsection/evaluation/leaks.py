@@ -9,7 +9,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -55,6 +55,7 @@ _MAGNITUDE = np.uint16(0x7FFF)
 # embeddings whose largest value is smaller than 2**-10 lose too many bits in float16
 _LEAST_LARGEST = np.float16(2**-10).view(np.uint16)
 BLOCK_ROWS = 4096  # rows of embeddings that are hashed at a time
+_SHOWN_PAIRS = 3  # pairs that a sentence names
 _BLOCK = 1024  # number of rows that are compared with all others at a time
 
 
@@ -301,7 +302,7 @@ def check_copies(
 ) -> list[str]:
     """Warnings on test slides that are copies of training slides.
 
-    Memory: 8 KiB a slide.
+    Memory: 8 KiB a slide; the time grows with the slides where their embeddings are equal.
 
     Raises DatasetError: a test slide has the embeddings of a training slide, without `allowed`.
     """
@@ -311,15 +312,13 @@ def check_copies(
     slides_by_digest = defaultdict[str, list[int]](list)
     for slide, digest in enumerate(contents.digests):
         slides_by_digest[digest].append(slide)
-    copied: list[tuple[int, int]] = []
-    for slides in slides_by_digest.values():
-        for number, slide in enumerate(slides):
-            copied += [(earlier, slide) for earlier in slides[:number]]
-    equal = _crossing_pairs(copied, case_of, folds)
+    num_equal, equal = crossing_equals(
+        [*slides_by_digest.values()], sides_of_slides(case_of, folds)
+    )
     warnings = []
-    if equal:
-        shown = _listed_pairs(equal, names)
-        copies = f"{counted(len(equal), 'pair')} equal in float16 ({shown})"
+    if num_equal:
+        shown = _listed_pairs(equal, names, num_equal)
+        copies = f"{counted(num_equal, 'pair')} equal in float16 ({shown})"
         if not allowed:
             raise DatasetError(
                 f"test cases must not have the embeddings of training cases, got {copies}; "
@@ -328,11 +327,17 @@ def check_copies(
         warnings.append(
             f"training and test set share slides, {copies}: the score is too optimistic"
         )
-    near = _crossing_pairs(near_pairs(contents.means), case_of, folds)
-    known = set(equal)
-    near = [pair for pair in near if pair not in known]
+    # equal slides have one mean; it is compared once with those of other slides
+    firsts = [slides[0] for slides in slides_by_digest.values()]
+    groups = [*slides_by_digest.values()]
+    nearly_equal = sorted(
+        (min(i, j), max(i, j))
+        for first, second in near_pairs(contents.means, firsts)
+        for i, j in product(groups[first], groups[second])
+    )
+    near = _crossing_pairs(nearly_equal, case_of, folds)
     if near:
-        shown = _listed_pairs(near, names)
+        shown = _listed_pairs(near, names, len(near))
         warnings.append(
             f"training and test set have {counted(len(near), 'pair')} of slides with nearly the "
             f"same mean embedding ({shown}): if they show the same tissue, the score is too "
@@ -351,13 +356,51 @@ def near_cases(
     near = _crossing_pairs(near_pairs(vectors), np.arange(len(ids)), folds)
     if not near:
         return ""
-    shown = _listed_pairs(near, ids)
+    shown = _listed_pairs(near, ids, len(near))
     return f"; {counted(len(near), 'pair')} of cases with nearly the same mean embedding ({shown})"
 
 
-def _listed_pairs(pairs: Sequence[tuple[int, int]], names: Sequence[str]) -> str:
-    """The names of the first three pairs, and dots if there are more."""
-    return listed_names([f"{names[i]!r} and {names[j]!r}" for i, j in pairs])
+def _listed_pairs(
+    pairs: Sequence[tuple[int, int]], names: Sequence[str], count: int
+) -> str:
+    """The names of the first three of `count` pairs, and dots if there are more."""
+    shown = [f"{names[i]!r} and {names[j]!r}" for i, j in pairs[:_SHOWN_PAIRS]]
+    return listed_names([*shown, *[""] * (count - len(shown))])
+
+
+def sides_of_slides(
+    case_of: IndexArray, folds: Sequence[CaseFold]
+) -> list[tuple[int, ...]]:
+    """Side of each slide in each fold: 1 in the training set, -1 in the test set, else 0."""
+    sides = np.zeros((int(case_of.max(initial=0)) + 1, len(folds)), dtype=np.int8)
+    for number, (train, test) in enumerate(folds):
+        sides[np.asarray(train, dtype=np.int64), number] = 1
+        sides[np.asarray(test, dtype=np.int64), number] = -1
+    return [tuple(row) for row in sides[case_of].tolist()]
+
+
+def crossing_equals(
+    groups: Sequence[Sequence[int]], sides: Sequence[tuple[int, ...]]
+) -> tuple[int, list[tuple[int, int]]]:
+    """Number of pairs of equal slides of which a fold trains on one and tests on the other.
+
+    Also the first of these pairs. The slides of a group are counted by their sides, so that no pair
+    is made for it.
+    """
+    num_pairs = 0
+    first_pairs: list[tuple[int, int]] = []
+    for slides in groups:
+        earlier = defaultdict[tuple[int, ...], list[int]](list)
+        for slide in slides if len(slides) > 1 else ():
+            crossing = []
+            for side, others in earlier.items():
+                if any(a * b < 0 for a, b in zip(side, sides[slide], strict=True)):
+                    num_pairs += len(others)
+                    crossing += others[:_SHOWN_PAIRS]
+            room = _SHOWN_PAIRS - len(first_pairs)
+            first_pairs += [(other, slide) for other in sorted(crossing)[:room]]
+            earlier[sides[slide]].append(slide)
+    return num_pairs, first_pairs
 
 
 def _crossing_pairs(
@@ -378,22 +421,27 @@ def _crossing_pairs(
     return [pair for pair, crosses in zip(pairs, crossed, strict=True) if crosses]
 
 
-def near_pairs(means: Reals) -> list[tuple[int, int]]:
+def near_pairs(
+    means: Reals, rows: Sequence[int] | None = None
+) -> list[tuple[int, int]]:
     """Pairs of rows (n, D) that nearly coincide, after the mean of all rows is subtracted.
 
-    The limit is the distance of two rows of equal length whose cosine is NEAR_COSINE.
+    With `rows`, pairs of places in it; other rows count for the mean only. The limit is the
+    distance of two rows of equal length whose cosine is NEAR_COSINE.
 
     Memory: 8 KiB a row.
     """
     z = means - means.mean(axis=0)
+    if rows is not None:
+        z = z[rows]
     squares = (z**2).sum(axis=1)
     pairs = list[tuple[int, int]]()
     for start in range(0, len(z), _BLOCK):
         block_squares = squares[start : start + _BLOCK, None]
         distances = block_squares + squares - 2 * (z[start : start + _BLOCK] @ z.T)
         limit = 2 * (1 - NEAR_COSINE) * np.minimum(block_squares, squares)
-        rows, columns = np.nonzero(distances <= limit)
-        for i, j in zip((rows + start).tolist(), columns.tolist(), strict=True):
+        lines, columns = np.nonzero(distances <= limit)
+        for i, j in zip((lines + start).tolist(), columns.tolist(), strict=True):
             if i < j:
                 pairs.append((i, j))
     return pairs

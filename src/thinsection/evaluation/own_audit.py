@@ -12,7 +12,7 @@ from thinsection.errors import InvalidInputError
 from thinsection.evaluation.audit import Audit, audit_rows
 from thinsection.evaluation.cases import Groups, listed_names
 from thinsection.evaluation.leaks import NamedTiles, check_copies, contents_of
-from thinsection.evaluation.metrics import Fold
+from thinsection.evaluation.metrics import Fold, IndexArray
 from thinsection.evaluation.own_folds import FoldRows
 from thinsection.evaluation.own_rows import Values, labelled_rows
 from thinsection.evaluation.parts import FoldCases
@@ -89,9 +89,9 @@ def audit(
         if contents is not None:
             leaks += check_copies(cohort, parts, contents, allowed=True)
 
-    def read(row: int) -> Reals:
+    def read(row: int, tiles: IndexArray) -> Reals:
         assert embeddings is not None
-        return _tiles(embeddings[row], rows.cases[row])
+        return _tiles(embeddings[row], rows.cases[row])[tiles]
 
     return audit_rows(cohort, contents, read=read, leaks=leaks)
 
