@@ -1,6 +1,8 @@
 """`plan --command`: the peak memory of commands that read stored embeddings."""
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,15 +13,23 @@ from tests.support.shell import thinsection
 from thinsection.cli.command_memory import (
     COMMAND_BYTES,
     COMMANDS,
+    StoredSize,
     command_memory,
+    is_in_workers,
+    loads_torch,
     stored_size,
 )
+from thinsection.cli.command_time import command_time
 from thinsection.errors import ConfigError, StoreError
 from thinsection.predict.heads.config import BLOCK_HEADS, HEADS
+from thinsection.run.calibration import Calibration
 from thinsection.types import MIB
 
 PROCESS_BYTES = 270 * MIB
-WITHOUT_TORCH = [name for name in COMMANDS if name.startswith(("import", "export"))]
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+WITHOUT_TORCH = [
+    name for name in COMMANDS if name.startswith(("import", "export", "aggregate"))
+]
 WITHOUT_TORCH = [name for name in WITHOUT_TORCH if name[-4:] not in ("clam", "2vec")]
 
 
@@ -70,7 +80,7 @@ def test_tensors_grow_with_the_slide_and_blocks_do_not(tmp_path: Path) -> None:
 
     assert peak("export clam", 40_000) - peak("export clam", 20_000) == 20_000 * 96
     assert peak("aggregate", 40_000) == peak("aggregate", 20_000)
-    assert peak("aggregate", 20_000) == PROCESS_BYTES + 8 * 24 * 8192
+    assert peak("aggregate", 20_000) == COMMAND_BYTES + 8 * 24 * 8192
     one = peak("aggregate", 20_000)
     assert peak("aggregate", 20_000, workers=3) == 3 * one + 96 * MIB
     training = peak("train", 20_000)
@@ -108,11 +118,76 @@ def test_the_command_prints_the_parts_and_names_what_it_does_not_know(
     assert "4 slides" in shown and re.search(r"peak, margin 6% .* MiB", shown)
     unknown = thinsection("plan", folder, "--command", "agregate").stderr
     assert "did you mean 'aggregate'?" in unknown
-    refused = thinsection("plan", folder, "--command", "train", "--json").stderr
-    assert "command must be run with --slurm or --json, got 'train'" in refused
+    assert re.search(r"largest has 8: \d+\.\d s \(start \d+\.\d, work", shown)
+    refused = thinsection("plan", folder, "--command", "train", "--slurm").stderr
+    assert "command must be run with --slurm, got 'train'" in refused
     listed = " ".join(thinsection("plan", "--help-all").stdout.split())
     for command in COMMANDS:
         assert command in listed
+
+
+def test_the_time_is_that_of_the_formula_and_workers_share_the_slides(
+    tmp_path: Path,
+) -> None:
+    size = stored_size(write(tmp_path / "a", {f"s{i}": 500 for i in range(6)}))
+    machine = Calibration(
+        process_bytes=PROCESS_BYTES, start_s=1.0, libraries_s=2.0, decode_px_per_s=1e8
+    )
+    slow = replace(machine, start_s=2.0)
+    for command in COMMANDS:
+        time = command_time(command, size, machine)
+        # a machine that starts half as fast needs twice the time beside PyTorch
+        torch_s = 0.91 * 2 * loads_torch(command)
+        twice = command_time(command, size, slow)
+        assert twice.start_s - torch_s == pytest.approx(2 * (time.start_s - torch_s))
+        assert twice.work_s == pytest.approx(2 * time.work_s)
+        assert time.wall_s == time.start_s + time.work_s
+        shared = command_time(command, size, machine, workers=3)
+        parts = 3 if is_in_workers(command) else 1
+        assert shared.work_s == pytest.approx(time.work_s / parts)
+        assert bool(time.warnings) == (command in ("train", "view"))
+    # the constants of `export stamp`, on a machine that starts half as fast as the reference
+    stamp = command_time("export stamp", size, machine)
+    assert stamp.start_s == pytest.approx(2 * 0.54)
+    assert stamp.work_s == pytest.approx(2 * (6 * 0.02 + 3.7e-9 * 6 * 500 * 24 * 4))
+
+
+# command -> CPU-seconds of bench_memory, of a folder with N tiles and one with N / 10
+MEASURED_ON = Calibration(
+    # a run to the tile grid, and PyTorch, on that machine on that day
+    process_bytes=PROCESS_BYTES,
+    start_s=0.5,
+    libraries_s=1.34,
+    decode_px_per_s=1e8,
+)
+
+
+def test_the_planned_time_is_within_07_to_14_of_the_measured_one() -> None:
+    record = json.loads((RESULTS / "bench_memory.json").read_text())["results"]
+    dim = record["embedding_bytes_per_tile"] // 4
+    compared = 0
+    for name, rows in record["commands"].items():
+        command = name.partition(",")[0]
+        # how long clients ask is not the command's time; aggregate no longer loads PyTorch
+        if command not in COMMANDS or command in ("view", "aggregate"):
+            continue
+        for tiles in record["tiles"]:
+            size = StoredSize(num_tiles=(tiles, tiles // 10), dim=dim, item_bytes=4)
+            planned = command_time(command, size, MEASURED_ON).wall_s
+            ratio = planned / rows[str(tiles)]["cpu_s"]
+            assert 0.7 < ratio < 1.4, (name, tiles, ratio)
+            compared += 1
+    assert compared >= 27
+
+
+def test_the_plan_of_a_command_has_a_document(tmp_path: Path) -> None:
+    folder = planted(tmp_path / "a", cases=4, tiles=(5, 9))
+    printed = thinsection("plan", folder, "--command", "export qupath", "--json").stdout
+    document = json.loads(printed)
+    assert (document["kind"], document["command"]) == ("plan", "export qupath")
+    assert document["num_slides"] == 4 and document["host_parts"]["tiles"] > 0
+    assert document["seconds"] == document["start_s"] + document["work_s"] > 0
+    assert document["warnings"] == [] and document["slides"] == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """Encoders of other packages: the shortest one works, and a wrong one says what to write."""
 
+import itertools
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -11,13 +14,18 @@ import torch
 from torch import nn
 
 from thinsection.encode import EncoderSpec, TileEncoder, embed_tiles, load_encoder
-from thinsection.encode.answers import encoded
-from thinsection.encode.encoder import encoder_identity, hash_networks
+from thinsection.encode.answers import (
+    encoded,
+    encoded_by_numpy,
+    load_from_package,
+)
+from thinsection.encode.base import NUMPY, encoder_identity, random_tiles
 from thinsection.encode.registry import ENCODERS
-from thinsection.errors import InvalidInputError, error_words
+from thinsection.errors import DeviceError, InvalidInputError, error_words
 from thinsection.slide import open_slide
 from thinsection.testing.synthetic import write_he_slide
 from thinsection.tiles import tile_grid
+from thinsection.weights.files import hash_networks
 
 TILES = np.random.default_rng(0).integers(0, 255, (5, 32, 40, 3), dtype=np.uint8)
 SPEC = EncoderSpec(name="own", dim=6, tile_px=32)
@@ -272,3 +280,73 @@ def test_an_error_of_an_encoder_of_ours_has_no_note() -> None:
     with pytest.raises(InvalidInputError, match="tiles_u8 must be uint8") as caught:
         encoded(encoder, TILES[0])
     assert not hasattr(caught.value, "__notes__")
+
+
+def on_numpy(answer: Callable[[np.ndarray], object]) -> type[TileEncoder]:
+    """A class of encoders on NumPy, whose answers are those of the function."""
+
+    class OnNumpy(TileEncoder):
+        """An encoder of a test."""
+
+        spec = EncoderSpec(name="on_numpy", dim=3)
+        device = NUMPY
+        precision = "fp32"
+
+        def encode(self, tiles_u8: object) -> object:  # type: ignore[override]
+            assert isinstance(tiles_u8, np.ndarray)
+            return answer(tiles_u8)
+
+    return OnNumpy
+
+
+def test_an_encoder_on_numpy_gets_arrays_and_its_answers_are_checked() -> None:
+    tiles = random_tiles(32)
+    means = on_numpy(lambda x: x.mean(axis=(1, 2)))()
+    (rows,) = encoded_by_numpy(means, tiles)
+    assert rows.dtype == np.float32
+    np.testing.assert_allclose(rows, tiles.mean(axis=(1, 2)), rtol=1e-6)
+    # callers with tensors get tensors
+    (tensors,) = encoded(means, torch.from_numpy(tiles))
+    assert torch.equal(tensors, torch.from_numpy(rows))
+    assert means.weights_hash == "" and means.engine == f"numpy {np.__version__}"
+    for answer, words in (
+        (lambda x: x.sum(axis=(1, 2)), "must return a NumPy array of floating-point"),
+        (lambda x: torch.ones(len(x), 3), "must return a NumPy array of floating-"),
+        (lambda x: np.ones((len(x), 4)), r"must return shape \(4, 3\) for 4 tiles"),
+    ):
+        with pytest.raises(InvalidInputError, match=words):
+            encoded_by_numpy(on_numpy(answer)(), tiles)
+
+
+def test_an_encoder_on_numpy_is_loaded_by_its_name_and_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = itertools.count()
+    classes = {
+        "means": on_numpy(lambda x: x.mean(axis=(1, 2))),
+        "other": on_numpy(lambda x: x.mean(axis=(1, 2)) + next(calls)),
+        "nan": on_numpy(lambda x: np.full((len(x), 3), np.nan)),
+    }
+    monkeypatch.setattr(ENCODERS, "load", classes.__getitem__)
+
+    def load(name: str, device: str = "auto") -> TileEncoder:
+        classes[name].spec = replace(classes[name].spec, name=name)
+        return load_from_package(
+            name,
+            device=device,
+            precision="auto",
+            weights=None,
+            pretrained=True,
+            seed=0,
+        )
+
+    assert load("means").device is NUMPY
+    assert load("means", "cpu").precision == "fp32"
+    for name, words in (
+        ("other", "must return the same"),
+        ("nan", "must return finite"),
+    ):
+        with pytest.raises(InvalidInputError, match=words):
+            load(name)
+    with pytest.raises((DeviceError, InvalidInputError)):
+        load("means", "cuda")

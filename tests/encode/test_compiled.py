@@ -40,7 +40,8 @@ from thinsection.encode.engine_choice import (
     why_not_compiled,
     why_not_worth,
 )
-from thinsection.encode.load import _on_engine, load_encoder
+from thinsection.encode.load import load_encoder
+from thinsection.encode.load_network import _on_engine
 from thinsection.encode.registry import Architecture, EncoderSpec
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.extras import missing_of

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from thinsection.encode import TileEncoder, declared_encoders, load_encoder
-from thinsection.encode import load as load_module
+from thinsection.encode import load_network as load_module
 from thinsection.encode.backbone import PACKAGED_WEIGHTS
 from thinsection.encode.registry import (
     ENCODERS,

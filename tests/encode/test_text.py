@@ -123,7 +123,7 @@ def test_an_image_tower_whose_hash_is_known_is_not_read_for_texts(
         read.append(path)
         return pretrained_backbone(spec, path)
 
-    monkeypatch.setattr("thinsection.encode.load.pretrained_backbone", noted)
+    monkeypatch.setattr("thinsection.encode.load_network.pretrained_backbone", noted)
     again = load_text_encoder(str(folder), device="cpu")
     assert not read
     assert again.image_hash == first.image_hash

@@ -15,7 +15,7 @@ from thinsection.exchange.anndata import export_anndata
 from thinsection.exchange.peer_export import BLOCK_ROWS, export_peer
 from thinsection.exchange.peer_import import import_peer
 from thinsection.pool.encoder import BLOCK_ROWS as POOLED_ROWS
-from thinsection.pool.pooling import MaxSlideEncoder, MeanSlideEncoder
+from thinsection.pool.means import MaxSlideEncoder, MeanSlideEncoder
 from thinsection.results.folder import Results, open_results
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import read_tiles

@@ -1,5 +1,6 @@
 """The driver on a simulated backend: what is sent, sent again, reported and raised."""
 
+import gc
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -271,3 +272,25 @@ def test_the_former_form_of_an_end_still_works_and_names_the_new_one() -> None:
     assert ended == job.ended("reported", report=report)
     with pytest.warns(DeprecationWarning, match=r"use job\.ended"):
         assert backend.Ended(job=job, kind="over", report=report).end == "fatal"
+
+
+@dataclass(frozen=True)
+class SeenThreshold(Task[int, int]):
+    """New objects after which the process of each entry searches for cycles."""
+
+    def __call__(self, entries: Sequence[int], *, on_event: OnEvent) -> Report[int]:
+        return Report(results=tuple(gc.get_threshold()[0] for _ in entries))
+
+    def lost(self, entry: int, reason: str) -> int:
+        raise AssertionError(f"{entry} was lost: {reason}")
+
+
+def test_workers_of_a_pool_search_for_cycles_as_rarely_as_the_command(
+    tmp_path: Path,
+) -> None:
+    reports: list[Report[int]] = []
+    config = ExecutorConfig(executor="pool", workers=2, chunk_slides=1, threads=1)
+    execute(
+        range(2), SeenThreshold(), config, folder=tmp_path, on_report=reports.append
+    )
+    assert [n for report in reports for n in report.results] == [20_000, 20_000]

@@ -22,7 +22,7 @@ from thinsection.pool import (
     load_slide_encoder,
     patient_embedding,
 )
-from thinsection.pool.encoder import SLIDE_ENCODERS
+from thinsection.pool.encoder import BLOCK_ROWS, SLIDE_ENCODERS
 from thinsection.slide.geometry import ReadPlan
 from thinsection.tiles import TileTable
 from thinsection.weights.origin import Origin
@@ -45,6 +45,24 @@ def abmil_weights(*, gated: bool, dim: int = 5) -> dict[str, torch.Tensor]:
     return {
         name: torch.randn(shape, generator=generator) for name, shape in names.items()
     }
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_mean_and_max_have_the_bytes_of_the_former_form_in_pytorch(
+    dtype: torch.dtype,
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    stored = torch.randn(2 * BLOCK_ROWS + 77, 96, generator=generator).to(dtype)
+    coords = np.zeros((len(stored), 2), dtype=np.int64)
+    total = torch.zeros(96, dtype=torch.float64)
+    for block in torch.split(stored, BLOCK_ROWS):
+        total += block.double().sum(0)
+    wanted = {"mean": total / len(stored), "max": stored.amax(0)}
+    for name, vector in wanted.items():
+        for form in (stored, stored.numpy()):
+            found = aggregate(form, coords, slide_encoder=name, tile_px_l0=256)
+            assert found.dtype == np.float32
+            assert found.tobytes() == vector.float().numpy().tobytes()
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
+import torch
 
 import thinsection as ts
+from thinsection.encode import EncoderSpec, TileEncoder, TilePixels
 from thinsection.testing import run_and_measure
 from thinsection.testing.memory import Measured
 from thinsection.testing.synthetic import write_he_slide
@@ -48,6 +52,45 @@ def test_tissue_is_found_without_torch(slide: str) -> None:
 def test_a_run_to_the_tile_grid_needs_no_torch(slide: str, tmp_path: Path) -> None:
     run = measured("tiles_run", slide=slide, out=str(tmp_path / "out"))
     assert run.result == [[], 1]
+
+
+class ColourMeans(TileEncoder):
+    """Means of red, green and blue, by PyTorch's tensors; in a name of its own."""
+
+    spec = EncoderSpec(name="colour_means_torch", dim=3)
+
+    def encode(self, tiles_u8: TilePixels) -> torch.Tensor:
+        means = np.asarray(tiles_u8).mean(axis=(1, 2), dtype=np.float64) / 255
+        return torch.from_numpy(means.astype(np.float32))
+
+
+def stored_rows(out: Path) -> list[bytes]:
+    """Tile embeddings, and their mean, of the one slide of a folder."""
+    rows = []
+    for path in sorted(out.glob("*/*features_*/*.h5")):
+        with h5py.File(path) as file:
+            rows.append(file["features"][()].tobytes())
+    return rows
+
+
+@pytest.mark.parametrize("tile_mpp", ["native", "1.0"])
+def test_an_encoder_on_numpy_needs_no_torch_and_stores_the_same_bytes(
+    tile_mpp: str, slide: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "numpy"
+    run = measured("encoded_by_numpy", slide=slide, out=str(out), tile_mpp=tile_mpp)
+    # a resampled tile needs PyTorch's kernel
+    assert run.result[0] == ([] if tile_mpp == "native" else ["torch"])
+    assert run.result[1] == f"numpy {np.__version__}"
+    by_torch = tmp_path / "torch"
+    ts.run([slide], out=by_torch, encoder=ColourMeans(), tile_mpp=tile_mpp)
+    rows = stored_rows(out)
+    assert len(rows) == 2 and rows == stored_rows(by_torch)
+    if tile_mpp == "native":
+        # the largest value of each channel, beside the mean
+        pooling = measured("pooled", folder=str(out))
+        assert pooling.result == [[], 0]
+        assert len(stored_rows(out)) == 3
 
 
 def test_results_are_listed_without_torch(results: str) -> None:

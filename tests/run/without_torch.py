@@ -65,6 +65,41 @@ def tiles_run(slide: str, out: str) -> tuple[list[str], int]:
     return heavy(), summary.counts["done"]
 
 
+def encoded_by_numpy(slide: str, out: str, tile_mpp: str) -> tuple[list[str], str]:
+    """A whole run with an encoder on NumPy; packages, and the engine that the ledger names."""
+    import numpy as np
+
+    import thinsection as ts
+    from thinsection.encode import NUMPY, EncoderSpec, TileEncoder
+
+    class ColourMeans(TileEncoder):
+        """Means of red, green and blue."""
+
+        spec = EncoderSpec(name="colour_means", dim=3)
+        device = NUMPY
+        precision = "fp32"
+
+        def encode(self, tiles_u8):  # type: ignore[no-untyped-def]
+            means = tiles_u8.mean(axis=(1, 2), dtype=np.float64) / 255
+            return means.astype(np.float32)
+
+    encoder = ColourMeans()
+    ts.run([slide], out=out, encoder=encoder, tile_mpp=tile_mpp)
+    return heavy(), encoder.engine
+
+
+def pooled(folder: str) -> tuple[list[str], int]:
+    """Slide embeddings of stored tile embeddings."""
+    from thinsection.cli.main import main
+
+    sys.argv = ["thinsection", "aggregate", folder, "--slide-encoder", "max"]
+    try:
+        main()
+    except SystemExit as end:
+        return heavy(), int(end.code or 0)
+    return heavy(), 0
+
+
 def listed(folder: str) -> tuple[list[str], int]:
     """What `thinsection ls` prints."""
     from thinsection.cli.main import main

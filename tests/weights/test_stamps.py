@@ -12,7 +12,7 @@ from thinsection.encode import NetworkTileEncoder, load_encoder
 from thinsection.encode import encoder as encoder_module
 from thinsection.encode import engine as engine_module
 from thinsection.encode import graphs as graphs_module
-from thinsection.encode import load as load_module
+from thinsection.encode import load_network as load_module
 from thinsection.encode.backbone import PACKAGED_WEIGHTS
 from thinsection.encode.memory import batch_bytes, weights_bytes
 from thinsection.errors import InvalidInputError

@@ -10,7 +10,7 @@ process that has loaded PyTorch (measured once per machine), C of one that has n
     export anndata   C + 112 MiB + 6 MiB + 300 T          pandas and anndata
     export clam      P + 4 N D                            a tensor is written whole
     export slide2vec P + 4 N D
-    aggregate        P + 8 D min(N, 8192)                 mean and max
+    aggregate        C + 8 D min(N, 8192)                 mean and max
     predict          P + 16 D min(N, 4096)                heads abmil, clam_sb and clam_mb
                      P + 4 N D                            another head; its own memory comes on top
     heatmap          predict + 165 MiB                    pictures
@@ -163,7 +163,7 @@ _COMMANDS: dict[str, tuple[Callable[[PlannedCommand], Parts], bool]] = {
     "export anndata": (_anndata, False),
     "export clam": (_tensor, True),
     "export slide2vec": (_tensor, True),
-    "aggregate": (_aggregate, True),
+    "aggregate": (_aggregate, False),
     "predict": (_predict, True),
     "heatmap": (_heatmap, True),
     "train": (_train, True),
@@ -184,6 +184,16 @@ def check_command(command: str) -> None:
             f"command must be run or one of {', '.join(COMMANDS)}, got {command!r}"
             f"{nearest(command, COMMANDS)}"
         )
+
+
+def loads_torch(command: str) -> bool:
+    """True if the command imports PyTorch."""
+    return _COMMANDS[command][1]
+
+
+def is_in_workers(command: str) -> bool:
+    """True if several processes share the slides of the command with --workers."""
+    return command in _IN_WORKERS
 
 
 def command_memory(
@@ -218,9 +228,9 @@ def command_memory(
 
         head = read_card(Path(paths[0])).head.head
     size = stored_size(Path(paths[-1]))
-    formula, loads_torch = _COMMANDS[command]
+    formula, _ = _COMMANDS[command]
     parts = formula(PlannedCommand(size=size, memory=memory, head=head))
-    process = process_bytes() if loads_torch else COMMAND_BYTES
+    process = process_bytes() if loads_torch(command) else COMMAND_BYTES
     plan = MemoryPlan(host={"process": process, **parts})
     if command not in _IN_WORKERS:
         return size, plan

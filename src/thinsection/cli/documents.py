@@ -20,12 +20,16 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from thinsection.cells.check import CellsFindings
+    from thinsection.cli.command_memory import StoredSize
+    from thinsection.cli.command_time import CommandTime
     from thinsection.encode.check import Check
     from thinsection.evaluation.audit import Audit
     from thinsection.evaluation.label_report import LabelReport
     from thinsection.results.folder import FolderRow, Results
     from thinsection.results.records import Record
     from thinsection.results.verify import Damage
+    from thinsection.run.calibration import Calibration
+    from thinsection.run.cost import MemoryPlan
     from thinsection.run.ending import RunSummary
     from thinsection.run.merge import MergeSummary
     from thinsection.run.plan import RunPlan
@@ -152,10 +156,15 @@ class JobPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanDocument:
-    """Predicted memory and time of a run."""
+    """Predicted memory and time of a run, or of a command that reads stored embeddings.
+
+    Of such a command `work_s` is the time after the start, and the seconds of the steps of a run
+    are 0.
+    """
 
     kind: Literal["plan"] = "plan"
     version: Literal[1] = 1
+    command: str = "run"
     num_slides: int
     num_tiles: int
     host_bytes: int
@@ -168,6 +177,7 @@ class PlanDocument:
     prepare_s: float
     decode_s: float
     encode_s: float
+    work_s: float
     measured_on: str
     load: float
     slides: tuple[PlannedSlide, ...]
@@ -191,6 +201,7 @@ class PlanDocument:
             gpu_bytes=memory.gpu_bytes,
             gpu_parts=memory.gpu,
             seconds=plan.time.wall_s,
+            work_s=plan.time.wall_s - plan.time.start_s,
             measured_on=plan.measured_on,
             load=plan.load,
             slides=tuple(copied(PlannedSlide, slide) for slide in plan.slides),
@@ -198,6 +209,40 @@ class PlanDocument:
             warnings=plan.warnings,
             advice=plan.advice,
             job=job,
+        )
+
+    @classmethod
+    def of_command(
+        cls,
+        command: str,
+        size: "StoredSize",
+        memory: "MemoryPlan",
+        time: "CommandTime",
+        machine: "Calibration",
+    ) -> "Self":
+        """Document of the plan of another command than `run`."""
+        return cls(
+            command=command,
+            num_slides=len(size.num_tiles),
+            num_tiles=sum(size.num_tiles),
+            host_bytes=memory.host_bytes,
+            host_parts=dict(memory.host),
+            gpu=None,
+            gpu_bytes=0,
+            gpu_parts={},
+            seconds=time.wall_s,
+            start_s=time.start_s,
+            prepare_s=0.0,
+            decode_s=0.0,
+            encode_s=0.0,
+            work_s=time.work_s,
+            measured_on=machine.measured_on,
+            load=machine.load,
+            slides=(),
+            unreadable=(),
+            warnings=time.warnings,
+            advice=(),
+            job=None,
         )
 
 

@@ -4,9 +4,7 @@ The version and a path that does not exist are answered first. The settings of a
 and its flags import pydantic, which together take longer than the answer.
 """
 
-import atexit
 import contextlib
-import gc
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,13 +15,12 @@ from thinsection import __version__, errors
 from thinsection.errors import CohortError, stopping, with_options
 from thinsection.files.atomic import output_errors
 from thinsection.files.urls import is_url
+from thinsection.machine import search_cycles_rarely
 
 # the same code as for a wrong flag
 EXIT_USAGE = 2
 # code if the output is not writable; finished results stay
 EXIT_OUTPUT = 4
-# new objects after which Python searches for cycles
-_OBJECTS_PER_SEARCH = 20_000
 # name of the logger of `pipeline.choice`, which is slow to import
 CHOICES = "thinsection.results.choice"
 # commands whose first arguments are slides
@@ -31,15 +28,8 @@ _TAKE_SLIDES = ("run", "segment", "qc", "plan")
 
 
 def command() -> None:
-    """Runs the command as a process of its own, with fewer searches for cycles of objects.
-
-    By default Python searches after 700 new objects, and several times at the end of the process,
-    where nothing is gained. PyTorch has 300,000 objects, so a search takes 0.1 s. Of 2.5
-    CPU-seconds for a run of one tiny slide, 0.6 were such searches.
-    """
-    gc.set_threshold(_OBJECTS_PER_SEARCH, *gc.get_threshold()[1:])
-    # objects that are frozen are not searched; the first one that is registered is called last
-    atexit.register(gc.freeze)
+    """Runs the command as a process of its own, with fewer searches for cycles of objects."""
+    search_cycles_rarely()
     main()
 
 

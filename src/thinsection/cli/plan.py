@@ -31,7 +31,7 @@ Planned = Annotated[
     str,
     typer.Option(
         "--command",
-        help="Command to plan: run, or the memory of one that reads stored embeddings: import, "
+        help="Command to plan: run, or one that reads stored embeddings: import, "
         "export trident, export stamp, export qupath, export anndata, export clam, export "
         "slide2vec, aggregate, predict, heatmap, train, view. SLIDES is then its folder; for "
         "predict and heatmap it is the model and the folder.",
@@ -63,11 +63,9 @@ def plan(
     The option --gpu names the GPU model of a Slurm job; see --help-all.
     """
     if command != "run":
-        if slurm or as_json:
-            raise ConfigError(
-                f"command must be run with --slurm or --json, got {command!r}"
-            )
-        _plan_command(command, slides, config)
+        if slurm:
+            raise ConfigError(f"command must be run with --slurm, got {command!r}")
+        _plan_command(command, slides, config, as_json=as_json)
         return
     from thinsection.stages.spec import cohort_of, resolve
 
@@ -91,29 +89,51 @@ def plan(
         _show_job(job)
 
 
-def _plan_command(command: str, paths: Sequence[str], config: RunConfig) -> None:
-    """Prints the peak memory of a command that reads stored embeddings."""
-    from thinsection.cli.command_memory import command_memory
+def _plan_command(
+    command: str, paths: Sequence[str], config: RunConfig, *, as_json: bool
+) -> None:
+    """Prints the peak memory and the time of a command that reads stored embeddings."""
+    from thinsection.cli.command_memory import check_command, command_memory
+    from thinsection.cli.command_time import command_time
+    from thinsection.run.calibration import rates_note
     from thinsection.run.plan import local_workers
     from thinsection.run.rates import machine_rates
 
-    def process_bytes() -> int:
-        return machine_rates(lambda text: typer.echo(text, err=True)).process_bytes
-
+    # a wrong name is said before the machine is measured
+    check_command(command)
     memory = config.stream.memory
+    workers = local_workers(config.executor)[0]
+
+    def process_bytes() -> int:
+        return machine_rates(_on_standard_error).process_bytes
+
     size, planned = command_memory(
         command,
         paths,
         memory=None if memory == StreamConfig().memory else memory,
-        workers=local_workers(config.executor)[0],
+        workers=workers,
         process_bytes=process_bytes,
     )
+    machine = machine_rates(_on_standard_error)
+    time = command_time(command, size, machine, workers=workers)
+    if as_json:
+        print_document(PlanDocument.of_command(command, size, planned, time, machine))
+        return
     _show_memory(planned)
-    Console().print(
+    console = Console()
+    console.print(
         f"{len(size.num_tiles)} slides, {sum(size.num_tiles)} tiles of {size.dim} channels; the "
-        f"largest has {size.most_tiles}",
+        f"largest has {size.most_tiles}: {time.wall_s:.1f} s (start {time.start_s:.1f}, work "
+        f"{time.work_s:.1f})",
         highlight=False,
     )
+    console.print(rates_note(machine.measured_on, machine.load), highlight=False)
+    for warning in time.warnings:
+        console.print(warning, highlight=False)
+
+
+def _on_standard_error(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def _show_memory(memory: "MemoryPlan") -> None:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 from thinsection.registry import lazy_names, listed_names
 
 if TYPE_CHECKING:
+    from thinsection.encode.base import NUMPY as NUMPY
+    from thinsection.encode.base import TileEncoder as TileEncoder
     from thinsection.encode.embed import embed_tiles as embed_tiles
     from thinsection.encode.encoder import NetworkTileEncoder as NetworkTileEncoder
-    from thinsection.encode.encoder import TileEncoder as TileEncoder
     from thinsection.encode.engine_choice import Workload as Workload
     from thinsection.encode.load import load_encoder as load_encoder
     from thinsection.encode.memory import batch_bytes as batch_bytes
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
         importable_torchvision as importable_torchvision,
     )
 
-# these names are imported on first use, as they need torch
+# these names are imported on first use, as most need torch
 _NAMES_OF = {
+    "base": "NUMPY TileEncoder",
     "embed": "embed_tiles",
-    "encoder": "NetworkTileEncoder TileEncoder",
+    "encoder": "NetworkTileEncoder",
     "engine_choice": "Workload",
     "load": "load_encoder",
     "memory": "batch_bytes largest_batch_size weights_bytes",

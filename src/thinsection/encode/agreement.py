@@ -19,7 +19,8 @@ from PIL import Image
 from torch import Tensor
 
 from thinsection.config import from_mapping, user_cache_dir
-from thinsection.encode.encoder import NetworkTileEncoder, TileEncoder
+from thinsection.encode.base import TileEncoder
+from thinsection.encode.encoder import NetworkTileEncoder
 from thinsection.encode.fingerprint import (
     TILE_SHA256,
     Fingerprint,

@@ -5,29 +5,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+import numpy.typing as npt
 
-from thinsection.encode.encoder import TileEncoder, seeded_tiles
-from thinsection.encode.preprocessing import TilePixels
+from thinsection.encode.base import NUMPY, NumpyDevice, TileEncoder, random_tiles
 from thinsection.encode.registry import ENCODERS, EncoderSpec
 from thinsection.errors import InvalidInputError, naming_part
-from thinsection.weights.placement import place
+from thinsection.types import TileArray
+from thinsection.weights.precision import check_precision, precision_on_cpu
 
-# attribute of an encoder -> its type, and what an author writes to set it
-_ATTRIBUTES: dict[str, tuple[type, str]] = {
-    "spec": (EncoderSpec, 'set spec = EncoderSpec(name="...", dim=...) in the class'),
-    "device": (
-        torch.device,
-        "call super().__init__(device=device, precision=precision) in __init__",
-    ),
-    "precision": (
-        str,
-        "call super().__init__(device=device, precision=precision) in __init__",
-    ),
-}
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from thinsection.encode.preprocessing import TilePixels
+
+_CALL_INIT = "call super().__init__(device=device, precision=precision) in __init__"
 # relative distance of two answers to the same tiles: far above rounding, far below dropout
 _SAME = 1e-3
 
@@ -37,11 +32,19 @@ def encoded(
 ) -> tuple[Tensor, ...]:
     """Embeddings [B, D], and tokens [B, T, C] if requested, as `encoder` gives them.
 
-    Arrays of NumPy become tensors. An error of an encoder of another package names the encoder.
+    Arrays of NumPy become tensors, and an encoder on NUMPY gets arrays. An error of an encoder of
+    another package names the encoder.
 
     Raises:
         InvalidInputError: an answer is no array of floating-point numbers, or has another shape.
     """
+    import torch
+
+    if encoder.device is NUMPY:
+        arrays = encoded_by_numpy(
+            encoder, np.asarray(tiles_u8), with_tokens=with_tokens
+        )
+        return tuple(map(torch.from_numpy, arrays))
     given = f"tiles {tuple(getattr(tiles_u8, 'shape', ()))}"
     part = naming_part("encoder", encoder.spec.name, encoder, given)
     with part, torch.no_grad():
@@ -56,8 +59,43 @@ def encoded(
     return tensors
 
 
+def encoded_by_numpy(
+    encoder: TileEncoder, tiles_u8: TileArray, *, with_tokens: bool = False
+) -> tuple[npt.NDArray[np.float32], ...]:
+    """`encoded` for an encoder whose device is NUMPY: arrays in, float32 arrays out.
+
+    Raises:
+        InvalidInputError: an answer is no array of floating-point numbers, or has another shape.
+    """
+    given = f"tiles {tiles_u8.shape}"
+    with naming_part("encoder", encoder.spec.name, encoder, given):
+        if not with_tokens:
+            answers: tuple[object, ...] = (encoder.encode(tiles_u8),)
+        else:
+            answers = encoder.encode_with_tokens(tiles_u8)
+        method = "encode_with_tokens" if with_tokens else "encode"
+        called = f"{type(encoder).__name__}.{method}"
+        arrays = tuple(_array(answer, called) for answer in answers)
+        _check_shape(arrays[0], len(tiles_u8), encoder, called)
+    return arrays
+
+
+def _array(answer: object, called: str) -> npt.NDArray[np.float32]:
+    """An answer of an encoder on NUMPY, as float32."""
+    if isinstance(answer, np.ndarray) and answer.dtype.kind == "f":
+        return np.ascontiguousarray(answer, dtype=np.float32)
+    kind = str(getattr(answer, "dtype", type(answer).__name__))
+    raise InvalidInputError(
+        f"{called} must return a NumPy array of floating-point numbers on the device NUMPY, got "
+        f"{kind}; return float32, or leave the device out"
+    )
+
+
 def _tensor(answer: object, called: str) -> Tensor:
     """An answer as a tensor of floating-point numbers."""
+    import torch
+    from torch import Tensor
+
     if isinstance(answer, np.ndarray) and answer.dtype.kind == "f":
         return torch.from_numpy(np.ascontiguousarray(answer))
     if isinstance(answer, Tensor) and answer.is_floating_point():
@@ -70,7 +108,10 @@ def _tensor(answer: object, called: str) -> Tensor:
 
 
 def _check_shape(
-    embeddings: Tensor, num_tiles: int, encoder: TileEncoder, called: str
+    embeddings: Tensor | npt.NDArray[np.float32],
+    num_tiles: int,
+    encoder: TileEncoder,
+    called: str,
 ) -> None:
     shape = tuple(embeddings.shape)
     if shape == (num_tiles, encoder.dim):
@@ -89,18 +130,39 @@ def _check_shape(
 def check_attributes(encoder: TileEncoder) -> None:
     """Raises InvalidInputError: an attribute is missing, with its class and what sets it."""
     class_name = type(encoder).__name__
-    for name, (kind, remedy) in _ATTRIBUTES.items():
-        value = getattr(encoder, name, None)
-        if not isinstance(value, kind):
-            got = "none" if value is None else repr(value)
-            raise InvalidInputError(
-                f"{class_name} must have the attribute {name}, {kind.__name__}, got {got}; {remedy}"
-            )
+    spec = getattr(encoder, "spec", None)
+    if not isinstance(spec, EncoderSpec):
+        remedy = 'set spec = EncoderSpec(name="...", dim=...) in the class'
+        raise _missing(class_name, "spec", "EncoderSpec", spec, remedy)
+    device = getattr(encoder, "device", None)
+    if not _is_device(device):
+        raise _missing(class_name, "device", "device", device, _CALL_INIT)
+    precision = getattr(encoder, "precision", None)
+    if not isinstance(precision, str):
+        raise _missing(class_name, "precision", "str", precision, _CALL_INIT)
     if encoder.dim < 1:
         raise InvalidInputError(
             f"dim in the EncoderSpec of {class_name} must be >= 1, got {encoder.dim}; it is the "
             "length of an embedding"
         )
+
+
+def _missing(
+    class_name: str, name: str, kind: str, value: object, remedy: str
+) -> InvalidInputError:
+    got = "none" if value is None else repr(value)
+    return InvalidInputError(
+        f"{class_name} must have the attribute {name}, {kind}, got {got}; {remedy}"
+    )
+
+
+def _is_device(value: object) -> bool:
+    """True for NUMPY and for devices of PyTorch, which is not imported for the former."""
+    if isinstance(value, NumpyDevice):
+        return True
+    import torch
+
+    return isinstance(value, torch.device)
 
 
 def load_from_package(
@@ -120,10 +182,10 @@ def load_from_package(
     not keep the contract of `TileEncoder`.
     """
     factory = ENCODERS.load(name)
-    placement = place(device, precision, half_precision=declares_half(factory))
+    placed, precision = _place(factory, device, precision)
     offered: dict[str, object] = {
-        "device": placement.device,
-        "precision": placement.precision,
+        "device": placed,
+        "precision": precision,
         "weights": weights,
         "pretrained": pretrained,
         "seed": seed,
@@ -141,13 +203,28 @@ def load_from_package(
                 f"name in the EncoderSpec of {type(encoder).__name__} must be that of its entry "
                 f"point, {name!r}, got {encoder.spec.name!r}; change one of the two"
             )
-        if encoder.device.type != placement.device.type and str(device) != "auto":
+        if encoder.device.type != placed.type and str(device) != "auto":
             raise InvalidInputError(
                 f"device must be {encoder.device.type} for encoder {name!r}, which runs on no "
                 f"other device, got {str(device)!r}"
             )
     _try(encoder)
     return encoder
+
+
+def _place(
+    factory: object, device: str | torch.device, precision: str
+) -> tuple[torch.device | NumpyDevice, str]:
+    """Device and precision for an encoder; a class on NUMPY needs no PyTorch to be placed."""
+    half_precision = declares_half(factory)
+    if getattr(factory, "device", None) is NUMPY and str(device) in ("auto", "cpu"):
+        check_precision(precision)
+        return NUMPY, precision_on_cpu(
+            precision, half_precision=half_precision, has_bf16=False
+        )
+    from thinsection.weights.placement import place
+
+    return place(device, precision, half_precision=half_precision)
 
 
 def declares_half(factory: object) -> bool:
@@ -204,19 +281,30 @@ def _accepted(
 def _try(encoder: TileEncoder) -> None:
     """Encodes four tiles twice. Raises InvalidInputError: the answers break the contract."""
     class_name = type(encoder).__name__
-    tiles = seeded_tiles(encoder.spec.tile_px)
-    if encoder.device.type != "cpu":
-        tiles = tiles.to(encoder.device)
-    (first,) = encoded(encoder, tiles)
-    (second,) = encoded(encoder, tiles)
-    if not bool(first.isfinite().all()):
+    if encoder.device is NUMPY:
+        tiles = random_tiles(encoder.spec.tile_px)
+        first, second = (encoded_by_numpy(encoder, tiles)[0] for _ in range(2))
+    else:
+        first, second = _encoded_twice(encoder)
+    if not bool(np.isfinite(first).all()):
         raise InvalidInputError(
             f"{class_name}.encode must return finite numbers, got NaN or infinity for four "
             "coloured tiles; tiles have values from 0 to 255: divide them by 255"
         )
-    distance = float((first.double() - second.double()).norm())
-    if distance > _SAME * float(first.double().norm()):
+    exact = first.astype(np.float64)
+    distance = float(np.linalg.norm(exact - second))
+    if distance > _SAME * float(np.linalg.norm(exact)):
         raise InvalidInputError(
             f"{class_name}.encode must return the same for the same tiles, got other numbers at "
             "the second call; call .eval() on its network, and leave out random crops"
         )
+
+
+def _encoded_twice(encoder: TileEncoder) -> list[npt.NDArray[np.float32]]:
+    """Embeddings of four tiles, twice."""
+    from thinsection.encode.encoder import seeded_tiles
+
+    tiles = seeded_tiles(encoder.spec.tile_px)
+    if encoder.device.type != "cpu":
+        tiles = tiles.to(str(encoder.device))
+    return [encoded(encoder, tiles)[0].float().cpu().numpy() for _ in range(2)]

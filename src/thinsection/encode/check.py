@@ -9,7 +9,8 @@ import torch
 from thinsection import errors
 from thinsection.encode.engine_choice import EngineChoice
 from thinsection.encode.fingerprint import find_fingerprint
-from thinsection.encode.load import check_pinned, load_encoder
+from thinsection.encode.load import load_encoder
+from thinsection.encode.load_network import check_pinned
 from thinsection.encode.registry import ENCODERS, EncoderSpec, is_brought
 from thinsection.encode.specs import find_spec
 from thinsection.extras import missing_of, remedy_for

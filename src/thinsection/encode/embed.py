@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Generic, Literal, Never, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from thinsection.encode.answers import check_attributes, encoded
-from thinsection.encode.encoder import TileEncoder
+from thinsection.encode.answers import check_attributes, encoded, encoded_by_numpy
+from thinsection.encode.base import NUMPY, NumpyDevice, TileEncoder
 from thinsection.errors import InvalidInputError
 from thinsection.slide import Slide
 from thinsection.tiles import (
@@ -26,9 +24,12 @@ from thinsection.tiles import (
     iter_tiles,
 )
 from thinsection.tiles.stream import EmbeddedBatch, S, SlideTiles
-from thinsection.types import RgbArray
+from thinsection.types import RgbArray, TileArray
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     # CUDA streams; a process without a GPU needs none
     from thinsection.encode.queues import (
         Arrays,
@@ -99,18 +100,19 @@ class BatchEncoder(Generic[S, Item]):
                 f"encoders must have different labels, got {', '.join(self._labels)}"
             )
         self._clock = clock or StepTimer()
-        self._streams: dict[torch.device, DeviceStreams] = {}
+        self._streams: dict[torch.device | NumpyDevice, DeviceStreams] = {}
         self._halving: list[Halving | None] = []
         for encoder in self._encoders:
-            if encoder.device.type != "cuda":
+            device = encoder.device
+            if isinstance(device, NumpyDevice) or device.type != "cuda":
                 self._halving.append(None)
                 continue
             from thinsection.encode import queues
 
-            if encoder.device not in self._streams:
-                device = (make_device or queues.CudaDevice)(encoder.device)
-                self._streams[encoder.device] = queues.DeviceStreams(device)
-            free_unused = self._streams[encoder.device].device.free_unused
+            if device not in self._streams:
+                wrapped = (make_device or queues.CudaDevice)(device)
+                self._streams[device] = queues.DeviceStreams(wrapped)
+            free_unused = self._streams[device].device.free_unused
             self._halving.append(queues.Halving(free_unused))
         self._max_pending = _IN_FLIGHT - 1 if self._streams else 0
         self._pending: deque[_Pending[S] | _PassThrough[Item]] = deque()
@@ -128,14 +130,22 @@ class BatchEncoder(Generic[S, Item]):
         if not requests:
             requests = ["embeddings"] * len(self._encoders)
         with self._clock.timed("transfer_busy"):
-            host = torch.from_numpy(batch.tiles)
+            host = None
+            if any(encoder.device is not NUMPY for encoder in self._encoders):
+                import torch
+
+                host = torch.from_numpy(batch.tiles)
             sent = {
-                device: streams.send(host) for device, streams in self._streams.items()
+                device: streams.send(host)
+                for device, streams in self._streams.items()
+                if host is not None
             }
         self._copying.append((batch, list(sent.values())))
         with self._clock.timed("encode_busy"):
             results = [
-                self._encode_with(number, sent, host, request) if request else None
+                self._encode_with(number, sent, batch.tiles, host, request)
+                if request
+                else None
                 for number, request in enumerate(requests)
             ]
         self.release(leave=1 if sent else 0)
@@ -176,13 +186,16 @@ class BatchEncoder(Generic[S, Item]):
     def _encode_with(
         self,
         number: int,
-        sent: dict[torch.device, Sent],
-        host: Tensor,
+        sent: dict[torch.device | NumpyDevice, Sent],
+        tiles: TileArray,
+        host: Tensor | None,
         request: EncoderRequest,
     ) -> PendingResult | Arrays:
         """Runs one encoder; returns a copy that is in progress on a GPU, else the arrays."""
         encoder = self._encoders[number]
         with_tokens = request == "tokens"
+        if host is None or encoder.device is NUMPY:
+            return encoded_by_numpy(encoder, tiles, with_tokens=with_tokens)
         encode: Encode = partial(encoded, encoder, with_tokens=with_tokens)
         halving = self._halving[number]
         if halving is None:
@@ -235,6 +248,9 @@ def pinned_allocator(
 ) -> Callable[[tuple[int, ...]], RgbArray]:
     """Allocator of batch buffers, page-locked if an encoder's device copies asynchronously."""
     pin_memory = any(encoder.device.type == "cuda" for encoder in encoders)
+    if all(encoder.device is NUMPY for encoder in encoders):
+        return lambda shape: np.empty(shape, dtype=np.uint8)
+    import torch
 
     def allocate(shape: tuple[int, ...]) -> RgbArray:
         buffer = torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)

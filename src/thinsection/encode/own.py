@@ -21,16 +21,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from thinsection.encode.encoder import (
-    TileEncoder,
-    arithmetic,
-    hash_networks,
-    seeded_tiles,
-)
+from thinsection.encode.base import TileEncoder
+from thinsection.encode.encoder import arithmetic, seeded_tiles
 from thinsection.encode.preprocessing import TilePixels, as_uint8_batch
 from thinsection.encode.registry import ENCODERS, Architecture, EncoderSpec, our_name
 from thinsection.encode.sizes import CPU_TILES
 from thinsection.errors import InvalidInputError, WeightsError
+from thinsection.weights.files import hash_networks
 from thinsection.weights.origin import Origin, slug
 from thinsection.weights.placement import (
     Placement,
@@ -124,6 +121,9 @@ class OwnTileEncoder(TileEncoder):
     A copy or a pickle has the network, or the name of the function. Whoever receives it embeds the
     four fixed tiles, and refuses a function that has become another one there.
     """
+
+    device: torch.device
+    is_own = True
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from thinsection.encode import towers
-from thinsection.encode.load import find_weights_file, hash_of_weights
+from thinsection.encode.load_network import find_weights_file, hash_of_weights
 from thinsection.encode.registry import EncoderSpec, declared_encoders
 from thinsection.encode.specs import find_spec
 from thinsection.errors import InvalidInputError, WeightsError, rewording

@@ -19,6 +19,7 @@ from thinsection import errors
 from thinsection.jobs.backend import Attempt, Backend
 from thinsection.jobs.executor import local_memory, local_shape
 from thinsection.jobs.task import AnyReport, merge_reports
+from thinsection.machine import search_cycles_rarely
 from thinsection.types import format_bytes
 
 _POLL_S = 0.5
@@ -166,6 +167,7 @@ def _serve(pipe: Connection, threads: int, gpu: str | None) -> None:
         os.environ[name] = str(threads)
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    search_cycles_rarely()
     # the driver ends its workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # without the driver the worker stops; results so far are in the files

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from thinsection.pool.encoder import check_fit as check_fit
     from thinsection.pool.encoder import load_slide_encoder as load_slide_encoder
     from thinsection.pool.gigapath import GigaPathSlideEncoder as GigaPathSlideEncoder
-    from thinsection.pool.pooling import MaxSlideEncoder as MaxSlideEncoder
-    from thinsection.pool.pooling import MeanSlideEncoder as MeanSlideEncoder
+    from thinsection.pool.means import MaxSlideEncoder as MaxSlideEncoder
+    from thinsection.pool.means import MeanSlideEncoder as MeanSlideEncoder
     from thinsection.pool.titan import TitanSlideEncoder as TitanSlideEncoder
 
 # torch is imported with what needs it, not with the names
@@ -29,7 +29,7 @@ _NAMES_OF = {
         "load_slide_encoder"
     ),
     "gigapath": "GigaPathSlideEncoder",
-    "pooling": "MaxSlideEncoder MeanSlideEncoder",
+    "means": "MaxSlideEncoder MeanSlideEncoder",
     "titan": "TitanSlideEncoder",
 }
 __all__ = [*listed_names(_NAMES_OF)]  # noqa: PLE0604

@@ -118,6 +118,52 @@ def check_pixels(name: str, length: object) -> int:
     return int(length)
 
 
+def check_form(
+    dtype: str, shape: tuple[int, ...], *, is_floating: bool, dim: int | None = None
+) -> None:
+    """Raises InvalidInputError: the embeddings are not floating-point (N, D), or D is not `dim`."""
+    if not is_floating or len(shape) != 2 or 0 in shape:
+        wanted = "D" if dim is None else dim
+        raise InvalidInputError(
+            f"tile_embeddings must be float of shape (N, {wanted}) with N >= 1, got {dtype} {shape}"
+        )
+    if dim is not None and shape[1] != dim:
+        raise InvalidInputError(
+            f"tile_embeddings must be of shape (N, {dim}), got {shape}; check which tile "
+            "encoder made them"
+        )
+
+
+def not_finite(row: int) -> InvalidInputError:
+    """The error of a tile embedding with NaN or infinity."""
+    return InvalidInputError(
+        f"tile_embeddings must be finite, got NaN or inf in row {row}"
+    )
+
+
+def check_coords(coords_l0: object, num_tiles: int) -> CoordsL0:
+    """int64 (N, 2). Raises InvalidInputError: another shape or type, or not one row per tile."""
+    coords = np.asarray(coords_l0)
+    if coords.dtype.kind not in "iu" or coords.ndim != 2 or coords.shape[1] != 2:
+        raise InvalidInputError(
+            f"coords_l0 must be int64 of shape (N, 2), got {coords.dtype} {coords.shape}"
+        )
+    if len(coords) != num_tiles:
+        raise InvalidInputError(
+            f"coords_l0 must have one row per tile embedding ({num_tiles}), got {len(coords)}"
+        )
+    return coords.astype(np.int64)
+
+
+def check_num_coords(num_coords: int, num_tiles: int) -> None:
+    """Raises InvalidInputError: not one row of coordinates per tile on disk, or no tile."""
+    if not num_tiles or num_coords != num_tiles:
+        raise InvalidInputError(
+            f"coords_l0 must have one row per tile embedding ({num_tiles}), and at least one, "
+            f"got {num_coords}"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expects:
     """The tiles and the tile encoder that a slide encoder was trained on; None = any."""
@@ -362,6 +408,7 @@ def _entries() -> list[Entry]:
 
 # these take the embeddings of any tile encoder
 WITHOUT_WEIGHTS = ("mean", "max", "abmil")
+_IN_NUMPY = ("mean", "max")
 SLIDE_ENCODERS: Registry[type[SlideEncoder]] = Registry(
     "slide encoder",
     "thinsection.slide_encoders",
@@ -391,7 +438,7 @@ def check_declared_fit(name: str, tile_encoder_name: str, tile_px: int) -> None:
     """
     entry = SLIDE_ENCODERS.entry(name.partition(":")[0])
     if entry.name in WITHOUT_WEIGHTS:
-        return  # fits all tiles; loading its class would import torch
+        return  # fits all tiles; loading the class of abmil would import torch
     check_fit(_load_class(entry.name), tile_encoder_name, tile_px, None)
 
 
@@ -418,9 +465,6 @@ def load_slide_encoder(
 
     Raises UnknownEncoderError, ConfigError, DeviceError, WeightsError, MissingDependencyError.
     """
-    # this imports torch, which is not needed to list names or to check the fit
-    from thinsection.weights.placement import resolve_device
-
     if precision not in get_args(Precision):
         allowed = ", ".join(get_args(Precision))
         raise ConfigError(f"precision must be one of {allowed}, got {precision!r}")
@@ -435,7 +479,7 @@ def load_slide_encoder(
         )
     options = LoadOptions(
         weights=weights,
-        device=str(resolve_device(device, mps=False)),
+        device=_device_for(registered_name, device),
         precision=precision,
         budget_bytes=budget_bytes,
         pretrained=pretrained,
@@ -445,6 +489,20 @@ def load_slide_encoder(
     seed = 0 if not pretrained and encoder.weights_hash is not None else None
     encoder.origin = replace(encoder.origin, own_weights=weights is not None, seed=seed)
     return encoder
+
+
+def pools_by_torch(name: str) -> bool:
+    """False for a slide encoder that computes by NumPy alone."""
+    return name.partition(":")[0] not in _IN_NUMPY
+
+
+def _device_for(name: str, device: str) -> str:
+    """Device for a slide encoder; for those in NumPy PyTorch is not imported to find it."""
+    if not pools_by_torch(name) and str(device) in ("auto", "cpu"):
+        return "cpu"
+    from thinsection.weights.placement import resolve_device
+
+    return str(resolve_device(device, mps=False))
 
 
 def _load_class(name: str) -> type[SlideEncoder]:

@@ -106,6 +106,20 @@ def load_per_cpu() -> float:
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
+def rates_note(measured_on: str, load: float) -> str:
+    """Sentence about the age of rates, and about the load under which they were measured."""
+    note = (
+        f"rates of this machine were measured on {measured_on}; a new version of "
+        "thinsection or torch measures them again"
+    )
+    if load > BUSY_LOAD:
+        note += (
+            f". The machine was busy then ({load:.1f} processes per CPU), so they may be "
+            "too low: a plan on a quieter machine measures them again"
+        )
+    return note
+
+
 def is_outdated(machine: Calibration | None) -> bool:
     """True if the machine must be measured: never done, or done while it was busier than now."""
     if machine is None:

@@ -20,12 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinsection.config import coerce, from_mapping
-from thinsection.encode.registry import OWN_PREFIX, EncoderIdentity
+from thinsection.encode.registry import (
+    ENCODERS,
+    OWN_PREFIX,
+    EncoderIdentity,
+    is_brought,
+)
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.machine import cpu_model
 from thinsection.pool.encoder import (
     Expects,
     SlideEncoderIdentity,
+    pools_by_torch,
     slide_encoder_identity,
 )
 from thinsection.stages.config import GPU_BATCH, EncodingSpec
@@ -93,9 +99,19 @@ def load_models(
     return models_with(encoders, encoding)
 
 
+def need_torch(encoders: Sequence[str], slide_encoders: Sequence[str] = ()) -> bool:
+    """True if one of the named encoders does not compute by NumPy alone; imports no PyTorch."""
+    from thinsection.encode.base import NUMPY
+
+    return any(map(pools_by_torch, slide_encoders)) or not all(
+        is_brought(name) and getattr(ENCODERS.load(name), "device", None) is NUMPY
+        for name in encoders
+    )
+
+
 def models_with(encoders: Sequence[TileEncoder], encoding: EncodingSpec) -> Models:
     """Models of a run with these tile encoders; see `load_models`."""
-    from thinsection.encode.encoder import encoder_identity
+    from thinsection.encode.base import encoder_identity
     from thinsection.machine import keep_freed_memory
     from thinsection.pool import load_slide_encoder
 
@@ -228,12 +244,11 @@ def with_current_weights(encoder: object) -> TileEncoder:
 
     Raises ConfigError: it is no tile encoder.
     """
-    from thinsection.encode import OwnTileEncoder, TileEncoder
+    from thinsection.encode import TileEncoder
 
-    if isinstance(encoder, OwnTileEncoder):
-        return encoder.current()
     if isinstance(encoder, TileEncoder):
-        return encoder
+        own = _own(encoder)
+        return encoder if own is None else own.current()
     raise ConfigError(
         f"encoder must be a name or a tile encoder, got {type(encoder).__name__}; name a network "
         "or function first: ts.make_encoder(network, name='my_network', transform=...)"
@@ -286,6 +301,8 @@ def check_weights_kept(encoder: TileEncoder) -> None:
 
 def _own(encoder: TileEncoder) -> OwnTileEncoder | None:
     """The encoder if `make_encoder` made it."""
+    if not encoder.is_own:
+        return None
     from thinsection.encode import OwnTileEncoder
 
     return encoder if isinstance(encoder, OwnTileEncoder) else None

@@ -96,16 +96,7 @@ class RunPlan:
     @property
     def rates_note(self) -> str:
         """Sentence about the age of the rates behind the seconds."""
-        note = (
-            f"rates of this machine were measured on {self.measured_on}; a new version of "
-            "thinsection or torch measures them again"
-        )
-        if self.load > calibration.BUSY_LOAD:
-            note += (
-                f". The machine was busy then ({self.load:.1f} processes per CPU), so they may be "
-                "too low: a plan on a quieter machine measures them again"
-            )
-        return note
+        return calibration.rates_note(self.measured_on, self.load)
 
     def _repr_html_(self) -> str:
         """Returns bars of the seconds and of the memory, warnings and advice."""

@@ -22,6 +22,7 @@ from thinsection.pool import SlideEncoder, TileLayout, load_slide_encoder
 from thinsection.pool.encoder import (
     BLOCK_ROWS,
     check_slide_encoder,
+    pools_by_torch,
     slide_encoder_identity,
 )
 from thinsection.report.index import write_index
@@ -102,7 +103,7 @@ class PoolingTask(Task[FeaturesFile, SlideResult]):
 
         Memory: as `pool_tiles`, for one slide at a time.
         """
-        set_threads(self.threads, torch_too=True)
+        set_threads(self.threads, torch_too=pools_by_torch(self.pooling.slide_encoder))
         encoder = loaded_encoder(self.pooling)
         results = []
         reasons: dict[str, str] = {}

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from thinsection.run.models import (
     load_models,
     models_document,
     models_with,
+    need_torch,
 )
 from thinsection.run.prepare import finished_work
 from thinsection.run.process import RunEvent, SlideProcessor
@@ -80,7 +82,7 @@ class RunTask(Task[SlideEntry, SlideResult]):
     ) -> Report[SlideResult]:
         """See `Task.__call__`; the end of each slide is written to the record."""
         encoding = self.spec.encoding
-        set_threads(self.threads, torch_too=bool(encoding.encoders))
+        set_threads(self.threads, torch_too=self.needs_torch())
         models = self.models()
         clock = StepTimer()
         path = self.record / _ENDED / f"{socket.gethostname()}-{os.getpid()}.jsonl"
@@ -142,6 +144,11 @@ class RunTask(Task[SlideEntry, SlideResult]):
                 engine=loaded[0].engine.partition(" (")[0],
                 tiles_per_s=tiles_per_s,
             )
+
+    def needs_torch(self) -> bool:
+        """True if an encoder does not compute by NumPy alone."""
+        encoding = self.spec.encoding
+        return need_torch(encoding.encoders, encoding.slide_encoders)
 
     def models(self) -> Models:
         """Encoders, loaded once per process, settings and files named there."""
@@ -306,6 +313,15 @@ class OwnEncoderTask(RunTask):
 
     encoder: "TileEncoder"
 
+    def needs_torch(self) -> bool:
+        from thinsection.encode.base import NUMPY
+
+        encoding = self.spec.encoding
+        if not encoding.encoders:
+            return False
+        by_torch = self.encoder.device is not NUMPY
+        return by_torch or need_torch((), encoding.slide_encoders)
+
     def models(self) -> Models:
         if not self.spec.encoding.encoders:
             return Models()
@@ -349,7 +365,8 @@ def set_threads(threads: int, *, torch_too: bool) -> None:
     """Sets the threads for matrix products, and for torch's operators.
 
     0 keeps the libraries' choice, unless it exceeds the CPUs that this process may use, since
-    libraries do not see the quota of a cgroup.
+    libraries do not see the quota of a cgroup. Without `torch_too`, PyTorch is not imported; if
+    tiles are resampled later, it takes the number from OMP_NUM_THREADS, which is set here.
     """
     import threadpoolctl
 
@@ -357,8 +374,10 @@ def set_threads(threads: int, *, torch_too: bool) -> None:
     pools = [pool["num_threads"] for pool in threadpoolctl.threadpool_info()]
     if threads or max(pools, default=1) > most:
         threadpoolctl.threadpool_limits(most)
-    if torch_too:
+    if torch_too or "torch" in sys.modules:
         import torch
 
         if threads or torch.get_num_threads() > most:
             torch.set_num_threads(most)
+    elif threads or (os.cpu_count() or 1) > most:
+        os.environ["OMP_NUM_THREADS"] = str(most)

@@ -7,7 +7,7 @@ carry one of `PREFIXES`, or several.
 
 import hashlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +244,11 @@ def hash_state_dict(state: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def hash_networks(networks: Sequence[nn.Module]) -> str:
+    """sha256 of the weights of all networks, in any order; '' without a network."""
+    hashes = [hash_state_dict(network.state_dict()) for network in networks]
+    if len(hashes) < 2:
+        return "".join(hashes)
+    return hashlib.sha256("".join(sorted(hashes)).encode()).hexdigest()
