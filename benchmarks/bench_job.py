@@ -2,16 +2,17 @@
 
 A mosaic of real tissue comes first, a generated slide beside it (`benchmarks/mosaic.py`): 256 px
 tiles at 0.5 µm/px from a scan of 0.252 µm/px with levels 1/4/16, and at native resolution. The same
-coordinates, normalisation and network (a mean over pixels; ResNet-18 under the same random weights)
-for every way, one decoding worker and one thread, each in a process of its own from opening the
-slide to rows. Each peer reads with the fastest reader that it offers (`job_work.READERS`). Beside
-the packages stand loops by an expert (`job_loops.py`), also at 1 µm/px and on a mosaic as most 40x
-archives are stored: YCbCr 4:2:0 of quality 80. Each way first writes a sample of its tiles, to be
-compared with ours. Then come the peaks of our job alone on 1, 4 and 16 times the area.
+coordinates, normalisation and network (a mean over pixels; ResNet-18 and ViT-S under the same
+random weights) for every way, one decoding worker and one thread, each in a process of its own from
+opening the slide to rows. Each peer reads with the fastest reader that it offers
+(`job_work.READERS`). Beside the packages stand loops by an expert (`job_loops.py`), also at 1 µm/px
+and on a mosaic as most 40x archives are stored: YCbCr 4:2:0 of quality 80. Each way first writes a
+sample of its tiles, to be compared with ours. Then come the peaks of our job alone on 1, 4 and 16
+times the area.
 
 `python -m benchmarks.bench_job --peers-python PATH`: a Python that has the peers (CONTRIBUTING.md
 says how it is made); without it only ours and OpenSlide with Pillow run, and the rest is listed.
-It takes about 12 minutes of one idle core.
+It takes about 15 minutes of one idle core.
 """
 
 import json
@@ -71,6 +72,7 @@ class Scale:
     half: int  # tiles at 0.5 µm/px
     native: int  # tiles at native resolution
     network: int  # tiles for ResNet-18
+    transformer: int  # tiles for ViT-S
     generated: int  # tiles of the generated slide
 
 
@@ -82,6 +84,7 @@ SCALES = {
         half=500,
         native=1200,
         network=24,
+        transformer=16,
         generated=150,
     ),
     "smoke": Scale(
@@ -91,6 +94,7 @@ SCALES = {
         half=24,
         native=48,
         network=8,
+        transformer=4,
         generated=12,
     ),
 }
@@ -294,11 +298,13 @@ def compare(bench: Bench, scale: Scale) -> Row:
         paths[SUBSAMPLED] = bench.folder / f"slide-{SUBSAMPLED}.svs"
         mosaic.write_mosaic(paths[SUBSAMPLED], scale.size, mpp=MPP, ycbcr=True)
     first, *others = paths
-    network = write_network(bench.folder / "resnet18")
+    resnet18 = write_network(bench.folder / "resnet18")
+    vit_s = write_network(bench.folder / "vit_s")
     jobs = {
         "mean_0.5": (0.5, "mean", scale.half),
         "mean_native": (MPP, "mean", scale.native),
-        "resnet18_0.5": (0.5, network, scale.network),
+        "resnet18_0.5": (0.5, resnet18, scale.network),
+        "vit_s_0.5": (0.5, vit_s, scale.transformer),
     }
     results[first] = {}
     for name, (mpp, net, tiles) in jobs.items():

@@ -4,8 +4,10 @@ A run over 300 tiny generated slides with each executor: CPU-seconds a slide, th
 of the executor's own processes included. Then 5,000 and 30,000 slides that are finished (records
 of one computed slide under other ids, see `fabricated.py`): CPU-seconds, seconds and peak memory
 of `ls`, of a run with nothing to do, of the index after one more slide that sorts first, of the
-viewer's start, and of the labels' join that `train` makes. Each step is a process of its own. The
-results are checked before a time counts: every slide is done, skipped, listed or joined.
+viewer's start, and of the labels' join that `train` makes. Last, one slide of 1, 4 and 16 times an
+area, tiles at 0.5 µm/px from 0.252 with an encoder of means: peak memory of the whole run beside
+that of the smallest. Each step is a process of its own. The results are checked before a time
+counts: every slide is done, skipped, listed or joined. It takes about 6 minutes of an idle machine.
 """
 
 import csv
@@ -21,8 +23,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
+from benchmarks import mosaic
 from benchmarks.fabricated import MODEL, SETTINGS, fabricate
 from benchmarks.harness import arguments, finish
 from thinsection.evaluation.label_values import LabelsConfig
@@ -43,6 +47,11 @@ TINY_PX = (700, 600)
 NUM_GENERATED = 10
 # slides of a fabricated folder with a picture
 NUM_PICTURES = 500
+# 1, 4 and 16 times an area, px
+AREAS = ((10_000, 8_000), (20_000, 16_000), (40_000, 32_000))
+SMOKE_AREAS = ((1500, 1000), (3000, 2000))
+AREA_MPP = 0.252  # µm/px of these slides
+GOAL_PEAK_RATIO = 1.05  # of any area to the smallest
 # environment variable that all processes of a measured run inherit
 MARK = "THINSECTION_BENCH_SCALE"
 _POLL_S = 0.2
@@ -164,6 +173,30 @@ def step_join(folder: Path) -> int:
     return sum(len(paths) for paths in cohort.paths)
 
 
+def step_area(folder: Path) -> int:
+    """One run over the slide of the folder, with an encoder that does the least."""
+    from thinsection.encode import NUMPY, EncoderSpec, TileEncoder
+
+    class Means(TileEncoder):
+        """Means of red, green and blue."""
+
+        spec = EncoderSpec(name="means", dim=3)
+        device, precision = NUMPY, "fp32"
+
+        def encode(self, tiles_u8: Any) -> Any:
+            rows = [tile.reshape(-1, 3).mean(axis=0) for tile in tiles_u8]
+            return np.array(rows, dtype=np.float32)
+
+    summary = run(
+        [folder / "slide.svs"],
+        out=folder / "results",
+        encoder=Means(),
+        tile_mpp="0.5",
+        decode_threads=1,
+    )
+    return summary.counts["done"]
+
+
 STEPS = {
     "ls": step_ls,
     "run": step_run,
@@ -171,6 +204,7 @@ STEPS = {
     "view": step_view,
     "join": step_join,
 }
+AREA_STEP = "area"
 
 
 def measure_step(name: str, folder: Path, count: int) -> dict[str, float]:
@@ -218,17 +252,43 @@ def measure_finished(
     return steps
 
 
+def measure_areas(
+    folder: Path, areas: Sequence[tuple[int, int]]
+) -> list[dict[str, Any]]:
+    """Peak memory of a run over one slide of each area, beside that of the first."""
+    rows: list[dict[str, Any]] = []
+    for number, size in enumerate(areas):
+        place = folder / f"area-{number}"
+        place.mkdir()
+        if mosaic.source() is not None:
+            mosaic.write_mosaic(place / "slide.svs", size, mpp=AREA_MPP)
+        else:
+            write_he_slide(place / "slide.svs", size, seed=1, mpp=AREA_MPP)
+        row = {"slide_px": size} | measure_step(AREA_STEP, place, 1)
+        first = rows[0]["peak_mib"] if rows else row["peak_mib"]
+        row["peak_over_the_first"] = round(row["peak_mib"] / first, 3)
+        rows.append(row)
+        shutil.rmtree(place)
+        print("area", row, flush=True)
+    return rows
+
+
 def main() -> None:
     args = arguments(__doc__, step="a step, in its own process", folder="its folder")
     if args.step:
         folder = Path(args.folder)
-        count = STEPS[args.step](folder)
+        step = step_area if args.step == AREA_STEP else STEPS[args.step]
+        count = step(folder)
         said = {"count": count, "peak_mib": own_peak_mib()}
         (folder / f"{args.step}.json").write_text(json.dumps(said))
         return
     num_tiny, counts = (4, (20, 40)) if args.smoke else (300, (5_000, 30_000))
     results: dict[str, Any] = {
-        "goals": {"tiny_cpu_s": GOAL_TINY_CPU_S, "finished_cpu_s": GOAL_FINISHED_CPU_S},
+        "goals": {
+            "tiny_cpu_s": GOAL_TINY_CPU_S,
+            "finished_cpu_s": GOAL_FINISHED_CPU_S,
+            "peak_over_the_first": GOAL_PEAK_RATIO,
+        },
         # processes that wanted a CPU, over the last minute; other work makes times longer
         "load_before": os.getloadavg()[0],
     }
@@ -251,6 +311,8 @@ def main() -> None:
                 folder, count, present=present, names=names
             )
             present = count
+        areas = SMOKE_AREAS if args.smoke else AREAS
+        results["areas"] = measure_areas(Path(scratch), areas)
     results["load_after"] = os.getloadavg()[0]
     finish("bench_scale", results, args)
 

@@ -10,10 +10,18 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.job_work import CPU, MEAN, STD, TILE_PX, Job, exact_means, measure
+from benchmarks.job_work import (
+    CPU,
+    MEAN,
+    NETWORKS,
+    STD,
+    TILE_PX,
+    Job,
+    exact_means,
+    measure,
+)
 from thinsection.encode import (
     EncoderSpec,
-    NetworkTileEncoder,
     TileEncoder,
     embed_tiles,
     load_encoder,
@@ -27,6 +35,12 @@ from thinsection.tiles import (
     iter_tiles,
     tile_grid,
 )
+
+# name of a network of the job -> timm's name, and arguments of its class
+TIMM_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
+    "resnet18": ("resnet18", {}),
+    "vit_s": ("vit_small_patch16_224", {"img_size": TILE_PX}),
+}
 
 
 class MeanEncoder(TileEncoder):
@@ -82,18 +96,26 @@ def ours(job: Job, encoder: TileEncoder) -> np.ndarray:
 
 
 def write_network(folder: Path) -> str:
-    """ResNet-18 under seeded weights, with a config that takes tiles as they are."""
+    """A network under seeded weights, with a config that takes tiles as they are.
+
+    `folder` is named like one of `TIMM_NAMES`.
+    """
+    name, arguments = TIMM_NAMES[folder.name]
     folder.mkdir()
-    encoder = load_encoder("timm:resnet18", device="cpu", pretrained=False)
-    assert isinstance(encoder, NetworkTileEncoder)
+    torch.manual_seed(0)
+    # weights by timm's names; of a transformer they are drawn here
     weights = {
-        name: w.contiguous()
-        for name, w in encoder.backbone.network.state_dict().items()
+        key: values.contiguous()
+        for key, values in NETWORKS[folder.name]().state_dict().items()
     }
+    for key in ("cls_token", "pos_embed"):
+        if key in weights:
+            weights[key] = torch.randn_like(weights[key]) * 0.02
     save_file(weights, folder / "model.safetensors")
     sizes = {"input_size": [3, TILE_PX, TILE_PX], "crop_pct": 1.0}
     config = {
-        "architecture": "resnet18",
+        "architecture": name,
+        "model_args": arguments,
         "pretrained_cfg": {**sizes, "mean": MEAN, "std": STD},
     }
     (folder / "config.json").write_text(json.dumps(config))

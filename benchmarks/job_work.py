@@ -1,11 +1,12 @@
 """What `bench_job` asks of every way, ours and the peers', of whatever Python: without our package.
 
-Pixels are normalised by ImageNet's mean and std; the network is a mean over pixels, or ResNet-18
-under the same random weights. Every way is measured here, in a process of its own.
+Pixels are normalised by ImageNet's mean and std; the network is a mean over pixels, ResNet-18 or
+ViT-S under the same random weights. Every way is measured here, in a process of its own.
 """
 
 import json
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +44,7 @@ class Job:
     size_l0: int  # edge of a tile, level-0 px
     level: int  # that our plan reads
     size_lv: int  # edge of a tile, px of that level
-    network: str  # 'mean', or a folder with ResNet-18
+    network: str  # 'mean', or a folder with ResNet-18 or ViT-S
     batch_size: int = 32
     limit: int | None = None  # so many of the coordinates
     every: int = 1  # and each n-th of those
@@ -126,11 +127,69 @@ class ResNet18(nn.Module):
         return x.mean((2, 3))
 
 
+class Attention(nn.Module):
+    """Attention of all tokens to all, in PyTorch's fused form."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, width = x.shape
+        qkv = self.qkv(x).reshape(b, n, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(mixed.transpose(1, 2).reshape(b, n, width))
+
+
+class Layer(nn.Module):
+    """A layer of a vision transformer."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.attn = Attention(width, heads)
+        self.mlp = nn.Sequential(
+            OrderedDict(
+                fc1=nn.Linear(width, 4 * width),
+                act=nn.GELU(),
+                fc2=nn.Linear(4 * width, width),
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class VitS(nn.Module):
+    """ViT-S/16 on tiles of TILE_PX, the class token of the last layer; by timm's names."""
+
+    def __init__(self, width: int = 384, heads: int = 6, layers: int = 12) -> None:
+        super().__init__()
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        num_tokens = (TILE_PX // 16) ** 2 + 1
+        self.pos_embed = nn.Parameter(torch.zeros(1, num_tokens, width))
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, 16, 16)})
+        self.blocks = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        x = self.patch_embed["proj"](tiles).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
+        return self.norm(self.blocks(x + self.pos_embed))[:, 0]
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"resnet18": ResNet18, "vit_s": VitS}
+
+
 def network(name: str) -> nn.Module:
-    """The job's network."""
+    """The job's network: 'mean', or that of a folder with the name of one of NETWORKS."""
     if name == "mean":
         return Mean()
-    model = ResNet18().eval()
+    model = NETWORKS[Path(name).name]().eval()
     model.load_state_dict(load_file(Path(name) / "model.safetensors"), strict=True)
     return model
 
