@@ -116,6 +116,56 @@ def test_a_bad_file_loses_its_slide_and_is_read_again_when_it_is_mended(
     assert second.counts == {**first.counts, "done": 1, "skipped": 2, "failed": 0}
 
 
+def test_bad_cells_are_counted_by_reason_and_those_of_another_slide_lose_theirs(
+    slides: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "nuclei"
+    for seed, name in enumerate("ab"):
+        write_cells(folder / f"{name}.geojson", number=200, seed=seed)
+    document = json.loads((folder / "a.geojson").read_text())
+    features = document["features"]
+    ring = features[0]["geometry"]["coordinates"][0]
+    moved = (np.array(ring) + 30).tolist()
+    features[1]["geometry"]["coordinates"][0][2][0] = float("nan")
+    features[2]["geometry"]["coordinates"] = [ring[:2]]
+    features[3]["geometry"]["coordinates"][0][1] = ["12", "13"]
+    features[4]["geometry"]["coordinates"].append((np.array(ring) / 2).tolist())
+    features[5]["geometry"] = {"type": "MultiPolygon", "coordinates": [[ring], [moved]]}
+    features[6]["id"] = features[7]["id"]
+    del features[8]["properties"]["classification"]
+    features[9]["geometry"] = {"type": "MultiPolygon", "coordinates": []}
+    (folder / "a.geojson").write_text(json.dumps(document))
+    # cells of a slide ten times as wide
+    document = json.loads((folder / "b.geojson").read_text())
+    for cell in document["features"]:
+        cell["geometry"]["coordinates"] = [
+            (10 * np.array(cell["geometry"]["coordinates"][0])).tolist()
+        ]
+    (folder / "b.geojson").write_text(json.dumps(document))
+    cohort = tmp_path / "cohort.csv"
+    cohort.write_text(f"slide\n{slides / 'a.svs'}\n{slides / 'b.svs'}\n")
+    out = tmp_path / "out"
+    run = start(cohort, out, folder, tile_mpp="1")
+    assert run.exit_code == 3
+    (failed,) = [result for result in run.results if result.status == "failed"]
+    assert failed.slide_id == "b"
+    assert "cells must lie on the slide of 1700 x 1300 px" in failed.error
+    (warnings,) = [row["warnings"] for row in summary(out) if row["slide_id"] == "a"]
+    for reason in (
+        "196 of 200 cells",
+        "2 with coordinates that are no numbers",
+        "1 of fewer than three points",
+        "1 without an outline",
+        "1 with holes",
+        "1 of several pieces",
+        "1 with the id of another cell",
+    ):
+        assert reason in warnings
+    table = ts.open_results(out).cells("a", "nuclei")
+    assert table.num_cells == 196
+    assert table.to_table(["class"])["class"].null_count == 1
+
+
 def test_other_cells_are_counted_again_without_overwrite(
     slides: Path, tmp_path: Path
 ) -> None:
