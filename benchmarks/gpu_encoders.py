@@ -48,7 +48,7 @@ SECONDS = 1.5  # of each rate, after one batch to warm up
 WORKERS = 12  # of the peers' DataLoader
 _CHECKED = 16  # tiles whose embeddings are compared
 _PRODUCT_EDGE = 8192
-_SMALLEST = "timm:test_vit"  # stands for all networks in --smoke
+SMALLEST = "timm:test_vit"  # stands for all networks in --smoke
 
 
 def product_rate(device: str, smoke: bool) -> dict[str, Any]:
@@ -82,15 +82,15 @@ def encoder_rate(name: str, device: str, smoke: bool) -> dict[str, Any]:
         exact.origin,
         exact.weights_hash,
     )
-    row |= _rates(half, device, batch, smoke=smoke)
-    row["cosine_fp32"] = _lowest_cosine(half.encode(few).cpu(), in_fp32)
-    row["compiled"] = _compiled_row(half, exact, device, batch, smoke=smoke)
+    row |= rates(half, device, batch, smoke=smoke)
+    row["cosine_fp32"] = lowest_cosine(half.encode(few).cpu(), in_fp32)
+    row["compiled"] = compiled_row(half, exact, device, batch, smoke=smoke)
     if "not_compiled" not in row["compiled"]:
-        row["compiled"]["cosine_fp32"] = _lowest_cosine(half.encode(few).cpu(), in_fp32)
+        row["compiled"]["cosine_fp32"] = lowest_cosine(half.encode(few).cpu(), in_fp32)
     return {precision: row}
 
 
-def _compiled_row(
+def compiled_row(
     half: NetworkTileEncoder,
     exact: NetworkTileEncoder,
     device: str,
@@ -113,11 +113,11 @@ def _compiled_row(
         "rows": check.rows,
         "compile_s": check.compile_s,
         "cosine_torch": check.cosine,
-        **_rates(half, device, batch, smoke=smoke),
+        **rates(half, device, batch, smoke=smoke),
     }
 
 
-def _rates(
+def rates(
     encoder: TileEncoder, device: str, batch: int, *, smoke: bool
 ) -> dict[str, Any]:
     """Tiles/s on tiles that lie on the device and through the queues; peak memory; watts."""
@@ -223,7 +223,7 @@ def _repeated(
     return count, time.perf_counter() - start
 
 
-def _lowest_cosine(embeddings: Tensor, expected: Tensor) -> float:
+def lowest_cosine(embeddings: Tensor, expected: Tensor) -> float:
     return float(F.cosine_similarity(embeddings, expected).min())
 
 
@@ -268,7 +268,7 @@ def _step(name: str) -> Callable[[str, bool], dict[str, Any]]:
     """Step of an encoder; in smoke the smallest network stands for all."""
 
     def rate(device: str, smoke: bool) -> dict[str, Any]:
-        return encoder_rate(_SMALLEST if smoke else name, device, smoke)
+        return encoder_rate(SMALLEST if smoke else name, device, smoke)
 
     return rate
 

@@ -31,9 +31,9 @@ Step = Callable[[str, bool], dict[str, Any]]
 
 def steps() -> dict[str, Step]:
     """By name, in order: what is cheap and decides whether the rest means anything comes first."""
-    from benchmarks import gpu_checks, gpu_rates
+    from benchmarks import gpu_checks, gpu_fp8, gpu_rates
 
-    return {**gpu_checks.STEPS, **gpu_rates.STEPS}
+    return {**gpu_checks.STEPS, **gpu_fp8.CHECKS, **gpu_rates.STEPS}
 
 
 def main(known: Callable[[], dict[str, Step]] = steps, module: str = NAME) -> None:

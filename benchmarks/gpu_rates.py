@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import gpu_encoders
+from benchmarks import gpu_encoders, gpu_fp8
 from benchmarks.gpu_encoders import VITS
 from benchmarks.gpu_inputs import NAMES, gigapath_of, precisions
 from thinsection.types import GIB, MIB
@@ -247,6 +247,7 @@ STEPS = {
     "rate stream": stream_rate,
     "rate neighbors and frames": geometry_rate,
     "rate cache training": cache_training,
+    **gpu_fp8.RATES,
     "rate vit_h": gpu_encoders.STEPS["rate vit_h"],
     "rate vit_g": gpu_encoders.STEPS["rate vit_g"],
 }

@@ -68,7 +68,7 @@ class RunSettings(TypedDict, total=False):
     pretrained: bool
     allow_remote_code: bool
     device: Text
-    precision: Literal["auto", "fp32", "fp16", "bf16"]
+    precision: Literal["auto", "fp32", "fp16", "bf16", "fp8"]
     engine: Literal["auto", "torch", "openvino", "compiled"]
     batch_size: int
     seed: int

@@ -80,11 +80,13 @@ def test_a_row_of_today_has_its_share_of_a_product(hooks: ModuleType) -> None:
         {
             "rate products": {"tflops": 800.0},
             "rate vit_l": {"bf16": row},
+            "rate fp8 vit_l": {"fp8": row | {"cosine_fp32": 0.9951}},
             "rate vit_h": {"bf16": row | {"compiled": {"not_compiled": "no triton"}}},
             "rate whole run compiled": whole,
         },
     )
-    (cells,) = cells_of(page, "ViT-L")
+    cells, in_fp8 = cells_of(page, "ViT-L")
+    assert (in_fp8[1], in_fp8[11]) == ("fp8", "0.99510")
     assert cells[2:7] == ["150", "900", "2,100", "2,000", "3,000"]
     assert cells[7:10] == ["450", "0.56", "651"]
     assert cells[11] == "0.99991"

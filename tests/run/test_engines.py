@@ -7,6 +7,7 @@ import torch
 
 from thinsection import encode
 from thinsection.encode import Workload
+from thinsection.extras import missing_of
 from thinsection.run import models as run_models
 from thinsection.run import task
 from thinsection.run.run import make_task, run
@@ -102,6 +103,30 @@ def other_engine(monkeypatch):
 
     yield use
     run_models.load_models.cache_clear()
+
+
+def test_a_resume_in_another_precision_has_a_folder_of_its_own(he_slide, tmp_path):
+    if missing_of(("timm",)):
+        pytest.skip("needs timm")
+    out = tmp_path / "out"
+    settings = {**SETTINGS, "encoder": "timm:test_vit", "pretrained": False}
+    assert run([he_slide], out=out, **settings).counts["done"] == 1
+    first = folder_bytes(out, "features_timm-test_vit_seed0")
+    rounded = {**settings, "precision": "fp8"}
+    assert run([he_slide], out=out, **rounded).counts["done"] == 1
+    names = sorted(path.name for path in out.rglob("features_*"))
+    assert names == ["features_timm-test_vit_fp8_seed0", "features_timm-test_vit_seed0"]
+    assert folder_bytes(out, names[1]) == first
+    # each is finished, in whatever order they are asked for
+    for again in (rounded, settings):
+        assert run([he_slide], out=out, **again).counts["skipped"] == 1
+    records = [path.read_text() for path in out.rglob("run.json")]
+    assert any("fp8 in 24 of 24 linear layers, cosine 0.99" in text for text in records)
+
+
+def folder_bytes(out: Path, name: str) -> dict[str, bytes]:
+    (folder,) = out.rglob(name)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_a_resume_on_another_engine_is_told_and_finished_slides_stay(

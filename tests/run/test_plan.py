@@ -43,6 +43,7 @@ from thinsection.run.cost import (
     Planner,
     SlideSize,
     TimePlan,
+    encoders_together,
     find_gpu,
 )
 from thinsection.run.measuring import (
@@ -165,6 +166,43 @@ def test_on_a_gpu_weights_and_batch_leave_the_host() -> None:
     assert plan.gpu_bytes > ENCODER.weights_bytes + ENCODER.batch_bytes
     cuda = plan.host["CUDA"]  # which a process on a CPU never loads
     assert cuda > 0 and sum(plan.host.values()) - cuda < sum(memory(1000).host.values())
+
+
+def test_fp8_needs_the_loaded_weights_until_they_are_rounded() -> None:
+    rounded = replace(ENCODER, loading_bytes=100 * MIB)
+    plan = memory(1000, on_gpu=True, encoder=rounded)
+    # a batch is larger than what the loaded weights need more
+    assert plan.gpu["weights"] == 50 * MIB
+    assert plan.host["weights while loading"] == 100 * MIB
+    small = replace(rounded, batch_bytes=10 * MIB)
+    on_card = memory(1000, on_gpu=True, encoder=small).gpu
+    assert on_card["weights"] + on_card["batch"] == 100 * MIB
+    assert memory(1000, encoder=rounded).host["weights"] == 2 * 100 * MIB
+    both = encoders_together([rounded, ENCODER])
+    assert (both.weights_bytes, both.loading_bytes) == (100 * MIB, 150 * MIB)
+
+
+def test_a_plan_in_fp8_has_half_of_the_weights_and_loads_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_he_slide(tmp_path / "a.tiff", (1500, 1200))
+    store_calibration(MACHINE)
+
+    def parts(precision: Any) -> MemoryPlan:
+        encode = EncodeConfig(
+            encoders=("kaiko_vitb16",), device="cuda", precision=precision
+        )
+        config = RunConfig(encode=encode)
+        return plan([tmp_path / "a.tiff"], config=config, gpu="h100").memory
+
+    exact = parts("fp32")
+    rounded = parts("fp8")
+    stored = exact.gpu["weights"]
+    assert rounded.gpu["weights"] == stored // 2
+    assert rounded.host["weights while loading"] == stored
+    assert rounded.gpu["batch"] == exact.gpu["batch"]
+    assert parts("bf16").gpu["weights"] > 2 * rounded.gpu["weights"]
 
 
 def test_a_measured_peak_takes_the_place_of_process_weights_and_batch_on_a_cpu() -> (

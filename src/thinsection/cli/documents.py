@@ -184,6 +184,7 @@ class PlanDocument:
     unreadable: tuple[Failure, ...]
     warnings: tuple[str, ...]
     advice: tuple[str, ...]
+    qc_device: str
     job: JobPlan | None
 
     @classmethod
@@ -208,6 +209,7 @@ class PlanDocument:
             unreadable=_failures(plan.unreadable),
             warnings=plan.warnings,
             advice=plan.advice,
+            qc_device=plan.qc_device,
             job=job,
         )
 
@@ -242,6 +244,7 @@ class PlanDocument:
             unreadable=(),
             warnings=time.warnings,
             advice=(),
+            qc_device="",
             job=None,
         )
 

@@ -58,7 +58,7 @@ class TileEncoder(ABC):
         spec: name, length of an embedding, and the tiles for which the encoder was made.
         device: device on which it computes. A class that sets it computes nowhere else. With
             `device = NUMPY` it gets arrays in a run and gives arrays, and PyTorch is not imported.
-        precision: precision of matrix products: fp32, fp16 or bf16.
+        precision: precision of matrix products: fp32, fp16, bf16 or fp8.
         version: stands for code that no weights stand for. Change it whenever the same tiles give
             other embeddings than before; stored ones are then computed again.
         origin: origin of the weights; `load_encoder` sets it.

@@ -4,13 +4,14 @@ The package takes uint8 tiles of the network's input size, so that normalisation
 first kernel. It has a fixed number of rows; smaller batches are filled up. It holds no weights:
 those that PyTorch loaded are handed to it. On CUDA its launches are recorded once as a CUDA graph.
 
-A package is code. It is read only from the user's own cache, from a folder that nobody else may
+A package is code. It is read only from the user's own cache, from folders that nobody else may
 write, never from a results folder. It is named by a hash of the weights, the network, the versions
 and the device; a manifest has the digest of its bytes.
 
 Shapes: tiles [B, E, E, 3] of E = `input_px`; colours [2, 3]; embeddings [B, D], tokens [B, T, C].
 """
 
+import errno
 import json
 import logging
 import threading
@@ -42,6 +43,7 @@ from thinsection.weights.origin import installed_version
 from thinsection.weights.placement import DTYPES, Placement
 
 MIN_COSINE = 0.9999  # half precision: to PyTorch in the same precision
+MIN_COSINE_FP8 = 0.999  # fp8, where the last bit of an activation may change its code
 MAX_ERROR = 1e-5  # fp32: largest difference as a share of the embeddings' range
 _PACKAGE = "network.pt2"
 _CONSTANTS = "constants.safetensors"  # of the graph, other than weights
@@ -50,6 +52,8 @@ _CHECK = "check.json"
 # packages whose versions change a compiled network
 _PACKAGES = ("thinsection", "torch", "triton", "timm", "transformers")
 _OPTIONS = {"aot_inductor.package_constants_in_so": False}
+# errors of the disk, in contrast to those of the compiler's own files and programs
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _WARM_UPS = 3  # passes before a CUDA graph is recorded, as PyTorch advises
 _log = logging.getLogger(__name__)
 
@@ -74,7 +78,7 @@ class CompiledCheck:
         """True if the network gives PyTorch's embeddings, within the precision's tolerance."""
         if precision == "fp32":
             return self.error <= MAX_ERROR
-        return self.cosine >= MIN_COSINE
+        return self.cosine >= (MIN_COSINE_FP8 if precision == "fp8" else MIN_COSINE)
 
     def __str__(self) -> str:
         return (
@@ -129,9 +133,9 @@ class Compilation:
 
         Raises InvalidInputError: others may write the folder.
         """
-        if not self.root.exists():
+        if not self.folder.exists():
             return None
-        check_private(self.root)
+        self._check_private()
         with suppress(OSError, ValueError, ConfigError):
             check = from_mapping(CompiledCheck, read_json(self.folder / _CHECK))
             if is_whole(self.folder, _FILES):
@@ -160,7 +164,7 @@ class Compilation:
         Raises InvalidInputError: the network does not compile. StoreError: the disk is full.
         """
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_private(self.root)
+        self._check_private()
         with hold(self.folder.with_suffix(".lock"), on_wait=_log.warning):
             # another process may have made it while this one waited for the lock
             stored = self.stored_check()
@@ -204,8 +208,14 @@ class Compilation:
 
         Raises InvalidInputError: it cannot be loaded here.
         """
-        check_private(self.root)
+        self._check_private()
         return CompiledNetwork(self, rows)
+
+    def _check_private(self) -> None:
+        """Raises InvalidInputError: others may write the network or the folder of all."""
+        for folder in (self.root, self.folder):
+            if folder.exists():
+                check_private(folder)
 
     def _compile(self, rows: int, folder: Path) -> None:
         """Writes the package, and the constants that are no weights."""
@@ -226,8 +236,7 @@ class Compilation:
                     inductor_configs=_OPTIONS,
                 )
         except Exception as error:  # tracing and compilation may raise any error
-            if isinstance(error, OSError) and error.errno is not None:
-                # of the disk
+            if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
                 raise
             lines = str(error).splitlines()
             reason = lines[0] if lines else type(error).__name__
@@ -264,7 +273,11 @@ class CompiledNetwork:
             compilation.spec.mean, compilation.spec.std, device
         ).clone()
         self._graph: _CudaGraph | None = None
+        # of the last results, which the next pass overwrites, in whatever queue it is
+        self._read: torch.cuda.Event | None = None
+        self._device = device
         if device.type == "cuda":
+            self._read = torch.cuda.Event()  # type: ignore[no-untyped-call]
             try:
                 self._graph = _CudaGraph(self._pass, device)
             except RuntimeError as error:
@@ -277,16 +290,16 @@ class CompiledNetwork:
         """Embeddings, and tokens if requested, of uint8 tiles of the input size."""
         count = len(tiles)
         with self._lock:
-            if self._graph is not None:
-                self._graph.wait()
+            if self._read is not None:
+                torch.cuda.current_stream(self._device).wait_event(self._read)
             self._tiles[:count].copy_(tiles)
             self._colours.copy_(colours)
             answers = self._pass() if self._graph is None else self._graph.replay()
             # the next pass writes into the same memory
             requested = answers if with_tokens else answers[:1]
             results = tuple(answer[:count].clone() for answer in requested)
-            if self._graph is not None:
-                self._graph.mark_read()
+            if self._read is not None:
+                self._read.record(torch.cuda.current_stream(self._device))
         return results
 
     def _pass(self) -> tuple[Tensor, ...]:
@@ -297,13 +310,14 @@ class CompiledNetwork:
 class _CudaGraph:
     """Launches of a pass, recorded once and replayed with one call of the host.
 
+    The device may be another one than the current device of this thread.
+
     Raises RuntimeError: they cannot be recorded, or give other numbers when they are replayed.
     """
 
     def __init__(
         self, one_pass: Callable[[], tuple[Tensor, ...]], device: torch.device
     ) -> None:
-        self._device = device
         current = torch.cuda.current_stream(device)
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(current)
@@ -313,29 +327,25 @@ class _CudaGraph:
         current.wait_stream(stream)
         torch.cuda.synchronize(device)
         self._graph = torch.cuda.CUDAGraph()
-        # decode threads of this process may lock pages meanwhile
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        # decode threads of this process may lock pages meanwhile; PyTorch's own queue for recording
+        # is on the current device
+        with torch.cuda.graph(
+            self._graph, stream=stream, capture_error_mode="thread_local"
+        ):
             self._answers = one_pass()
+        # a graph without launches would leave what is there
+        for answer in self._answers:
+            answer.fill_(-1)
         self._graph.replay()
         torch.cuda.synchronize(device)
         pairs = zip(self._answers, expected, strict=True)
         if not all(torch.equal(replayed, plain) for replayed, plain in pairs):
             raise RuntimeError("replayed launches give other embeddings")
-        self._read = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self.mark_read()
-
-    def wait(self) -> None:
-        """Makes the current queue wait until the last results were read, in whatever queue."""
-        torch.cuda.current_stream(self._device).wait_event(self._read)
 
     def replay(self) -> tuple[Tensor, ...]:
         """Results of a pass, in memory that the next pass overwrites."""
         self._graph.replay()
         return self._answers
-
-    def mark_read(self) -> None:
-        """Notes that the results were read, in the current queue."""
-        self._read.record(torch.cuda.current_stream(self._device))
 
 
 class _WithNormalisation(nn.Module):

@@ -21,6 +21,7 @@ from thinsection.encode.base import TileEncoder
 from thinsection.encode.engine import (
     Network,
     SelfCheck,
+    compared,
     converted_network,
     stored_network,
 )
@@ -142,6 +143,42 @@ class NetworkTileEncoder(TileEncoder):
     @cached_property
     def weights_hash(self) -> str:
         return hash_state_dict(self.backbone.network.state_dict())
+
+    def to_fp8(self) -> SelfCheck:
+        """Compute the linear layers of the blocks in FP8 from now on; the weights are rounded.
+
+        The encoder computes in fp32 before. Returns the distance of its embeddings of seeded tiles
+        from those in fp32; the caller decides.
+
+        Memory: the weights in fp32 until all are rounded, and one layer more.
+        Raises InvalidInputError: the network has no such layers, or they do not compute here.
+        """
+        from thinsection.encode.fp8 import quantise_blocks
+
+        tiles = seeded_tiles(self.spec.tile_px)
+        # computed before the weights are rounded
+        _ = self.weights_hash
+        exact = self.encode(tiles)
+        rounded_layers, num_layers = quantise_blocks(self.backbone)
+        name = self.spec.name
+        rule = f"precision must be auto, fp32, fp16 or bf16 for {name!r}"
+        if not rounded_layers:
+            raise InvalidInputError(
+                f"{rule}, whose network has no linear layers in equal blocks, got 'fp8'"
+            )
+        self.precision = "fp8"
+        cast_matmul_weights(self.backbone, DTYPES[self.precision])
+        try:
+            rounded = self.encode(tiles)
+        except (RuntimeError, AttributeError) as error:
+            reason = str(error).splitlines()[0]
+            raise InvalidInputError(f"{rule}, got 'fp8': {reason}") from error
+        check = compared(rounded, exact)
+        self.engine += (
+            f" (fp8 in {rounded_layers} of {num_layers} linear layers, "
+            f"cosine {1 - check.angle:.6f} to fp32)"
+        )
+        return check
 
     def to_openvino(self, cache_dir: Path | None = None) -> SelfCheck:
         """Compute by OpenVINO from now on; PyTorch's weights are released.

@@ -59,7 +59,9 @@ def write_graph(
     # it may be damaged, or not exist
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        unfinished.mkdir(parents=True)
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        # private whatever the umask: a compiled network is code
+        unfinished.mkdir(mode=0o700)
         write(unfinished)
         write_json(unfinished / _MANIFEST, _manifest(unfinished, files))
         unfinished.rename(folder)

@@ -36,7 +36,8 @@ def load_encoder(
             with its config.json, or the name of an encoder from another package. ':448px' after it
             asks for another input size than the authors'.
         device: auto, cpu, cuda, cuda:N or mps.
-        precision: auto, fp32, fp16 or bf16.
+        precision: auto, fp32, fp16, bf16 or fp8. fp8 rounds the linear layers of a vision
+            transformer; a line states the cosine to fp32, and a cosine below 0.99 is an error.
         weights: weights in place of the published ones: a file, a folder, or `owner/name@COMMIT`.
         pretrained: False uses seeded random weights, without a download.
         allow_remote_code: True allows code from the hub to run, for the models that need it.
@@ -47,12 +48,12 @@ def load_encoder(
         workload: number of tiles to encode and tiles of a batch, for a compiled network.
         check_fingerprint: False does not compare the encoder with its fingerprint.
 
-    Memory: the weights once, in float32; twice while OpenVINO converts their layout or a compiled
-        network in half precision is compared with fp32.
+    Memory: the weights once, in float32, also before fp8 rounds them; twice while OpenVINO converts
+        their layout or a compiled network in half precision is compared with fp32.
     Raises UnknownEncoderError, DeviceError, MissingDependencyError; WeightsError: the weights
     cannot be downloaded, may not be used, or do not match, or the embedding of the fixed tile is
     not that of the encoder's fingerprint; InvalidInputError: the network does not take the input
-    size.
+    size, or the precision.
     """
     if is_brought(name):
         if engine in ("openvino", "compiled"):

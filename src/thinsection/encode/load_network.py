@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,9 @@ from thinsection.encode.backbone import (
     published_weights,
 )
 from thinsection.encode.encoder import NetworkTileEncoder
+from thinsection.encode.engine import MAX_FP8_DISTANCE
 from thinsection.encode.engine_choice import (
+    PRECISIONS,
     EngineChoice,
     Workload,
     why_not_compiled,
@@ -50,6 +53,8 @@ from thinsection.weights.origin import (
     read_stamps,
 )
 from thinsection.weights.placement import Placement, place
+
+_log = logging.getLogger(__name__)
 
 
 def load_network(
@@ -82,7 +87,9 @@ def load_network(
     if spec.input_px != find_spec(base).input_px:
         label += f"_{spec.input_px}px"
     origin = replace(origin, name=label)
-    placement = place(device, precision, half_precision=spec.half_precision)
+    placement = place(
+        device, precision, half_precision=spec.half_precision, has_fp8=True
+    )
 
     reload = partial(
         load_network,
@@ -119,7 +126,15 @@ def load_network(
             backbone = load_with_code(spec, allow_remote_code=allow_remote_code)
         else:
             backbone = build_backbone(spec, seed=seed)
-        return NetworkTileEncoder(spec, backbone, placement, origin, weights_hash)
+        if placement.precision != "fp8":
+            return NetworkTileEncoder(spec, backbone, placement, origin, weights_hash)
+        in_fp32 = Placement(placement.device, "fp32")
+        exact = NetworkTileEncoder(spec, backbone, in_fp32, origin, weights_hash)
+        if check_fingerprint:
+            # rounding may hide a fault of preprocessing
+            prove(exact)
+        _move_to_fp8(exact)
+        return exact
 
     if encoder is None:
         encoder = _on_engine(
@@ -262,6 +277,10 @@ def _on_engine(
     """Encoder on the requested engine; with 'auto', it records why another one was rejected."""
     encoder = load_on_torch()
     reason = why_torch(engine, str(encoder.device), is_random=is_random)
+    if not reason and encoder.precision not in PRECISIONS:
+        allowed = " or ".join(PRECISIONS)
+        got = encoder.precision
+        reason = f"precision must be {allowed} with OpenVINO, got {got!r}"
     other: EngineChoice = "openvino"
     if engine == "compiled" or (engine == "auto" and encoder.device.type == "cuda"):
         other = "compiled"
@@ -316,6 +335,28 @@ def _move_to_compiled(
     if check.passes(encoder.precision):
         return ""
     return f"the output differs too much from torch's: {check}"
+
+
+def _move_to_fp8(encoder: NetworkTileEncoder) -> None:
+    """Rounds the weights of an encoder in fp32, and says how far its embeddings are from them.
+
+    Raises InvalidInputError: they are too far, or the network has no layers to round.
+    """
+    check = encoder.to_fp8()
+    name = encoder.spec.name
+    cosine = 1 - check.angle
+    least = 1 - MAX_FP8_DISTANCE
+    if not check.passes("fp8"):
+        raise InvalidInputError(
+            f"embeddings of {name!r} in fp8 must have a cosine >= {least:g} to those in fp32, got "
+            f'{cosine:.6f} on random test tiles; pass precision="bf16"'
+        )
+    slow = ""
+    if encoder.device.type == "cpu":
+        slow = (
+            "; a CPU has no FP8 and is slower than in fp32, so use it for comparisons"
+        )
+    _log.warning("%s on %s: %s%s", name, encoder.device, encoder.engine, slow)
 
 
 def _move_to_openvino(encoder: NetworkTileEncoder) -> str:

@@ -31,6 +31,8 @@ from thinsection.types import MIB, format_bytes
 # convolutions and the allocator: EfficientNet-Lite0 on a CPU took 8 MiB more than its 4 tiles
 SCRATCH_BYTES = 16 * MIB
 HALF = (torch.float16, torch.bfloat16)
+# types of weights that autocast does not copy
+_NOT_COPIED = (*HALF, torch.float8_e4m3fn)
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -62,8 +64,11 @@ class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-class _FusedAttention(TorchFunctionMode):
-    """Attention that allocates only its output, as the fused kernels of CPUs and GPUs do."""
+class _OnlyOutputs(TorchFunctionMode):
+    """Attention and FP8 products that allocate only their output, in float32.
+
+    The fused kernels of CPUs and GPUs do so.
+    """
 
     def __torch_function__(
         self,
@@ -72,6 +77,11 @@ class _FusedAttention(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
+        if func is torch._scaled_mm:
+            codes, weights = args
+            assert isinstance(codes, Tensor)
+            assert isinstance(weights, Tensor)
+            return codes.new_empty((len(codes), weights.shape[1]), dtype=torch.float32)
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         names = ("query", "key", "value")
@@ -92,7 +102,12 @@ def weights_bytes(encoder: NetworkTileEncoder, *, engine: str | None = None) -> 
     weights = encoder.backbone.state_dict().values()
     total: int = sum(weight.nbytes for weight in weights)
     # weights stored in half precision need no copy (`cast_matmul_weights`)
-    copied: int = sum(weight.nbytes for weight in weights if weight.dtype not in HALF)
+    copied: int = sum(
+        weight.nbytes for weight in weights if weight.dtype not in _NOT_COPIED
+    )
+    if encoder.precision == "fp8":
+        # `to_fp8` has rounded them
+        return total + copied // 2
     return weights_in_memory(
         total,
         copied_bytes=copied,
@@ -154,7 +169,7 @@ def simulate_pass(
     preprocess(
         torch.empty((1, *shape[1:]), dtype=torch.uint8, device="meta"), encoder.spec
     )
-    with torch.no_grad(), counter, _FusedAttention():
+    with torch.no_grad(), counter, _OnlyOutputs():
         tiles = torch.empty(shape, dtype=torch.uint8, device="meta")
         pixels = preprocess(tiles, encoder.spec)
         _, tokens = functional_call(backbone, state, (pixels,))

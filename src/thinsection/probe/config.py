@@ -88,7 +88,7 @@ class EngineSection:
     )
     precision: str = option(
         "auto",
-        "Floating-point type in which the encoder computes: auto, fp32, fp16 or bf16. "
+        "Floating-point type in which the encoder computes: auto, fp32, fp16, bf16 or fp8. "
         "Probes use fp32.",
     )
     engine: EngineChoice = option(

@@ -77,6 +77,8 @@ class EncoderSize:
     """Size of an encoder: memory and arithmetic."""
 
     weights_bytes: int  # memory of its weights
+    # memory of its weights while they are loaded, if that is more: float32 before FP8
+    loading_bytes: int = 0
     batch_bytes: int  # bytes of one batch in progress, without the weights
     dim: int  # length of an embedding
     flops_per_tile: float  # multiply-adds count as two

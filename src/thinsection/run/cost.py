@@ -91,6 +91,9 @@ def encoders_together(sizes: Sequence[EncoderSize]) -> EncoderSize:
             peaks.append(size.cpu_peak_bytes + weights - size.weights_bytes)
     return EncoderSize(
         weights_bytes=weights,
+        loading_bytes=max(
+            weights - size.weights_bytes + size.loading_bytes for size in sizes
+        ),
         batch_bytes=max(size.batch_bytes for size in sizes),
         dim=sum(size.dim for size in sizes),
         flops_per_tile=sum(size.flops_per_tile for size in sizes),
@@ -289,15 +292,18 @@ class Planner:
                 host={"process and encoder": encoder.cpu_peak_bytes} | parts
             )
         parts = {"process": machine_bytes} | parts
+        loading_bytes = max(encoder.weights_bytes, encoder.loading_bytes)
         if self.gpu is None:
-            parts["weights"] = 2 * encoder.weights_bytes
+            parts["weights"] = 2 * loading_bytes
             parts["batch"] = encoder.batch_bytes
             return MemoryPlan(host=parts)
         parts["CUDA"] = CUDA_HOST_BYTES
-        parts["weights while loading"] = encoder.weights_bytes
+        parts["weights while loading"] = loading_bytes
+        # no batch is there yet while the weights are loaded
+        loaded_bytes = loading_bytes - encoder.batch_bytes
         on_card = {
             "context": CUDA_CONTEXT_BYTES,
-            "weights": encoder.weights_bytes,
+            "weights": max(encoder.weights_bytes, loaded_bytes),
             "batch": encoder.batch_bytes,
             "transfer": 2 * self.batch_size * self._tile_bytes,
         }

@@ -267,8 +267,11 @@ def measure_encoder(
 def measure_transformer(*, precision: str, engine: Engine) -> float:
     """Operations per CPU-second of a vision transformer on this engine."""
     backbone = build_backbone(_TRANSFORMER)
-    placement = Placement(torch.device("cpu"), precision)  # type: ignore[arg-type]
-    encoder = NetworkTileEncoder(_TRANSFORMER, backbone, placement, Origin(seed=0))
+    is_fp8 = precision == "fp8"
+    placed = Placement(torch.device("cpu"), "fp32" if is_fp8 else precision)  # type: ignore[arg-type]
+    encoder = NetworkTileEncoder(_TRANSFORMER, backbone, placed, Origin(seed=0))
+    if is_fp8:
+        encoder.to_fp8()
     tile_px = _TRANSFORMER.input_px
     size = count_size(_TRANSFORMER, tile_px=tile_px)
     return size.flops_per_tile * measure_rate(encoder, tile_px=tile_px, engine=engine)

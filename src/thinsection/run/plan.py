@@ -221,7 +221,7 @@ class _PlannedEncoder:
 
     name: str
     size: NetworkSize
-    precision: str  # fp32, fp16 or bf16
+    precision: str  # fp32, fp16, bf16 or fp8
     engine: calibration.Engine
     tile_px: int
 
@@ -296,6 +296,8 @@ def _encoder_size(
             precision=planned.precision,
             engine=planned.engine,
         ),
+        # FP8 rounds the weights that were loaded
+        loading_bytes=network.weights_bytes if planned.precision == "fp8" else 0,
         batch_bytes=network.batch_bytes(
             batch_size=batch_size, tile_px=planned.tile_px, on_gpu=gpu is not None
         ),

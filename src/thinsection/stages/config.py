@@ -23,6 +23,7 @@ from thinsection.tiles.budget import MAX_SCRATCH, StreamBudget, StreamConfig
 from thinsection.tiles.grid import TilesConfig
 from thinsection.tiles.transforms import StainConfig
 from thinsection.types import parse_bytes
+from thinsection.weights.precision import PrecisionChoice
 
 # results of a run, in the order in which they are made
 LastResult = Literal[
@@ -69,10 +70,11 @@ class EncodeConfig:
         "one.",
         daily=True,
     )
-    precision: Literal["auto", "fp32", "fp16", "bf16"] = option(
+    precision: PrecisionChoice = option(
         "auto",
         "Floating-point type in which the encoder computes. auto uses half precision on"
-        " a GPU if the encoder allows it.",
+        " a GPU if the encoder allows it. fp8 is for vision transformers on GPUs that have it, "
+        "and changes the embeddings more.",
     )
     engine: EngineChoice = option(
         "auto",
@@ -317,7 +319,7 @@ class EncodingSpec:
     pretrained: bool
     allow_remote_code: bool
     device: str
-    precision: Literal["auto", "fp32", "fp16", "bf16"]
+    precision: PrecisionChoice
     engine: EngineChoice
     batch_size: int  # tiles; 0 takes the device's default
     seed: int

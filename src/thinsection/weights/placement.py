@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from thinsection.errors import DeviceError
+from thinsection.errors import DeviceError, InvalidInputError
 from thinsection.extras import is_installed, require_packages
 from thinsection.weights.precision import (
     Precision,
@@ -22,7 +22,14 @@ from thinsection.weights.precision import (
     precision_on_cpu,
 )
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# type under autocast; layers in FP8 do not use it
+DTYPES = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8": torch.bfloat16,
+}
+_LEAST_FP8_CARD = (8, 9)  # compute capability: Ada
 NEED_TORCHVISION = ("timm", "transformers")
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
@@ -74,11 +81,26 @@ def cpu_has_bf16() -> bool:
 
 
 def place(
-    device: str | torch.device, precision: str, *, half_precision: bool = True
+    device: str | torch.device,
+    precision: str,
+    *,
+    half_precision: bool = True,
+    has_fp8: bool = False,
 ) -> Placement:
-    """Chooses device and precision of an encoder; `half_precision`: `auto` may go below fp32."""
+    """Chooses device and precision of an encoder.
+
+    Args:
+        device: as in the settings.
+        precision: as in the settings.
+        half_precision: True if `auto` may go below fp32.
+        has_fp8: True if the caller rounds the network's weights to FP8.
+
+    Raises InvalidInputError: unknown precision, or one that encoder or device do not have.
+    """
     check_precision(precision)
     resolved = resolve_device(device)
+    if precision == "fp8":
+        _check_fp8(resolved, has_fp8=has_fp8)
     if resolved.type == "cpu":
         has_bf16 = cpu_has_bf16()
         precision = precision_on_cpu(
@@ -91,6 +113,26 @@ def place(
             has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
             precision = "bf16" if has_bf16 else "fp16"
     return Placement(resolved, precision)  # type: ignore[arg-type]
+
+
+def _check_fp8(device: torch.device, *, has_fp8: bool) -> None:
+    """Raises InvalidInputError: the encoder or the device cannot compute in FP8."""
+    rule = "precision must be auto, fp32, fp16 or bf16"
+    if not has_fp8:
+        raise InvalidInputError(
+            f"{rule} for an encoder whose network thinsection does not build, got 'fp8'"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidInputError(f"{rule} on {device.type}, got 'fp8'")
+    if device.type != "cuda":
+        return
+    card = torch.cuda.get_device_properties(device)
+    if (card.major, card.minor) < _LEAST_FP8_CARD:
+        needed = ".".join(map(str, _LEAST_FP8_CARD))
+        raise InvalidInputError(
+            f"{rule} on {card.name}, which has compute capability {card.major}.{card.minor} and "
+            f"FP8 needs {needed}, got 'fp8'"
+        )
 
 
 def optional_package(package: str) -> ModuleType:

@@ -4,15 +4,16 @@ from typing import Literal, get_args
 
 from thinsection.errors import InvalidInputError
 
-Precision = Literal["fp32", "fp16", "bf16"]
-PrecisionChoice = Literal["auto", "fp32", "fp16", "bf16"]
+# fp8: linear layers of a vision transformer in float8_e4m3fn, all else in bf16
+Precision = Literal["fp32", "fp16", "bf16", "fp8"]
+PrecisionChoice = Literal["auto", "fp32", "fp16", "bf16", "fp8"]
 
 
 def check_precision(precision: str) -> None:
     """Raises InvalidInputError: unknown precision."""
     if precision not in get_args(PrecisionChoice):
         raise InvalidInputError(
-            f"precision must be auto, fp32, fp16 or bf16, got {precision!r}"
+            f"precision must be auto, fp32, fp16, bf16 or fp8, got {precision!r}"
         )
 
 
