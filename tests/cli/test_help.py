@@ -187,7 +187,7 @@ def test_the_words_of_a_command_begin_with_a_verb() -> None:
 
 @pytest.mark.parametrize(
     ("probe", "with_encoder"),
-    [("slide", False), ("regression", False), ("apd", True), ("linear", True)],
+    [("slide", False), ("regression", True), ("apd", True), ("linear", True)],
 )
 def test_a_probe_has_no_flag_that_its_data_do_not_use(
     probe: str, with_encoder: bool

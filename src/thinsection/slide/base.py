@@ -511,7 +511,8 @@ class Slide(Closing):
         take it from there. By default, and for codecs that are not slow, nothing is kept.
 
         Examples:
-            >>> with slide.keeping_decoded([0], folder):
+            >>> from pathlib import Path
+            >>> with slide.keeping_decoded([0], Path("results")):
             ...     quality = ts.run_qc(slide)
         """
         yield
