@@ -148,6 +148,11 @@ def test_an_ome_zarr_states_its_own_micrometres(tmp_path: Path) -> None:
     assert areas[2] == pytest.approx(areas[0] * 0.25 * 0.3 / 0.25)
     # without a unit the numbers are none of the slide
     assert label_frame(with_axes(path, None, scale(1, 2, 2))) == "px"
+    # OME-Zarr 0.3 has names of axes, and no units
+    group = zarr.open_group(path / "labels" / "nuclei", mode="r+")
+    (multiscale,) = group.attrs["multiscales"]
+    group.attrs["multiscales"] = [{**multiscale, "axes": ["c", "y", "x"]}]
+    assert label_frame(path) == "px"
     with_axes(path, "micrometer", scale(1, 0.5, 0.25))
     with pytest.raises(InvalidInputError, match=r"square pixels .*got 0.25 x 0.5 µm"):
         label_frame(path)

@@ -241,8 +241,9 @@ def label_frame(path: Path) -> str:
     return repr(float(mpp_x))
 
 
-def _is_xy(axis: Document) -> bool:
-    return axis.get("name") in ("x", "y")
+def _is_xy(axis: object) -> bool:
+    """True for x and y; OME-Zarr 0.3 has names alone, which state no unit."""
+    return isinstance(axis, dict) and axis.get("name") in ("x", "y")
 
 
 @contextmanager
@@ -281,7 +282,7 @@ def _label_group(group: Any, path: Path) -> Any:
 
 
 def _multiscale(group: Any, path: Path) -> Document:
-    """What a group says of its levels, as OME-Zarr 0.4 or 0.5 keeps it."""
+    """What a group says of its levels, as OME-Zarr 0.3 to 0.5 keeps it."""
     attributes = dict(group.attrs)
     multiscales = attributes.get("ome", attributes).get("multiscales")
     if not multiscales:
