@@ -1,6 +1,8 @@
 """Encoders of other packages: the shortest one works, and a wrong one says what to write."""
 
+import copy
 import itertools
+import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -350,3 +352,9 @@ def test_an_encoder_on_numpy_is_loaded_by_its_name_and_tried(
             load(name)
     with pytest.raises((DeviceError, InvalidInputError)):
         load("means", "cuda")
+
+
+def test_the_device_numpy_stays_itself_in_copies_and_other_processes() -> None:
+    """It is compared by identity, and encoders are copied and sent to workers."""
+    assert copy.deepcopy(NUMPY) is NUMPY
+    assert pickle.loads(pickle.dumps(NUMPY)) is NUMPY  # noqa: S301 - our own bytes

@@ -43,6 +43,10 @@ class NumpyDevice:
     def __str__(self) -> str:
         return self.type
 
+    def __reduce__(self) -> str:
+        """Returns its name: a copy, or one sent to another process, is `NUMPY` itself."""
+        return "NUMPY"
+
 
 NUMPY = NumpyDevice()
 
