@@ -7,11 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.predict.lesions import Trained
 from tests.predict.planted import write_embeddings
 from tests.support.cell_files import run_with_cells, write_cells
 
 from thinsection.errors import ConfigError, DatasetError, ThinsectionError
-from thinsection.evaluation.covariates import CovariateSource, case_covariates
+from thinsection.evaluation.covariates import (
+    CovariateSource,
+    case_covariates,
+    check_before_embedding,
+    check_values_of_folds,
+)
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.leaks import read_labelled
 from thinsection.evaluation.parts import FoldCases
@@ -23,6 +29,7 @@ from thinsection.predict.experiment import train
 from thinsection.predict.folds import Study, read_fold
 from thinsection.predict.heads.config import HEADS, HeadConfig
 from thinsection.predict.heads.head import fit_covariates, head_for
+from thinsection.predict.heatmap import heatmap
 from thinsection.predict.model_file import load_model
 from thinsection.predict.predicting import predict
 from thinsection.predict.training import Trainer
@@ -301,3 +308,88 @@ def test_columns_of_cells_come_from_the_summary(tmp_path: Path) -> None:
     expected.append(np.mean(expected, axis=0).tolist())
     np.testing.assert_allclose(np.array(values, dtype=float), expected, rtol=1e-6)
     assert values[0] != values[1]
+
+
+def test_a_column_with_one_value_in_training_does_not_blow_up_another_value() -> None:
+    """The mean of equal values in float32 is rounded, for some numbers of cases."""
+    target = Target(kind="binary", columns=("label",), names=("low", "high"))
+    for number in range(2, 40):
+        head = head_for(LINEAR, DIM, target, 2)
+        values = torch.tensor([[0.1, float(case)] for case in range(number)])
+        fit_covariates(head, values)
+        assert head.covariates is not None
+        assert head.covariates.spread[0] == 1.0
+        assert head.covariates.spread[1] == pytest.approx(
+            np.std(range(number)), rel=1e-5
+        )
+
+
+def test_a_fold_without_a_value_is_refused_before_training(root: Path) -> None:
+    cohort, _, _ = read_labelled(root, config_for(root).labels)
+    parts = [
+        FoldCases(train=(0, 1, 2), stop=(3,), test=(5,)),
+        FoldCases(train=(4, 9), stop=(0,), test=(1,)),  # each fifth case has no age
+    ]
+    check_values_of_folds(cohort, parts[:1])
+    with pytest.raises(DatasetError, match=r"covariate 'age' .* none in fold 1; add"):
+        check_values_of_folds(cohort, parts)
+
+
+def test_a_column_that_no_file_will_have_is_refused_before_slides_are_embedded(
+    root: Path, tmp_path: Path
+) -> None:
+    table = root / "labels.csv"
+    check_before_embedding(("age", "tissue_fraction"), table, tmp_path, has_qc=False)
+    check_before_embedding(("focus_removed_percent",), None, tmp_path, has_qc=True)
+    for columns, given, has_qc in (
+        (("age",), None, False),
+        (("age", "aeg"), table, False),
+        (("cells_nuclei:count",), table, True),
+    ):
+        with pytest.raises(DatasetError, match=f"got {columns[-1]!r}"):
+            check_before_embedding(columns, given, tmp_path, has_qc=has_qc)
+
+
+@pytest.mark.check
+def test_slides_are_predicted_and_drawn_with_covariates(
+    trained: Trained, tmp_path: Path
+) -> None:
+    """Two slides in two calls, each with its own table: the first keeps its covariate."""
+    ages = {path.stem: 40 + 3 * i for i, path in enumerate(trained.slides)}
+    labels = tmp_path / "labels.csv"
+    lines = [f"{name},p{i},{name[6:]},{ages[name]}" for i, name in enumerate(ages)]
+    labels.write_text("\n".join(["slide_id,patient_id,grade,age", *lines]) + "\n")
+    config = TrainConfig(
+        labels=LabelsConfig(labels=labels, target=("grade",), covariate=("age",)),
+        head=LINEAR,
+        fit=replace(FIT, epochs=3),
+        cross=FoldsConfig(folds=2, inner_folds=2, allow_leakage=True),
+    )
+    train(trained.results, out=tmp_path / "experiment", config=config)
+    model = tmp_path / "experiment" / "model.safetensors"
+    out = tmp_path / "out"
+    first, second = trained.slides[:2]
+    with pytest.raises(DatasetError, match="covariate must be a column of"):
+        predict(model, first, out=out, device="cpu")
+    with pytest.raises(ConfigError, match="covariate_table must be an existing file"):
+        predict(model, first, out=out, covariate_table=tmp_path / "none.csv")
+    assert not out.exists()
+    answers = {}
+    for slide, text in ((first, "61"), (second, "47")):
+        table = tmp_path / f"{slide.stem}.csv"
+        table.write_text(f"slide_id,age\n{slide.stem},{text}\n")
+        found = predict(model, slide, out=out, covariate_table=table, device="cpu")
+        (row,) = found.rows
+        assert row.covariates == (float(text),)
+        assert not any("without age" in warning for warning in row.warnings)
+        answers[row.name] = row.answers[1]
+    rows = {row["slide_id"]: row for row in read_table(found.table)}
+    assert rows.keys() == answers.keys()
+    for name, row in rows.items():
+        assert float(row["p_high"]) == pytest.approx(answers[name], abs=1e-5)
+        assert "without age" not in row["warnings"]
+    # the table of the second slide
+    drawn = heatmap(model, second, out=out, covariate_table=table, device="cpu")
+    assert {path.name.partition(".")[0] for path in drawn} == {second.stem}
+    with pytest.raises(ConfigError, match="left out for a model without covariates"):
+        predict(trained.model, first, out=out, covariate_table=labels)

@@ -17,9 +17,12 @@ from thinsection.evaluation.cell_values import Numbers
 from thinsection.evaluation.embeddings import FeatureFiles
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import Cohort
+from thinsection.evaluation.parts import FoldCases
 from thinsection.evaluation.tables import LabelTable, read_label_table
 from thinsection.files.missing_cells import is_missing
+from thinsection.results.cell_columns import is_cell_column
 from thinsection.results.folder import open_results
+from thinsection.results.tables import SUMMARY_COLUMNS
 from thinsection.store.ledger import SLIDES
 from thinsection.types import counted
 
@@ -136,6 +139,47 @@ def with_covariates(
         account=(*cohort.account, *lines),
         warnings=(*cohort.warnings, *warnings),
     )
+
+
+def check_values_of_folds(cohort: Cohort, parts: Sequence[FoldCases]) -> None:
+    """Raises DatasetError: the training cases of a fold have no value of a covariate."""
+    for fold, part in enumerate(parts):
+        for number, column in enumerate(cohort.covariate_columns):
+            if all(cohort.covariates[case][number] is None for case in part.train):
+                raise DatasetError(
+                    f"covariate {column!r} must have a value in the training cases of each fold, "
+                    f"got none in fold {fold}; add values, use fewer folds, or leave it out"
+                )
+
+
+def check_before_embedding(
+    columns: Sequence[str], table: Path | None, data: Path, *, has_qc: bool
+) -> None:
+    """Refuses a covariate that no file will have when slides are embedded.
+
+    Args:
+        columns: names of the covariates.
+        table: file with slide_id or case_id; None for none.
+        data: folder that gets the embeddings; it need not exist.
+        has_qc: True if quality control adds columns of its own to summary.csv.
+
+    Memory: the table, and the rows of summary.csv.
+
+    Raises DatasetError: a column is neither in the table nor in summary.csv as it will be.
+    """
+    if not columns:
+        return
+    read = None if table is None else read_label_table(table, (), (), {})
+    rows = [*open_results(data).rows()] if (data / SLIDES).is_dir() else []
+    written = dict.fromkeys(SUMMARY_COLUMNS)
+    for row in rows:
+        written |= dict.fromkeys(row)
+    for column in columns:
+        # cells come from another tool, and quality control may add a column of any name
+        may_come = has_qc and not is_cell_column(column)
+        is_known = read is not None and column in read.rows[0]
+        if not is_known and column not in written and not may_come:
+            raise DatasetError(_unknown_column(column, read, {SUMMARY: written}))
 
 
 def check_covariates(

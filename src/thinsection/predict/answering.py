@@ -6,6 +6,7 @@ GRID/heatmap_MODEL/ID.h5         if requested: attention and contribution to eac
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -134,6 +135,17 @@ class PredictTask(Task[Prediction, Prediction]):
             return from_mapping(Prediction, document)
         except (OSError, ValueError, KeyError):
             return None
+
+    def with_earlier_covariates(self, entry: Prediction) -> Prediction:
+        """An entry without covariates gets those of its earlier prediction if that still holds."""
+        if all(value is None for value in entry.covariates):
+            with suppress(OSError, ValueError, KeyError):
+                document = read_json(self.folder / f"{self.name(entry)}.json")
+                values = tuple(document["covariates"])
+                earlier = replace(entry, covariates=values)
+                if self.finished(earlier) is not None:
+                    return earlier
+        return entry
 
     def _draws(self, entry: Prediction) -> bool:
         """True if the entry gets a heatmap."""

@@ -29,6 +29,7 @@ from thinsection.errors import (
     rewording,
 )
 from thinsection.evaluation.audit import audit
+from thinsection.evaluation.covariates import check_values_of_folds
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.leaks import Contents, check_copies, read_labelled, sketches
 from thinsection.evaluation.parts import FoldSettings, make_parts
@@ -228,7 +229,8 @@ def plan(
 ) -> tuple[Study, list[str]]:
     """Folds whose parts share nothing, and messages for the user.
 
-    Raises DatasetError, InvalidInputError, ConfigError: see `make_parts` and `check_copies`.
+    Raises DatasetError, InvalidInputError, ConfigError: see `make_parts`,
+    `check_values_of_folds` and `check_copies`.
     """
     if cross.repeats < 1:
         raise ConfigError(f"repeats must be >= 1, got {cross.repeats}")
@@ -241,6 +243,7 @@ def plan(
     )
     allowed = cross.allow_leakage
     parts, lines = make_parts(cohort, settings, cross.splits, allow_leakage=allowed)
+    check_values_of_folds(cohort, parts)
     copies = check_copies(cohort, parts, contents, allowed=allowed)
     study = Study(
         cohort=cohort,

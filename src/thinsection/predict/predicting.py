@@ -30,7 +30,11 @@ from thinsection.errors import (
     slide_boundary,
 )
 from thinsection.evaluation.cases import group_rows
-from thinsection.evaluation.covariates import CovariateSource, case_covariates
+from thinsection.evaluation.covariates import (
+    CovariateSource,
+    case_covariates,
+    check_before_embedding,
+)
 from thinsection.evaluation.embeddings import (
     EMBEDDING_SUFFIXES,
     FeatureFiles,
@@ -43,6 +47,7 @@ from thinsection.evaluation.labels import Cohort, join_labels, known_patients
 from thinsection.evaluation.target import Target
 from thinsection.extras import Need
 from thinsection.files.atomic import output_errors, read_json, read_table, write_table
+from thinsection.files.tables import path_and_sheet
 from thinsection.jobs.backend import ignore_event
 from thinsection.jobs.execute import execute
 from thinsection.jobs.executor import ExecutorConfig
@@ -71,6 +76,7 @@ from thinsection.results.tables import grid_rows
 from thinsection.run.process import OnEvent
 from thinsection.run.progress import Progress, chosen_progress, showing
 from thinsection.run.run import run
+from thinsection.slide.cohort import is_table
 from thinsection.stages.own_tables import qc_rows
 from thinsection.stages.spec import qc_stage, resolve
 from thinsection.store.identity import file_sum
@@ -240,6 +246,7 @@ def predict(
     on_message = on_message or ignore_message
     path = Path(model).absolute()
     card = read_card(Path(model))
+    _check_covariate_table(config.predict.covariate_table, card)
     labels = _labels_config(config.validation, card.target)
     sources = [slides] if isinstance(slides, str | Path) else list(slides)
     requested_slides = None
@@ -376,8 +383,14 @@ def _answers(
     done: dict[str, Prediction] = {}
     # slides of earlier calls that this call does not name get no heatmap now
     plain = replace(task, heatmaps=None)
+    requested = source.requested_slides
+    if requested is not None:
+        # the table of this call need not have the slides of earlier calls
+        entries = [
+            entry if entry.name in requested else plain.with_earlier_covariates(entry)
+            for entry in entries
+        ]
     for entry in entries:
-        requested = source.requested_slides
         is_requested = requested is None or entry.name in requested
         earlier = None
         if not is_requested and entry.level != "case":
@@ -480,8 +493,19 @@ def _embed(
     on_event: OnEvent,
     on_message: Callable[[str], None],
 ) -> set[str]:
-    """Embeds slides with the model's settings; returns their ids."""
+    """Embeds slides with the model's settings; returns their ids.
+
+    Raises DatasetError: no file will have a covariate that the model needs.
+    """
     settings = run_config(card.inputs, card.name)
+    # the columns of a table of slides are copied to summary.csv
+    if not any(is_table(str(item)) for item in slides):
+        check_before_embedding(
+            card.covariates,
+            config.predict.covariate_table or config.validation.labels,
+            Path(out),
+            has_qc=settings.qc.qc != "off",
+        )
     settings = replace(
         settings,
         encode=replace(settings.encode, device=config.predict.device),
@@ -600,6 +624,20 @@ def _bags(
         if len(case_paths) > 1:
             patient = patient_by_case.get(case, "")
             yield Prediction("case", case, case, tuple(case_paths), patient_id=patient)
+
+
+def _check_covariate_table(table: Path | None, card: ModelCard) -> None:
+    """Raises ConfigError: the table does not exist, or the model needs none."""
+    if table is None:
+        return
+    if not card.covariates:
+        raise ConfigError(
+            f"covariate_table must be left out for a model without covariates, got {str(table)!r}"
+        )
+    if not path_and_sheet(table)[0].is_file():
+        raise ConfigError(
+            f"covariate_table must be an existing file, got {str(table)!r}"
+        )
 
 
 def _with_covariates(

@@ -118,7 +118,7 @@ def load_cohort(
     all_entries: list[SlideEntry] = []
     tables: list[str] = []
     for item in map(str, slides):
-        if _is_table(item):
+        if is_table(item):
             tables.append(item)
             all_entries += _entries_of_table(
                 Path(item), on_message, allow_local_urls=settings.allow_local_urls
@@ -176,7 +176,8 @@ def slides_at(item: str, on_message: Callable[[str], None]) -> list[str]:
     raise CohortError.no_such_slide(item)
 
 
-def _is_table(item: str) -> bool:
+def is_table(item: str) -> bool:
+    """True for the name of a table of slides, also one of a sheet."""
     if is_url(item) or "\0" in item:
         return False
     return path_and_sheet(Path(item))[0].suffix.lower() in TABLE_SUFFIXES

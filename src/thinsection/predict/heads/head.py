@@ -27,12 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from thinsection.errors import (
-    ConfigError,
-    DatasetError,
-    InvalidInputError,
-    naming_part,
-)
+from thinsection.errors import ConfigError, InvalidInputError, naming_part
 from thinsection.evaluation.target import Target
 from thinsection.predict.heads.config import HEADS, HeadConfig
 
@@ -85,22 +80,27 @@ class Covariates(nn.Module):
     def fit(self, values: Tensor) -> None:
         """Sets mean and standard deviation from the training cases (n, C), NaN for no value.
 
-        Raises DatasetError: a column has no value.
+        The standard deviation of a column with one value is 1.
+
+        Raises InvalidInputError: a column has no value; see
+        `check_values_of_folds`.
         """
         known = ~values.isnan()
         count = known.sum(0)
         if not bool(count.all()):
-            number = int(count.argmin())
-            raise DatasetError(
-                "each covariate must have a value in the training cases of each fold, got none "
-                f"for number {number + 1}; leave it out, or use fewer folds"
+            raise InvalidInputError(
+                "each covariate must have a value in the training cases, got none in column "
+                f"{int(count.argmin())}"
             )
         filled = values.nan_to_num()
         center = filled.sum(0) / count
         squares = torch.where(known, (filled - center) ** 2, 0).sum(0) / count
-        spread = squares.sqrt()
+        low = torch.where(known, values, torch.inf).amin(0)
+        high = torch.where(known, values, -torch.inf).amax(0)
+        # the mean of equal values is rounded, so their spread may be tiny, and not 0
+        spread = torch.where(high > low, squares.sqrt(), 1.0)
         self.center.copy_(center)
-        self.spread.copy_(torch.where(spread > 0, spread, 1.0))
+        self.spread.copy_(spread)
 
     def forward(self, values: Tensor) -> Tensor:
         """What the values (C,) add to the logits (K,)."""
