@@ -17,6 +17,7 @@ from thinsection.report.layers import (
     Tint,
     Values,
     paint,
+    short_number,
 )
 from thinsection.report.picture import Picture, slide_picture
 from thinsection.report.stored import open_picture
@@ -111,6 +112,21 @@ def test_the_strip_has_a_scale_bar_of_the_right_length_and_a_legend() -> None:
     assert longest == pytest.approx(100, abs=2)  # 0.5 mm: 1000 px of level 0 along x
     without = Picture(rgb=GRAY.rgb, size_l0=GRAY.size_l0)
     assert draw(without, []).shape == GRAY.rgb.shape
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.0, "0"),
+        (0.12345, "0.123"),
+        (999.4, "999"),
+        (-8061.4, "-8,061"),
+        (1_234_567.0, "1,234,567"),
+        (2.5e8, "2.5e+08"),
+    ],
+)
+def test_numbers_of_a_scale_are_short(value: float, words: str) -> None:
+    assert short_number(value) == words
 
 
 def test_a_narrow_picture_wraps_its_legend() -> None:

@@ -575,3 +575,39 @@ def test_predictions_heatmaps_validations_and_probes_are_listed_with_links(
         f"#slide=a&x=700&y=500&downsample=1&{layer}",
     ]
     assert opened.wrong == []
+
+
+def test_each_table_of_cells_has_its_number_and_its_density(
+    browser: Any, tmp_path: Path
+) -> None:
+    columns = [
+        f"cells_{name}:{measure}"
+        for name in ("cellvit", "qupath")
+        for measure in ("count", "count_Tumour", "per_mm2")
+    ]
+    rows = []
+    for slide, numbers in (
+        ("a", (61_000, 7, 2786.6596, 900, 450, 0.125)),
+        ("b", (500, 8, "", "", "", "")),
+    ):
+        cells = dict(zip(columns, numbers, strict=True))
+        rows.append({"slide_id": slide, "status": "done", "grid": GRID, **cells})
+    write_table(
+        tmp_path / "summary.csv", rows, ("slide_id", "status", "grid", *columns)
+    )
+    write_table(tmp_path / "failed.csv", [], ("slide_id", "stage", "error"))
+    write_index(tmp_path)
+    opened = Opened(browser, tmp_path)
+    titles = opened.page.eval_on_selector_all(
+        "#table thead th", "all => all.map(one => one.textContent)"
+    )
+    first = titles.index("cellvit: cells") + 1
+    assert titles[first - 1 : first + 3] == [
+        "cellvit: cells",
+        "cellvit: cells per mm²",
+        "qupath: cells",
+        "qupath: cells per mm²",
+    ]
+    shown = [opened.cells(first + i) for i in range(4)]
+    assert shown == [["61,000", "500"], ["2787", ""], ["900", ""], ["0.125", ""]]
+    assert not opened.wrong

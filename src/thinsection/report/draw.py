@@ -24,6 +24,7 @@ from thinsection.report.layers import (
     Tint,
     Values,
     paint,
+    short_number,
 )
 from thinsection.report.picture import Picture, fitted_jpeg
 from thinsection.report.values import colorize, opacities
@@ -163,8 +164,8 @@ def _strip_parts(
             parts.append(_Part("", square_px, words, layer))
         elif isinstance(layer, Values):
             low, high = layer.shown_limits
-            left = f"{label}  {low:.3g}"
-            parts.append(_Part(left, 7 * font_px, f"{high:.3g}", layer))
+            left = f"{label}  {short_number(low)}"
+            parts.append(_Part(left, 7 * font_px, short_number(high), layer))
         else:
             parts.append(_Part("", square_px, label, layer))
     return parts

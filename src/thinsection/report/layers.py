@@ -49,6 +49,13 @@ _CLASS_OPACITY = 0.5
 _MAX_NAMED = 30
 
 
+def short_number(value: float) -> str:
+    """Three digits of a number; the digits before the point if there are more of them."""
+    if 1e3 <= abs(value) < 1e7:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
 @dataclass(frozen=True)
 class Outline:
     """Smooth border of a mask (H, W), which covers the whole slide at any resolution."""
@@ -184,7 +191,7 @@ class Values:
         if not len(finite):
             return "no value"
         low, high = float(finite.min()), float(finite.max())
-        return f"{low:.3g}" if low == high else ""
+        return short_number(low) if low == high else ""
 
     def shares(self, values: Numbers) -> Numbers:
         """Places of values on the scale, 0 to 1 between the limits."""

@@ -11,7 +11,7 @@ import numpy as np
 from thinsection.errors import InvalidInputError
 from thinsection.files.atomic import atomic_path
 from thinsection.report.draw import legend_colors, nice_length
-from thinsection.report.layers import Boxes, Classes, TileLayer
+from thinsection.report.layers import Boxes, Classes, TileLayer, short_number
 from thinsection.report.picture import Picture, fitted_jpeg
 from thinsection.report.values import Numbers
 
@@ -192,7 +192,7 @@ def _color_bar(
             f'height="{text:.4g}" fill="#{red:02x}{green:02x}{blue:02x}"/>\n'
         )
     end = 2 * left + _LEGEND_COLORS * step
-    yield _words(end, y, f"{layer.label}  {low:.3g} to {high:.3g}")
+    yield _words(end, y, f"{layer.label}  {short_number(low)} to {short_number(high)}")
 
 
 def _words(x: float, y: float, words: str) -> str:
