@@ -13,6 +13,7 @@ import pytest
 import simplejpeg
 import torch
 
+from thinsection.cells.config import CellsConfig
 from thinsection.encode import NetworkTileEncoder, load_encoder
 from thinsection.encode.engine_choice import engine_version
 from thinsection.encode.preprocessing import preprocess
@@ -773,8 +774,8 @@ def test_a_timm_network_is_counted_once(
     assert plans[0].time.encode_s == plans[0].slides[0].num_tiles / 20
 
 
-def test_files_of_cells_take_time_by_their_bytes_and_one_import_of_memory() -> None:
-    with_cells = replace(slide(100), cell_bytes=30_000_000)
+def test_files_of_cells_take_their_time_and_one_import_of_memory() -> None:
+    with_cells = replace(slide(100), cells_s=3.0)
     by = planner()
     plain = by.time([slide(100)] * 1000, cpus=2)
     more = by.time([with_cells] * 1000, cpus=2)
@@ -782,3 +783,22 @@ def test_files_of_cells_take_time_by_their_bytes_and_one_import_of_memory() -> N
     one = by.memory([with_cells], cpus=2).host
     assert one["cells"] == by.memory([with_cells] * 1000, cpus=2).host["cells"] > 0
     assert "cells" not in by.memory([slide(100)], cpus=2).host
+
+
+def test_the_time_of_cells_follows_the_bytes_and_the_kind_of_each_file(
+    tmp_path: Path,
+) -> None:
+    for folder, end, num_bytes in (
+        ("a", "geojson", 24_000),
+        ("b", "geojson.gz", 24_000),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"s.{end}").write_bytes(bytes(num_bytes))
+    sources = (str(tmp_path / "a"), str(tmp_path / "b"))
+    entry = SlideEntry(slide_path=str(tmp_path / "s.svs"), slide_id="s")
+    seconds = [
+        CellsConfig(cells=cells).import_s(entry)
+        for cells in ((), sources[:1], sources[1:], sources)
+    ]
+    assert seconds[0] == 0 < seconds[1] < seconds[2]
+    assert seconds[3] == pytest.approx(seconds[1] + seconds[2])

@@ -12,6 +12,11 @@ from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.ids import KnownIds
 
 ROLE = "cells"
+# Bytes of a file that are read, stored and counted in a CPU-second; by end of its name. Measured
+# with 100,000 drawn cells a slide and with the nuclei of histolytics.
+_BYTES_PER_S = {".geojson": 24e6, ".json": 24e6, ".gz": 6e6, ".parquet": 14e6}
+# label images and SpatialData
+_USUAL_BYTES_PER_S = 5e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +85,21 @@ class CellsConfig:
             raise _no_file(path, entry)
         return path
 
-    def num_bytes(self, entry: SlideEntry) -> int:
-        """Bytes of all files with cells of a slide.
+    def import_s(self, entry: SlideEntry) -> float:
+        """Estimated CPU-seconds to read all files with cells of a slide and to count them.
 
         Raises:
             InvalidInputError: a file is missing.
         """
-        paths = [self.file(source, entry) for source in self.cells]
-        files: list[Path] = []
-        for path in paths:
-            files += path.rglob("*") if path.is_dir() else [path]
-        return sum(file.stat().st_size for file in files if file.is_file())
+        seconds = 0.0
+        for source in self.cells:
+            path = self.file(source, entry)
+            files = path.rglob("*") if path.is_dir() else [path]
+            num_bytes = sum(file.stat().st_size for file in files if file.is_file())
+            seconds += num_bytes / _BYTES_PER_S.get(
+                path.suffix.lower(), _USUAL_BYTES_PER_S
+            )
+        return seconds
 
 
 def _suffixes() -> tuple[str, ...]:

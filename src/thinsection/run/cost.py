@@ -75,10 +75,8 @@ _RUN_S_PER_PX = 1e-7
 _RUN_S_PER_L0_PX = 2.5e-9
 
 
-# Bounds for cells, from 592,349 nuclei: an import took 212 MiB, and 13 MB of Parquet or 32 MB of
-# GeoJSON a CPU-second; counting comes on top.
+# Bound for cells, from 592,349 nuclei, whose import took 212 MiB.
 _CELL_IMPORT_BYTES = 224 * MIB
-_CELL_BYTES_PER_S = 1e7
 
 
 def encoders_together(sizes: Sequence[EncoderSize]) -> EncoderSize:
@@ -164,7 +162,7 @@ class SlideSize:
     # most bytes of decoded segments that the reader keeps
     cache_bytes: int = CACHE_BYTES
     qc: QcSize | None = None  # None for a run without quality control
-    cell_bytes: int = 0  # bytes of the files of cells
+    cells_s: float = 0.0  # CPU-seconds to import cells
 
     @property
     def num_tiles(self) -> int:
@@ -325,7 +323,7 @@ class Planner:
         checks = [slide.qc.held_bytes for slide in slides if slide.qc]
         if checks:  # quality control has one slide in memory at a time
             parts["quality control"] = max(checks)
-        if any(slide.cell_bytes for slide in slides):  # one file at a time
+        if any(slide.cells_s for slide in slides):  # one file at a time
             parts["cells"] = _CELL_IMPORT_BYTES
         return parts
 
@@ -365,8 +363,7 @@ class Planner:
         px_per_s = self.machine.decode_px_per_s
         prepare_s = len(slides) * self.machine.slide_s
         prepare_s += sum(slide.thumbnail_px for slide in slides) / px_per_s
-        cell_bytes = sum(slide.cell_bytes for slide in slides)
-        prepare_s += cell_bytes / _CELL_BYTES_PER_S
+        prepare_s += sum(slide.cells_s for slide in slides)
         for slide in slides:
             if slide.qc is not None:
                 prepare_s += slide.qc.run_s(self.machine.maps_s_per_px)

@@ -505,7 +505,7 @@ def slide_size(entry: SlideEntry, spec: RunConfig) -> SlideSize:
             thumbnail_px=math.prod(thumbnail_size),
             cache_bytes=getattr(slide, "cache_bytes", CACHE_BYTES),
             qc=qc,
-            cell_bytes=spec.cells.num_bytes(entry),
+            cells_s=spec.cells.import_s(entry),
         )
 
 
