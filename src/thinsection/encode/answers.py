@@ -48,12 +48,7 @@ def encoded(
     given = f"tiles {tuple(getattr(tiles_u8, 'shape', ()))}"
     part = naming_part("encoder", encoder.spec.name, encoder, given)
     with part, torch.no_grad():
-        if not with_tokens:
-            answers: tuple[object, ...] = (encoder.encode(tiles_u8),)
-        else:
-            answers = encoder.encode_with_tokens(tiles_u8)
-        method = "encode_with_tokens" if with_tokens else "encode"
-        called = f"{type(encoder).__name__}.{method}"
+        answers, called = _answers(encoder, tiles_u8, with_tokens=with_tokens)
         tensors = tuple(_tensor(answer, called) for answer in answers)
         _check_shape(tensors[0], len(tiles_u8), encoder, called)
     return tensors
@@ -69,15 +64,20 @@ def encoded_by_numpy(
     """
     given = f"tiles {tiles_u8.shape}"
     with naming_part("encoder", encoder.spec.name, encoder, given):
-        if not with_tokens:
-            answers: tuple[object, ...] = (encoder.encode(tiles_u8),)
-        else:
-            answers = encoder.encode_with_tokens(tiles_u8)
-        method = "encode_with_tokens" if with_tokens else "encode"
-        called = f"{type(encoder).__name__}.{method}"
+        answers, called = _answers(encoder, tiles_u8, with_tokens=with_tokens)
         arrays = tuple(_array(answer, called) for answer in answers)
         _check_shape(arrays[0], len(tiles_u8), encoder, called)
     return arrays
+
+
+def _answers(
+    encoder: TileEncoder, tiles_u8: TilePixels, *, with_tokens: bool
+) -> tuple[tuple[object, ...], str]:
+    """What the encoder returns, unchecked, and the name of the method that was called."""
+    name = type(encoder).__name__
+    if with_tokens:
+        return encoder.encode_with_tokens(tiles_u8), f"{name}.encode_with_tokens"
+    return (encoder.encode(tiles_u8),), f"{name}.encode"
 
 
 def _array(answer: object, called: str) -> npt.NDArray[np.float32]:

@@ -46,6 +46,7 @@ else:
     TileEmbeddings: TypeAlias = Any
 
 BLOCK_ROWS = 8192  # tiles a block: a float32 copy of 8192 x 1536 is 48 MiB
+CHECK_ROWS = 2048  # rows a block of the finiteness check: its copies stay below 16 MiB
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from thinsection.pool.encoder import (
     BLOCK_ROWS,
+    CHECK_ROWS,
     RowBlocks,
     SlideEmbedding,
     SlideEncoder,
@@ -23,7 +24,6 @@ from thinsection.pool.encoder import (
 )
 from thinsection.types import CoordsL0
 
-CHECK_ROWS = 2048  # rows a block of the finiteness check: its copies stay below 16 MiB
 Block = npt.NDArray[Any]  # (B, D), floating-point
 
 

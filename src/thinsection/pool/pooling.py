@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thinsection.errors import InvalidInputError
 from thinsection.pool.encoder import (
+    CHECK_ROWS,
     SlideEmbedding,
     check_coords,
     check_form,
@@ -18,8 +19,6 @@ from thinsection.pool.encoder import (
     not_finite,
 )
 from thinsection.types import CoordsL0
-
-CHECK_ROWS = 2048  # rows a block of the finiteness check: its copies stay below 16 MiB
 
 
 def checked_slide(

@@ -510,6 +510,10 @@ class Slide(Closing):
         until the slide is closed: at most 4 GiB and a quarter of what is free there. Later reads
         take it from there. By default, and for codecs that are not slow, nothing is kept.
 
+        Memory: 8 bytes for each segment of these levels.
+
+        Raises OSError: the folder does not exist or is not writable.
+
         Examples:
             >>> from pathlib import Path
             >>> with slide.keeping_decoded([0], Path("results")):
