@@ -133,6 +133,7 @@ def test_the_closure_is_small_and_holds_no_reader() -> None:
         "extras",
         "files",
         "frames",
+        "machine",
         "neighbors",
         "rescue",
         "structures",

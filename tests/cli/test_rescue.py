@@ -90,7 +90,8 @@ def test_a_module_and_a_console_script_run(
     monkeypatch.chdir(tmp_path)
     assert run_command(["python", "-m", "tool", "out"]) == 4
     assert json.loads((tmp_path / "out").read_text())[0] == "__main__"
-    # another package's command, found by its entry point
+    # another package's command, found by its entry point; the shell may have it of another Python
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert run_command(["f2py", "-v"]) == 0
     assert capsys.readouterr().out.strip()
 

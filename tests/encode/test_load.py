@@ -572,7 +572,7 @@ def test_every_encoder_of_the_hub_is_pinned_or_said_not_to_be() -> None:
     assert unknown == {
         *("hibou_b", "hibou_l", "lunit_vits16", "lunit_vits8", "dinov2_vitg14"),
         *("plip", "keep", "gpfm", "mstar", "gigapath_flash", "openmidnight"),
-        *("musk", "genbio_pathfm", "isight"),
+        *("musk", "isight"),
         *("kaiko_vits16", "kaiko_vits8", "kaiko_vitb16", "kaiko_vitb8", "kaiko_vitl14"),
     }
     for spec in declared_encoders().values():

@@ -52,6 +52,7 @@ class ColourEncoder:
         name="colour", pooling="cls", supports_tokens=True, revision=None
     )
     dim, precision, weights_hash, engine = 3, "fp32", "0", "stub 1.0"
+    device = torch.device("cpu")
     has_tokens = True
 
     def encode(self, tiles: np.ndarray) -> torch.Tensor:
