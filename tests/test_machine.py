@@ -116,6 +116,24 @@ for own, asked in ((64, 0), (3, 0), (64, 6)):
     assert done.stdout.split() == ["4", "3", "6"]
 
 
+def test_without_torch_openmp_gets_the_quota_and_keeps_a_smaller_choice() -> None:
+    """On 64 CPUs with a quota of 4: a list has a number for each level of nesting."""
+    code = """
+import os, sys
+from thinsection.run import task
+task.cpu_count = lambda: 4
+os.cpu_count = lambda: 64
+for own, asked in (("1", 0), ("16", 0), ("", 0), ("3,2", 0), ("1", 2)):
+    os.environ["OMP_NUM_THREADS"] = own
+    task.set_threads(asked, torch_too=False)
+    print(os.environ["OMP_NUM_THREADS"])
+assert "torch" not in sys.modules
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "4", "4", "3,2", "2"]
+
+
 def test_what_held_work_up_is_read_from_cgroups_pressure_and_steal(
     tmp_path: Path,
 ) -> None:

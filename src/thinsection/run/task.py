@@ -379,5 +379,14 @@ def set_threads(threads: int, *, torch_too: bool) -> None:
 
         if threads or torch.get_num_threads() > most:
             torch.set_num_threads(most)
-    elif threads or (os.cpu_count() or 1) > most:
+    elif threads or _openmp_threads() > most:
         os.environ["OMP_NUM_THREADS"] = str(most)
+
+
+def _openmp_threads() -> int:
+    """Threads that PyTorch would take: OMP_NUM_THREADS, else all CPUs of the machine."""
+    # a list has a number for each level of nesting
+    outermost = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if outermost.isdecimal() and int(outermost) > 0:
+        return int(outermost)
+    return os.cpu_count() or 1
