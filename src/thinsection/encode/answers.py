@@ -214,10 +214,11 @@ def load_from_package(
 
 def _place(
     factory: object, device: str | torch.device, precision: str
-) -> tuple[torch.device | NumpyDevice, str]:
+) -> tuple[torch.device, str]:
     """Device and precision for an encoder; a class on NUMPY needs no PyTorch to be placed."""
     half_precision = declares_half(factory)
-    if getattr(factory, "device", None) is NUMPY and str(device) in ("auto", "cpu"):
+    is_numpy = getattr(factory, "device", None) is NUMPY
+    if is_numpy and str(device) in ("auto", "cpu"):
         check_precision(precision)
         return NUMPY, precision_on_cpu(
             precision, half_precision=half_precision, has_bf16=False

@@ -9,7 +9,7 @@ import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -48,7 +48,8 @@ class NumpyDevice:
         return "NUMPY"
 
 
-NUMPY = NumpyDevice()
+# Any: type checkers then accept `device = NUMPY`, and `device` is PyTorch's for all other classes
+NUMPY: Any = NumpyDevice()
 
 
 class TileEncoder(ABC):
@@ -73,7 +74,7 @@ class TileEncoder(ABC):
     """
 
     spec: EncoderSpec
-    device: torch.device | NumpyDevice
+    device: torch.device
     precision: str
     version: str = ""
     origin: Origin = Origin()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinsection.encode.answers import check_attributes, encoded, encoded_by_numpy
-from thinsection.encode.base import NUMPY, NumpyDevice, TileEncoder
+from thinsection.encode.base import NUMPY, TileEncoder
 from thinsection.errors import InvalidInputError
 from thinsection.slide import Slide
 from thinsection.tiles import (
@@ -100,11 +100,11 @@ class BatchEncoder(Generic[S, Item]):
                 f"encoders must have different labels, got {', '.join(self._labels)}"
             )
         self._clock = clock or StepTimer()
-        self._streams: dict[torch.device | NumpyDevice, DeviceStreams] = {}
+        self._streams: dict[torch.device, DeviceStreams] = {}
         self._halving: list[Halving | None] = []
         for encoder in self._encoders:
             device = encoder.device
-            if isinstance(device, NumpyDevice) or device.type != "cuda":
+            if device.type != "cuda":
                 self._halving.append(None)
                 continue
             from thinsection.encode import queues
@@ -186,7 +186,7 @@ class BatchEncoder(Generic[S, Item]):
     def _encode_with(
         self,
         number: int,
-        sent: dict[torch.device | NumpyDevice, Sent],
+        sent: dict[torch.device, Sent],
         tiles: TileArray,
         host: Tensor | None,
         request: EncoderRequest,
