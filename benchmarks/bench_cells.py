@@ -15,15 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import shapely
-import tifffile
 
 from benchmarks.harness import arguments, finish
-from thinsection.cells.check import check_cells
 from thinsection.cells.count import COUNTED, count_cells
 from thinsection.cells.place import CellSlide
 from thinsection.cells.sources import import_cells
@@ -66,6 +63,9 @@ def count(*, path: str, table: str, size: Size) -> dict[str, int]:
 
 def check(*, path: str, **_: Any) -> dict[str, int]:
     """Checks the cells; returns them and the doubled pairs."""
+    # imported here, as in the next functions: a count does not need it, and has its own peak
+    from thinsection.cells.check import check_cells
+
     findings, _ = check_cells(Path(path))
     return {"cells": findings.num_cells, "pairs": findings.num_doubled_pairs}
 
@@ -75,6 +75,8 @@ def export(*, folder: str, neighbors: int, **_: Any) -> dict[str, int]:
     from thinsection.exchange.cells import export_cells_anndata
 
     export_cells_anndata(folder, f"{folder}-h5ad", neighbors=neighbors)
+    import h5py
+
     with h5py.File(f"{folder}-h5ad/a.h5ad") as file:
         return {"cells": len(file["X"])}
 
@@ -123,6 +125,8 @@ def write_labels(path: Path, number: int) -> tuple[Size, int]:
         left = cell % columns * LABEL_PITCH_PX
         box = labels[top : top + LABEL_PITCH_PX, left : left + LABEL_PITCH_PX]
         box[along**2 + across**2 < 1] = cell + 1
+    import tifffile
+
     tifffile.imwrite(path, labels, tile=(512, 512), compression="zlib")
     return size, rows * columns
 
