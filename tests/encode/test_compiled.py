@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.support.tiny_encoder import tiny_spec
 from torch import nn
 
 from thinsection.encode import (
@@ -44,29 +45,12 @@ from thinsection.encode.engine_choice import (
 )
 from thinsection.encode.load import load_encoder
 from thinsection.encode.load_network import _on_engine
-from thinsection.encode.registry import Architecture, EncoderSpec
 from thinsection.errors import InvalidInputError, StoreError
 from thinsection.extras import missing_of
 from thinsection.weights.origin import Origin
 from thinsection.weights.placement import Placement
 
-TINY = EncoderSpec(
-    name="tiny",
-    dim=512,
-    architecture=Architecture(
-        kind="clip",
-        model="tiny",
-        options={
-            "patch_px": 16,
-            "image_px": 64,
-            "vision": {"width": 32, "layers": 2, "heads": 2, "quick_gelu": False},
-        },
-    ),
-    pooling="head",
-    supports_tokens=True,
-    input_px=64,
-    tile_px=80,
-)
+TINY = tiny_spec(width=32, layers=2)
 TILES = torch.randint(
     0,
     256,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.tiny_encoder import tiny_spec
 from torch import Tensor, nn
 
 from thinsection.encode import Workload, load_encoder, load_network, make_encoder
@@ -18,7 +19,6 @@ from thinsection.encode.encoder import NetworkTileEncoder, arithmetic
 from thinsection.encode.fingerprint import drawn_tile
 from thinsection.encode.fp8 import Fp8Linear, quantise_blocks
 from thinsection.encode.memory import batch_bytes, weights_bytes
-from thinsection.encode.registry import Architecture, EncoderSpec
 from thinsection.encode.sizes import declared_size, weights_in_memory
 from thinsection.encode.specs import find_spec
 from thinsection.errors import InvalidInputError
@@ -28,23 +28,7 @@ from thinsection.weights.origin import Origin
 from thinsection.weights.placement import Placement, place
 
 CPU = torch.device("cpu")
-TINY = EncoderSpec(
-    name="tiny",
-    dim=512,
-    architecture=Architecture(
-        kind="clip",
-        model="tiny",
-        options={
-            "patch_px": 16,
-            "image_px": 64,
-            "vision": {"width": 48, "layers": 3, "heads": 2, "quick_gelu": False},
-        },
-    ),
-    pooling="head",
-    supports_tokens=True,
-    input_px=64,
-    tile_px=80,
-)
+TINY = tiny_spec(width=48, layers=3)
 VIT_S = "lunit_vits16"
 needs_timm = pytest.mark.skipif(bool(missing_of(("timm",))), reason="needs timm")
 ROWS = torch.randint(
