@@ -45,7 +45,7 @@ from thinsection.predict.replacing import (
 )
 from thinsection.report.draw import write_drawing
 from thinsection.report.index import refresh_index
-from thinsection.report.layers import Classes, Layer, Values
+from thinsection.report.layers import Classes, Layer, Values, short_number
 from thinsection.report.stored import open_picture
 from thinsection.report.values import (
     Limits,
@@ -657,7 +657,9 @@ def _sheet_rows(
             best = best[values[best] > 0]
         if not len(best):
             title += f": no tile speaks for {name.removeprefix('score_')}"
-        texts = [f"{value:.3g}" for value in values[best].astype(np.float64).tolist()]
+        texts = [
+            short_number(value) for value in values[best].astype(np.float64).tolist()
+        ]
         yield _SheetRow(title=title, tiles=best, texts=texts)
 
 
