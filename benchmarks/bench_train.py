@@ -153,7 +153,7 @@ def memory_at(
     folder: Path, *, bags: int, tiles: int, dim: int, hidden: int
 ) -> dict[str, Any]:
     """Peak of the whole process."""
-    files, root = folder / f"files{tiles}", folder / f"m{bags}-{hidden}"
+    files, root = folder / f"files{tiles}", folder / f"m{bags}-{tiles}-{hidden}"
     if not files.exists():
         files.mkdir()
         rng = np.random.default_rng(0)
@@ -232,7 +232,7 @@ def main() -> None:
     ]
     if args.smoke:
         large = {"cases": 10, "tiles": 300, "dim": 32, "epochs": 1, "times": 2}
-        sizes = [(20, 200, 16)]
+        sizes = [(20, 200, 16), (20, 100, 16)]
     with tempfile.TemporaryDirectory() as name:
         folder, dim = Path(name), large["dim"]
         results = {

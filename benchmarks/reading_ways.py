@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -20,7 +21,10 @@ from thinsection.tiles import (
     iter_tiles,
     tile_grid,
 )
+from thinsection.types import RgbArray, Size
 
+# number of a tile, and an overlap with a segment as rows and columns of the tile and of the segment
+_Copy = tuple[int, tuple[slice, slice], tuple[slice, slice]]
 RESAMPLES: tuple[Resample, Resample] = ("exact", "fast")
 _TISSUE_STD = 20  # of a tile's values; glass is below
 BATCH = 32  # the default on a CPU
@@ -132,6 +136,7 @@ def opened(path: str, mpp: str, threads: int, content: str) -> dict[str, Any]:
         "streams": streams,
         "edge": edge,
         "spans": [spans[index] for index in needed],
+        "columns": columns,
     }
 
 
@@ -204,6 +209,53 @@ def limit_of(state: dict[str, Any], *, path: str, threads: int, **_: Any) -> int
     return num_tiles
 
 
+def opened_with_copies(
+    path: str, mpp: str, threads: int, content: str
+) -> dict[str, Any]:
+    """As `opened`, with the copies from each segment into the tiles that it overlaps."""
+    state = opened(path, mpp, threads, content)
+    table, edge = state["table"], state["edge"]
+    origins = table.coords_l0.tolist()
+    size = table.plan.size_lv
+    copies: dict[int, list[_Copy]] = {}
+    for tile, origin in enumerate(origins):
+        for index in segments_of(table.coords_l0[tile], table, edge, state["columns"]):
+            row, column = divmod(index, state["columns"])
+            corner = (column * edge, row * edge)
+            in_tile = _overlap(origin, corner, size, (edge, edge))
+            in_segment = _overlap(corner, origin, (edge, edge), size)
+            copies.setdefault(index, []).append((tile, in_tile, in_segment))
+    return state | {"copies": [copies[index] for index in sorted(copies)]}
+
+
+def _overlap(
+    corner: Sequence[int], other: Sequence[int], size: Size, other_size: Size
+) -> tuple[slice, slice]:
+    """Rows and columns of a rectangle that lie in another one."""
+    x, y = (
+        slice(max(0, b - a), min(length, b + other_length - a))
+        for a, b, length, other_length in zip(corner, other, size, other_size)
+    )
+    return y, x
+
+
+def limit_with_copies(
+    state: dict[str, Any], *, path: str, threads: int, **_: Any
+) -> int:
+    """As `limit_of`, and the px of each segment are copied into the tiles that it overlaps.
+
+    Without these copies no tile is made, unless each is exactly a segment.
+    """
+    table, edge = state["table"], state["edge"]
+    if table.plan.size_lv == (edge, edge) and not (table.coords_l0 % edge).any():
+        return limit_of(state, path=path, threads=threads)
+    parts = list(zip(state["spans"], state["copies"]))
+    _spread(partial(_decode_and_copy, state, path), parts, threads)
+    if table.plan.resamples:
+        _spread(partial(_reduce, state), list(range(len(table))), threads)
+    return len(table)
+
+
 def parts_of_limit(state: dict[str, Any], *, path: str, **_: Any) -> dict[str, float]:
     """CPU-seconds a tile of the parts of the limit, on one thread, after one pass of each."""
     num_tiles = len(state["table"])
@@ -230,6 +282,12 @@ def _read(path: str, spans: list[tuple[int, int]]) -> None:
 
 
 def _decode(state: dict[str, Any], path: str, spans: list[tuple[int, int]]) -> None:
+    deque(_decoded(state, path, spans), maxlen=0)
+
+
+def _decoded(
+    state: dict[str, Any], path: str, spans: list[tuple[int, int]]
+) -> Iterator[RgbArray]:
     import simplejpeg
 
     streams, edge = state["streams"], state["edge"]
@@ -238,7 +296,24 @@ def _decode(state: dict[str, Any], path: str, spans: list[tuple[int, int]]) -> N
         for index, (offset, count) in enumerate(spans):
             file.seek(offset)
             data, _ = streams.whole(file.read(count))
-            simplejpeg.decode_jpeg(data, "RGB", buffer=out[index % BATCH])
+            pixels = out[index % BATCH]
+            simplejpeg.decode_jpeg(data, "RGB", buffer=pixels)
+            yield pixels
+
+
+def _decode_and_copy(
+    state: dict[str, Any], path: str, parts: list[tuple[tuple[int, int], list[_Copy]]]
+) -> None:
+    from thinsection.slide.resize import tiles_at_once
+
+    plan = state["table"].plan
+    # tiles in memory at a time, as in our stream; a later tile takes the place of an earlier one
+    held = tiles_at_once(plan) if plan.resamples else BATCH
+    tiles = np.empty((held, *plan.size_lv[::-1], 3), np.uint8)
+    segments = _decoded(state, path, [span for span, _ in parts])
+    for pixels, (_, copies) in zip(segments, parts):
+        for tile, in_tile, in_segment in copies:
+            tiles[tile % held][in_tile] = pixels[in_segment]
 
 
 def _reduce(state: dict[str, Any], tiles: list[int]) -> None:
