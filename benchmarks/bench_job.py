@@ -58,7 +58,6 @@ LOOPS = {
     "microtome_loop": ("microtome-wsi",),
 }
 STORED_ONLY = "microtome_loop"  # it reads tiles that the file stores as they are
-SUBSAMPLED = "real_420"  # the mosaic with YCbCr 4:2:0 of quality 80
 Row = dict[str, Any]
 
 
@@ -295,8 +294,8 @@ def compare(bench: Bench, scale: Scale) -> Row:
     results: Row = mosaic.described(paths, scale.size)
     results |= {"slide_mpp": MPP, "times": scale.passes, "readers": READERS}
     if mosaic.REAL in paths:
-        paths[SUBSAMPLED] = bench.folder / f"slide-{SUBSAMPLED}.svs"
-        mosaic.write_mosaic(paths[SUBSAMPLED], scale.size, mpp=MPP, ycbcr=True)
+        paths[mosaic.SUBSAMPLED] = bench.folder / f"slide-{mosaic.SUBSAMPLED}.svs"
+        mosaic.write_mosaic(paths[mosaic.SUBSAMPLED], scale.size, mpp=MPP, ycbcr=True)
     first, *others = paths
     resnet18 = write_network(bench.folder / "resnet18")
     vit_s = write_network(bench.folder / "vit_s")
@@ -314,12 +313,12 @@ def compare(bench: Bench, scale: Scale) -> Row:
     job = bench.job(paths[first], 1.0, "mean", tiles=scale.half // 4)
     results[first]["mean_1.0"] = bench.rates(job, against_loops)
     for other in others:
-        tiles = scale.half if other == SUBSAMPLED else scale.generated
+        tiles = scale.half if other == mosaic.SUBSAMPLED else scale.generated
         job = bench.job(paths[other], 0.5, "mean", tiles=tiles)
         results[other] = {"mean_0.5": bench.rates(job)}
-    if SUBSAMPLED in paths:
-        job = bench.job(paths[SUBSAMPLED], MPP, "mean", tiles=scale.native)
-        results[SUBSAMPLED]["mean_native"] = bench.rates(job, against_loops)
+    if mosaic.SUBSAMPLED in paths:
+        job = bench.job(paths[mosaic.SUBSAMPLED], MPP, "mean", tiles=scale.native)
+        results[mosaic.SUBSAMPLED]["mean_native"] = bench.rates(job, against_loops)
     larger = []
     for number, size in enumerate(scale.areas):
         larger.append(bench.folder / f"area-{number}.svs")

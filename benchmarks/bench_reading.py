@@ -1,14 +1,15 @@
 """How fast and in how much memory are tiles read, next to OpenSlide and to the machine's limit?
 
-A mosaic of real tissue comes first, a generated slide beside it (`benchmarks/mosaic.py`). The
-ordinary job: 256 px tiles at 0.5 µm/px from a scan of 0.252 µm/px with levels 1, 4 and 16, against
-OpenSlide with Pillow's Lanczos, and against two limits: each JPEG segment read and decoded once and
-the bare kernel, without and with the copies from segments into tiles. Then tiles at the file's own
-resolution, and `--resample fast` and what it changes. Of the real slide, too: figures by content
-(glass, smooth, crowded), two threads, tiles that cut segments of 240 and 512 px, the stream's peak
-on 1, 4 and 16 times the area, and the stream into the default encoder against that encoder on
-batches in memory. Every way runs in a process of its own (`benchmarks/reading_ways.py`).
-It takes 12 minutes of one idle core.
+A mosaic of real tissue comes first, a generated slide beside it, and the mosaic in JPEG with 4:2:0
+chroma (`benchmarks/mosaic.py`). The ordinary job: 256 px tiles at 0.5 µm/px from a scan of 0.252
+µm/px with levels 1, 4 and 16, against OpenSlide with Pillow's Lanczos, and against two limits: each
+JPEG segment read and decoded once and the bare kernel, without and with the copies from segments
+into tiles. Then tiles at the file's own resolution, and `--resample fast` and what it changes. Of
+the real slide, too: figures by content (glass, smooth, crowded), two threads, tiles that cut
+segments of 240 and 512 px, the stream's peak on 1, 4 and 16 times the area, and the stream into the
+default encoder against that encoder on batches in memory. Every way runs in a process of its own
+(`benchmarks/reading_ways.py`).
+It takes 15 minutes of one idle core.
 """
 
 import argparse
@@ -154,11 +155,17 @@ def of_slide(path: Path, scale: Scale) -> Row:
     found: Row = {"difference_at_half": difference(str(path), HALF, scale.every)}
     assert found["difference_at_half"]["max"] <= 2, found
     assert difference(str(path), NATIVE, 4 * scale.every)["max"] == 0
-    found["half_1_threads"] = against(path, HALF, times=scale.times)
-    found["native_1_threads"] = against(path, NATIVE, times=scale.times)
-    for name, mpp in (("half", HALF), ("native", NATIVE)):
-        found[f"{name}_limit_ms"] = measure_parts(path, mpp)
+    found |= speeds(path, scale)
     found["fast"] = fast(path, found["half_1_threads"], scale)
+    return found
+
+
+def speeds(path: Path, scale: Scale) -> Row:
+    """The stream beside OpenSlide and the limits, resampled and not, and the parts of the limit."""
+    found: Row = {}
+    for name, mpp in (("half", HALF), ("native", NATIVE)):
+        found[f"{name}_1_threads"] = against(path, mpp, times=scale.times)
+        found[f"{name}_limit_ms"] = measure_parts(path, mpp)
     return found
 
 
@@ -229,6 +236,10 @@ def compare(folder: Path, args: argparse.Namespace) -> Row:
         results[kind] = of_slide(path, scale)
     first = next(iter(paths))
     results[first] |= of_first(folder, paths[first], first, scale)
+    if first == mosaic.REAL:
+        other = folder / "subsampled.svs"
+        mosaic.write_mosaic(other, scale.size, mpp=MPP, ycbcr=True)
+        results[mosaic.SUBSAMPLED] = speeds(other, scale)
     return results
 
 

@@ -30,6 +30,7 @@ _SQUARE_PX = 1024  # edge of a square, level-0 px
 _BLOCK_PX = 8  # edge of a block of the file's JPEG, px
 _NUM_SQUARES = 64  # different squares; their tiles are encoded once
 REAL, GENERATED = "real", "generated"
+SUBSAMPLED = "real_420"  # the mosaic with YCbCr 4:2:0 of quality 80
 
 
 def source() -> Path | None:
