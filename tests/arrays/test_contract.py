@@ -234,3 +234,14 @@ def test_means_of_blocks_count_only_the_px_inside_the_image(ns: ArrayNamespace) 
         [GRAY[y : y + 32, x : x + 32].mean() for x in (0, 32, 64)] for y in (0, 32)
     ]
     np.testing.assert_allclose(means, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("block_px", [8, 61])
+def test_means_of_blocks_of_a_picture_are_those_of_its_channels(
+    ns: ArrayNamespace, block_px: int
+) -> None:
+    picture = RGB.astype(np.float32)
+    means = ns.download(ours.block_means(ns, ns.upload(picture), block_px))
+    for channel in range(3):
+        plane = ns.upload(picture[..., channel])
+        same(ns, ours.block_means(ns, plane, block_px), means[..., channel], rtol=1e-6)

@@ -292,3 +292,18 @@ def test_a_look_alike_changes_tissue_and_stays_tissue(name: str) -> None:
         assert np.isfinite(scene.light).all()
         changed += float(moved.mean())
     assert changed > 0.01
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.4, 0.5, 0.6, 0.8, 1.0])
+def test_probabilities_are_compared_as_bytes_with_the_answer_of_floats(
+    threshold: float,
+) -> None:
+    steps = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    maps = {"bubble": steps, "dust": steps.T[::-1]}
+    view = view_of(np.full((16, 16, 3), 200, np.uint8))
+    view = replace(view, artefact_maps=lambda: maps)
+    for name in maps:
+        expected = view.artefact_probability(name) > threshold
+        found = view.artefact_exceeds(name, threshold)
+        assert np.array_equal(found, expected)
+        assert (found.sum() == 0) == (threshold == 1.0)

@@ -6,7 +6,7 @@ not made.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache, reduce
 from typing import Any
 
@@ -43,6 +43,10 @@ STAINS = (
 )
 # Rows or columns that are made at once.
 _BLOCK_PX = 32
+# Lines of the largest image for which the matrices of all blocks are kept.
+_KEPT_PX = 512
+# Lines of a block, the lines of the image that they reach, and their weights there.
+_Step = tuple[slice, slice, npt.NDArray[np.floating]]
 
 
 def gray_from_rgb(
@@ -129,11 +133,9 @@ def separable(
 
     Memory: O(H * W).
     """
-    shape = shape or image.shape
-    rows = nearest(image.shape[0], shape[0])
-    columns = nearest(image.shape[1], shape[1])
-    filtered = _convolve(ns, image, along, columns, axis=1)
-    return _convolve(ns, filtered, down, rows, axis=0)
+    height, width = shape or image.shape
+    filtered = _convolve(ns, image, along, width, axis=1)
+    return _convolve(ns, filtered, down, height, axis=0)
 
 
 def nearest(num_old: int, num_new: int) -> Indices:
@@ -143,14 +145,32 @@ def nearest(num_old: int, num_new: int) -> Indices:
 
 
 def _convolve(
-    ns: ArrayNamespace, image: Array, kernel: Kernel, lines: Indices, *, axis: int
+    ns: ArrayNamespace, image: Array, kernel: Kernel, num_lines: int, *, axis: int
 ) -> Array:
-    """Makes some rows (axis 0) or columns (axis 1) of the image under a kernel."""
+    """Makes rows (axis 0) or columns (axis 1) of the image under a kernel, as `nearest` chooses."""
     length = image.shape[axis]
-    radius = len(kernel) // 2
     shape = list(image.shape)
-    shape[axis] = len(lines)
+    shape[axis] = num_lines
     out = ns.xp.empty(tuple(shape), dtype=image.dtype)
+    steps: Iterable[_Step]
+    if ns.xp is np and num_lines == length <= _KEPT_PX:
+        steps = _kept_steps(length, kernel.tobytes(), image.dtype)
+    else:
+        steps = _steps(length, kernel, nearest(length, num_lines), image.dtype)
+    for made, reached, band in steps:
+        band_matrix = ns.xp.asarray(band)
+        if axis == 0:
+            ns.xp.matmul(band_matrix, image[reached], out=out[made])
+        else:
+            out[:, made] = image[:, reached] @ band_matrix.T
+    return out
+
+
+def _steps(
+    length: int, kernel: Kernel, lines: Indices, dtype: np.dtype[Any]
+) -> Iterator[_Step]:
+    """Blocks of lines under a kernel, of an image with so many lines."""
+    radius = len(kernel) // 2
     for start in range(0, len(lines), _BLOCK_PX):
         block = lines[start : start + _BLOCK_PX]
         low = int(block[0]) - radius
@@ -161,14 +181,15 @@ def _convolve(
             before=max(0, -low),
             after=max(0, high - length),
         )
-        band_matrix = ns.xp.asarray(band, dtype=image.dtype)
         made = slice(start, start + len(block))
-        reached = slice(max(0, low), min(high, length))
-        if axis == 0:
-            ns.xp.matmul(band_matrix, image[reached], out=out[made])
-        else:
-            out[:, made] = image[:, reached] @ band_matrix.T
-    return out
+        yield made, slice(max(0, low), min(high, length)), band.astype(dtype)
+
+
+# thousands of squares of a slide have the same few steps
+@lru_cache(maxsize=16)
+def _kept_steps(length: int, weights: bytes, dtype: np.dtype[Any]) -> tuple[_Step, ...]:
+    """Steps that make all lines of a small image."""
+    return tuple(_steps(length, np.frombuffer(weights), np.arange(length), dtype))
 
 
 # all blocks away from the border share one matrix
@@ -312,20 +333,28 @@ def resized_nearest(ns: ArrayNamespace, image: Array, shape: Shape) -> Array:
 
 
 def block_means(ns: ArrayNamespace, values: Array, block_px: int) -> Array:
-    """Means of square blocks, (ceil(H / block), ceil(W / block)).
+    """Means of square blocks, (ceil(H / block), ceil(W / block), ...), of float (H, W, ...).
 
     The last row and column of blocks may be cut by the border.
     """
-    height, width = values.shape
+    height, width, *channels = values.shape
     rows = math.ceil(height / block_px)
     columns = math.ceil(width / block_px)
-    padded = ns.xp.zeros((rows * block_px, columns * block_px), dtype=values.dtype)
-    padded[:height, :width] = values
-    down = padded.reshape(rows, block_px, columns * block_px).sum(axis=1)
-    sums = sum(down[:, offset::block_px] for offset in range(block_px))
+    shape = (rows * block_px, columns * block_px, *channels)
+    padded = values
+    if shape != values.shape:
+        padded = ns.xp.zeros(shape, dtype=values.dtype)
+        padded[:height, :width] = values
+    down = padded.reshape(rows, block_px, -1).sum(axis=1)
+    down = down.reshape(rows, columns, block_px, *channels)
+    # along the first axis NumPy adds whole arrays one after the other, which is fast
+    sums = ns.xp.ascontiguousarray(ns.xp.moveaxis(down, 2, 0)).sum(axis=0)
+    if shape == values.shape:
+        return sums / values.dtype.type(block_px**2)
     heights = np.minimum(block_px, height - np.arange(0, height, block_px))
     widths = np.minimum(block_px, width - np.arange(0, width, block_px))
-    return sums / ns.xp.asarray(np.outer(heights, widths), dtype=values.dtype)
+    num_px = ns.xp.asarray(np.outer(heights, widths), dtype=values.dtype)
+    return sums / num_px.reshape(rows, columns, *(1 for _ in channels))
 
 
 def otsu_threshold(ns: ArrayNamespace, image: Array) -> float:

@@ -230,9 +230,18 @@ def _make_view(
     maps = cache(partial(artefact_maps, ns, rgb, mpp_th))
 
     @cache
-    def pen_ink() -> PenInk:
+    def pen_areas() -> Mapping[str, Array]:
         found = find_pen_ink(work_image, mpp_th, lambda: ns.download(ink_of(maps())))
-        return PenInk(ink=ns.upload(found.ink), unjudged=ns.upload(found.unjudged))
+        areas = packed_arrays(ns)
+        areas["ink"] = ns.upload(found.ink)
+        areas["unjudged"] = ns.upload(found.unjudged)
+        del found  # frees memory
+        give_back_freed_memory()
+        return areas
+
+    def pen_ink() -> PenInk:
+        areas = pen_areas()
+        return PenInk(ink=areas["ink"], unjudged=areas["unjudged"])
 
     def associated(name: str) -> RgbArray | None:
         if name not in slide.associated_names:

@@ -195,7 +195,16 @@ def _mean(ns: ArrayNamespace, parts: Sequence[Array]) -> Array:
 
 def ink_of(maps: Mapping[str, Array]) -> Array:
     """Pixels where all ink colours together have a probability above a half, bool (H, W)."""
-    return sum(maps[f"pen_{ink}"].astype("uint16") for ink in INKS) > 127
+    return ink_sum(maps) > 127
+
+
+def ink_sum(maps: Mapping[str, Array]) -> Array:
+    """Sum of the probabilities of all ink colours, in 255ths, uint16 (H, W)."""
+    first, *others = INKS
+    total = maps[f"pen_{first}"].astype("uint16")
+    for ink in others:
+        total += maps[f"pen_{ink}"]
+    return total
 
 
 def ink_within(ns: ArrayNamespace, rgb: Array, mpp_th: float, area: Array) -> Array:
@@ -283,13 +292,24 @@ def without_stain(ns: ArrayNamespace, ink: Array, rgb: Array) -> Array:
     purple_ink = ink.copy()
     purple_ink[ink] = purple
     near_purple, near = (
-        filters.gaussian(ns, filters.block_means(ns, mask, _HUE_BLOCK_PX), 1.0)
-        for mask in (purple_ink.astype(ns.xp.float32), ink.astype(ns.xp.float32))
+        filters.gaussian(ns, _shares_of_blocks(ns, mask), 1.0)
+        for mask in (purple_ink, ink)
     )
     is_tissue = near_purple >= _PURPLE_SHARE * near
     is_tissue = is_tissue.repeat(_HUE_BLOCK_PX, 0).repeat(_HUE_BLOCK_PX, 1)
     height, width = ink.shape
     return ink & ~is_tissue[:height, :width]
+
+
+def _shares_of_blocks(ns: ArrayNamespace, mask: Array) -> Array:
+    """Share of True pixels in each block of `_HUE_BLOCK_PX`, float32, band by band."""
+    parts = []
+    for band in row_bands(-(-len(mask) // _HUE_BLOCK_PX)):
+        first = band.inside.start * _HUE_BLOCK_PX
+        rows = mask[first : band.inside.stop * _HUE_BLOCK_PX]
+        rows = rows.astype(ns.xp.float32)
+        parts.append(filters.block_means(ns, rows, _HUE_BLOCK_PX))
+    return ns.xp.concatenate(parts)
 
 
 def _densities(ns: ArrayNamespace, colors: Array, tables: list[Array]) -> Array:

@@ -13,7 +13,7 @@ from thinsection.arrays import Array, ArrayNamespace, filters, morphology
 from thinsection.arrays.bands import row_bands
 from thinsection.arrays.rings import disks_of_rings
 from thinsection.errors import ConfigError
-from thinsection.qc.checks.artefact_network import INKS, without_stain
+from thinsection.qc.checks.artefact_network import INKS, ink_sum, without_stain
 from thinsection.qc.checks.border import tissue_at_border
 from thinsection.qc.checks.check import (
     COARSEST_MPP,
@@ -115,9 +115,10 @@ class Ink(QcCheck, kind="ink", asks_network=True):
         pen_ink = found.ink & view.mask_use
         ink = pen_ink
         unjudged = found.unjudged & view.mask_use
+        del found  # frees memory
         if view.mpp_th <= COARSEST_MPP:
-            probability = sum(view.artefact_probability(f"pen_{name}") for name in INKS)
-            seen = without_stain(ns, probability > self.threshold, view.rgb)
+            seen = ink_sum(view.artefact_maps()) > 255 * self.threshold
+            seen = without_stain(ns, seen, view.rgb)
             seen = morphology.drop_small(ns, seen, view.area_px(self.min_area))
             border = tissue_at_border(ns, view.mask_use, view.mpp_th)
             ink = pen_ink | (seen & ~border)
@@ -177,7 +178,7 @@ class Bubbles(QcCheck, kind="bubbles", asks_network=True, coarsest_mpp=COARSEST_
                 f"{self.kind}.min_area must be at most max_area, got {self.min_area!r} "
                 f"and {self.max_area!r}"
             )
-        rim = view.artefact_probability("bubble") > self.threshold
+        rim = view.artefact_exceeds("bubble", self.threshold)
         bubbles = disks_of_rings(
             ns.download(rim, reason="rings"),
             min_seen=self.min_seen,
@@ -204,7 +205,7 @@ class Dirt(QcCheck, kind="dirt", asks_network=True, coarsest_mpp=COARSEST_MPP):
     min_elongation: float = 8.0
 
     def __call__(self, view: QcView) -> Outcome:
-        dirt = view.artefact_probability(self.shows) > self.threshold
+        dirt = view.artefact_exceeds(self.shows, self.threshold)
         elongation = self.min_elongation if self.shows == "coverslip" else 0.0
         least_px = view.area_px(self.min_area)
         dirt = morphology.keep_elongated(view.ns, dirt, elongation, least_px)

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from thinsection.arrays import ArrayNamespace
+from thinsection.arrays.bands import row_bands
 from thinsection.arrays.morphology import dilated_by_square, drop_small, mostly
 from thinsection.qc.checks.check import COARSEST_MPP
 from thinsection.qc.checks.pixel_model import load_model, probabilities
@@ -43,7 +44,7 @@ def find_dense_ink(
         small: the thumbnail, reduced by a whole number to about 16 µm per px.
         get_seen_ink: see `find_pen_ink`.
 
-    Memory: about 60 bytes per pixel of `small`, and that of `ink_within`.
+    Memory: about 10 bytes per pixel of `small`, 40 MB, and that of `ink_within`.
     """
     factor = round(thumbnail.shape[0] / small.shape[0])
     small_um = px_um * factor
@@ -59,7 +60,7 @@ def find_dense_ink(
         seen = get_seen_ink()
     else:
         seen = ink_within(ns, thumbnail, px_um, enlarged(near, factor, thumbnail))
-    seen = _reduced(seen, factor) & near
+    seen = _mostly_true(seen, factor) & near
     seen = drop_small(ns, seen, MIN_INK_UM2 / small_um**2)
     regions = mostly(ns, ink | seen, seen, _LEAST_SHARE)
     # a region without a candidate may be tissue near a candidate, so it is dropped
@@ -82,7 +83,23 @@ def enlarged(mask: MaskArray, factor: int, thumbnail: RgbArray) -> MaskArray:
     return np.asarray(large[:height, :width])
 
 
-def _reduced(mask: MaskArray, factor: int) -> MaskArray:
+def reduced(thumbnail: RgbArray, factor: int) -> RgbArray:
+    """Means of blocks of `factor` pixels by Pillow; the last may be smaller.
+
+    Memory: the result twice, and a band of the thumbnail.
+    """
+    parts = []
+    for band in row_bands(-(-len(thumbnail) // factor)):
+        rows = thumbnail[band.inside.start * factor : band.inside.stop * factor]
+        parts.append(np.asarray(Image.fromarray(rows).reduce(factor)))
+    return np.concatenate(parts)
+
+
+def _mostly_true(mask: MaskArray, factor: int) -> MaskArray:
     """True for blocks of `factor` pixels that are at least half True; the last may be smaller."""
-    share = Image.fromarray(mask.astype(np.uint8) * 255).reduce(factor)
-    return np.asarray(share) > 127
+    parts = []
+    for band in row_bands(-(-len(mask) // factor)):
+        rows = mask[band.inside.start * factor : band.inside.stop * factor]
+        share = Image.fromarray(rows.astype(np.uint8) * 255).reduce(factor)
+        parts.append(np.asarray(share) > 127)
+    return np.concatenate(parts)

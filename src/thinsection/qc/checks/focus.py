@@ -234,6 +234,9 @@ class _Sharpness:
         self._structures = ns.xp.zeros(shape, dtype=ns.xp.float32)
         # of the density in red
         self._nuclei = ns.xp.zeros(shape, dtype=ns.xp.float32)
+        # densities of red by value, without their sign
+        red = ns.xp.maximum(ns.xp.arange(256, dtype=ns.xp.uint8), 1)
+        self._red_density = ns.xp.log10(red).astype(ns.xp.float32)
         self._white_red = max(
             1.0, float(ns.xp.percentile(view.rgb[::4, ::4, 0], _WHITE_PERCENTILE))
         )
@@ -296,14 +299,14 @@ class _Sharpness:
         num_sharp = int(sharp.sum())
         if num_sharp < _SOME_SHARP * int(measured.sum()) or not bool(low.any()):
             return low & False
-        usual = float(xp.median(self._structures[sharp]))
+        usual = float(xp.median(self._structures[sharp], overwrite_input=True))
         weak = low & (self._structures < _WEAK_STRUCTURE * usual)
         doubtful = weak & (self._sharp_share(sharp, measured) < _LEAST_SHARP_SHARE)
         density = -xp.log10(
             xp.maximum(self._colours[0], 1) / xp.float32(self._white_red)
         )
         doubtful |= self._without_nuclei(density, sharp, low)
-        usual = xp.median(self._variation(density, sharp)[sharp])
+        usual = xp.median(self._variation(density, sharp)[sharp], overwrite_input=True)
         doubtful |= low & (self._variation(density, low) < _UNIFORM * float(usual))
         # neighbours decide together, and most of a region for its rim, where colours are mixed
         doubt = filters.gaussian(self._ns, doubtful * xp.float32(1), _DOUBT_SIGMA)
@@ -331,7 +334,7 @@ class _Sharpness:
             (self._nuclei, _BARE_STRUCTURE),
             (density, _BARE_DENSITY),
         ):
-            usual = float(xp.median(values[sharp]))
+            usual = float(xp.median(values[sharp], overwrite_input=True))
             mean = filters.gaussian(self._ns, values * low, _COLOUR_SIGMA)
             bare &= mean < share * usual * weights
         return bare
@@ -380,20 +383,18 @@ class _Sharpness:
                 min((row + 1) * square_px, height),
             )
             square = self._ns.upload(rgb, reason="square")
-            gray = filters.gray32_from_rgb(self._ns, square)
+            colours = square.astype(self._ns.xp.float32)
+            gray = filters.gray32_from_rgb(self._ns, colours)
             bands = detail_bands(self._ns, gray, self._check.block_px)
             self._bands[:, blocks[0], blocks[1]] = bands
             self._structures[blocks] = structure_amplitude(
                 self._ns, gray, self._check.block_px
             )
-            red = self._ns.xp.log10(self._ns.xp.maximum(square[..., 0], 1))
             self._nuclei[blocks] = structure_amplitude(
-                self._ns, red.astype(self._ns.xp.float32), self._check.block_px
+                self._ns, self._red_density[square[..., 0]], self._check.block_px
             )
-            for channel in range(3):
-                plane = square[..., channel].astype(self._ns.xp.float32)
-                means = filters.block_means(self._ns, plane, self._check.block_px)
-                self._colours[channel, blocks[0], blocks[1]] = means.round()
+            means = filters.block_means(self._ns, colours, self._check.block_px)
+            self._colours[:, blocks[0], blocks[1]] = means.round().transpose(2, 0, 1)
             self._read_blocks[blocks] = True
 
     def _ratio(self, tissue: Array) -> tuple[Array, float]:
@@ -409,7 +410,7 @@ class _Sharpness:
     def _sharp(self, ratio: Array, tissue: Array) -> float:
         if not bool(tissue.any()):
             return 0.0
-        return float(self._ns.xp.percentile(ratio[tissue], 75))
+        return float(self._ns.xp.percentile(ratio[tissue], 75, overwrite_input=True))
 
     def _ratio_without(self, glass: Array) -> Array:
         """Ratio per block, after subtracting the light noise measured in blocks of glass."""

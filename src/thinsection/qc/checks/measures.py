@@ -1,7 +1,7 @@
 """Checks that only measure, or leave a picture: contrast, stains, histograms, texture, masks."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
@@ -183,15 +183,15 @@ class Histogram(QcCheck, kind="histogram", marks=False):
     absent: tuple[str, ...] = ()
 
     def __call__(self, view: QcView) -> Outcome:
-        px = view.rgb.reshape(-1, 3)
-        if self.limit_to_mask:
-            px = view.rgb[view.mask_use]
-        own = self._density(view.ns, px)
-        del px  # frees memory
+        mask = view.mask_use if self.limit_to_mask else None
+        bands = row_bands(len(view.rgb))
+        own = self._density(
+            view.ns, (_inside(view.rgb, mask, band.inside) for band in bands)
+        )
         scores: dict[str, Score] = {template_column(name): "NA" for name in self.absent}
         for path in self.templates:
             rgb = view.ns.upload(read_rgb(path).reshape(-1, 3), reason="template")
-            difference = own - self._density(view.ns, rgb)
+            difference = own - self._density(view.ns, [rgb])
             scores[template_column(path)] = float((difference**2).sum())
         return Outcome(scores=scores, tables={self.name: own})
 
@@ -199,10 +199,16 @@ class Histogram(QcCheck, kind="histogram", marks=False):
     def files(self) -> tuple[str, ...]:
         return self.templates
 
-    def _density(self, ns: ArrayNamespace, rgb: Array) -> _Floats:
-        """Density of each channel from 0 to 255, (bins, 3) on the host; zeros without px."""
-        by_channel = [ns.xp.bincount(rgb[:, c], minlength=256) for c in range(3)]
-        counts = ns.download(ns.xp.stack(by_channel, axis=1)).astype(np.float64)
+    def _density(self, ns: ArrayNamespace, parts: Iterable[Array]) -> _Floats:
+        """Density of each channel from 0 to 255, (bins, 3) on the host; zeros without px.
+
+        `parts` are the px, uint8 (N, 3) each.
+        """
+        total = ns.xp.zeros((256, 3), dtype=ns.xp.int64)
+        for rgb in parts:
+            for channel in range(3):
+                total[:, channel] += ns.xp.bincount(rgb[:, channel], minlength=256)
+        counts = ns.download(total).astype(np.float64)
         # NumPy's bins: the last one holds its upper edge
         bin_of_value = np.minimum((np.arange(256) * self.bins) // 255, self.bins - 1)
         binned = [

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from thinsection.arrays import Array, get_namespace
 from thinsection.arrays.filters import box_deviation, box_mean
@@ -35,7 +34,12 @@ from thinsection.qc.checks.artefact_network import (
 )
 from thinsection.qc.checks.border import CONTEXT_UM
 from thinsection.qc.checks.check import PenInk
-from thinsection.qc.checks.dense_ink import MIN_INK_UM2, enlarged, find_dense_ink
+from thinsection.qc.checks.dense_ink import (
+    MIN_INK_UM2,
+    enlarged,
+    find_dense_ink,
+    reduced,
+)
 from thinsection.qc.checks.ink_network import (
     INPUT_MPP,
     ink_probability,
@@ -174,7 +178,7 @@ def find_pen_ink(
     """
     # pixels of the thumbnail along a pixel that is searched
     factor = max(1, round(INPUT_MPP / px_um))
-    small = np.asarray(Image.fromarray(thumbnail).reduce(factor))
+    small = reduced(thumbnail, factor)
     ns = get_namespace("cpu")
     probability = ink_probability(ns, small)
     small_um = px_um * factor

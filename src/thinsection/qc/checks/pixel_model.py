@@ -28,8 +28,8 @@ _TEXTURE_EDGE_PX = 7
 # Largest distance of a px that a feature depends on: 4 times the widest sigma.
 _REACH_PX = 32
 # Pixels of a band, the part of an image that is processed at once: with its features it takes some
-# 100 MB.
-_BAND_PX = 1 << 20
+# 30 MB.
+_BAND_PX = 1 << 18
 # Pixels of one matrix product: their features and hidden layers stay in the CPU's cache.
 _BLOCK_PX = 1 << 13
 
@@ -90,10 +90,11 @@ def probabilities(
     Each band of rows is processed with the rows around it that its features depend on, so there are
     no seams between bands.
 
-    Memory: O(H * W * models + features of a band of about a million px).
+    Memory: O(H * W * models + features of a band of about 250,000 px).
     """
     height, width = rgb.shape[:2]
-    band_rows = max(_REACH_PX, _BAND_PX // width)
+    # a multiple of the rows that filters make at once, so that their blocks are those of one band
+    band_rows = _REACH_PX * max(1, _BAND_PX // width // _REACH_PX)
     names: list[str] = []
     for model in models.values():
         names += [name for name in model.features if name not in names]

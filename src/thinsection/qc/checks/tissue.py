@@ -185,8 +185,8 @@ class Tissue(QcCheck, kind="tissue", removes_glass=True):
         # the network needs the slide's glass as reference, so it cannot judge a field without glass
         can_judge = detected.shows_glass and view.mpp_th <= COARSEST_MPP
         if self.asks_network and can_judge:
-            mask |= view.artefact_probability("tissue") > self.added_tissue
-            mask &= view.artefact_probability("glass") <= self.removed_glass
+            mask |= view.artefact_exceeds("tissue", self.added_tissue)
+            mask &= ~view.artefact_exceeds("glass", self.removed_glass)
             mask = morphology.fill_small(view.ns, mask, view.area_px(self.min_hole))
             mask = morphology.drop_small(view.ns, mask, view.area_px(self.min_piece))
         outcome = view.left(view.mask_use & mask, self.name)

@@ -43,13 +43,17 @@ def class_rows(ns: ArrayNamespace, layers: Weights, squares: Rows) -> Rows:
 def _probabilities(ns: ArrayNamespace, layers: Weights, values: Array) -> Array:
     """Probabilities by the last layer, in steps of 1/255, uint8 (classes, 2 rows, 2 W)."""
     xp = ns.xp
-    logits = values @ layers["out.weight"] + layers["out.bias"]
-    power = xp.exp(logits.clip(-40, 40, out=logits), out=logits)
-    power = power.reshape(*power.shape[:2], -1, 2, 2)
-    power *= 255 / power.sum(axis=2, keepdims=True)
-    # (row, column, class, y, x) to (class, row, y, column, x)
+    # logits, and then their powers in the same memory
+    power = values @ layers["out.weight"]
+    power += layers["out.bias"]
+    xp.exp(power.clip(-40, 40, out=power), out=power)
+    # (row, column, class, y, x) to (class, row, column, y, x), whose sum over classes is fast
+    power = power.reshape(*power.shape[:2], -1, 2, 2).transpose(2, 0, 1, 3, 4)
+    power = xp.ascontiguousarray(power)
+    power *= 255 / power.sum(axis=0)
     power += 0.5
-    shown = power.astype(xp.uint8).transpose(2, 0, 3, 1, 4)
+    # to (class, row, y, column, x)
+    shown = power.astype(xp.uint8).transpose(0, 1, 3, 2, 4)
     return shown.reshape(len(shown), -1, 2 * values.shape[1])
 
 
@@ -118,7 +122,9 @@ def _convolved_inside(
     # weights for the row above, the same row and the row below
     weights = layers[f"{name}.weight"].reshape(3, 3 * count, -1)
     # each pixel together with its left and right neighbours
-    near = xp.zeros((num_rows, width, 3 * count), dtype=xp.float32)
+    near = xp.empty((num_rows, width, 3 * count), dtype=xp.float32)
+    near[:, :1, :count] = 0
+    near[:, -1:, 2 * count :] = 0
     near[:, :, count : 2 * count] = x
     near[:, 1:, :count] = x[:, :-1]
     near[:, :-1, 2 * count :] = x[:, 1:]
