@@ -229,7 +229,8 @@ def test_covariates_add_a_linear_term_to_any_head(name: str, kind: str) -> None:
         if before.evidence is not None:
             torch.testing.assert_close(after.evidence, before.evidence)
         if head.reads_blocks:
-            of_case = head.of_case(head.of_block(tiles), values)
+            survey = head.survey(tiles, ()) if head.surveys else ()
+            of_case = head.of_case(head.of_block(tiles, survey), values)
             torch.testing.assert_close(of_case.logits, after.logits)
         with pytest.raises(ThinsectionError, match="covariates must be 2 numbers"):
             head(tiles, coords)

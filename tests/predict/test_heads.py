@@ -12,7 +12,13 @@ from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.evaluation.target import Kind, Target
 from thinsection.predict.bags import grid_cells
 from thinsection.predict.heads.config import BLOCK_ROWS, HEADS, HeadConfig
-from thinsection.predict.heads.head import Head, HeadOutput, build_head, head_for
+from thinsection.predict.heads.head import (
+    Head,
+    HeadOutput,
+    Survey,
+    build_head,
+    head_for,
+)
 from thinsection.predict.heads.pooled import AbmilHead
 
 DIM, SETTINGS = (
@@ -65,6 +71,10 @@ def test_a_long_bag_gives_in_blocks_what_it_gives_as_a_whole(name: str) -> None:
         ("abmil", "ordinal"),
         ("clam_sb", "multiclass"),
         ("clam_mb", "multiclass"),
+        ("linear", "multiclass"),
+        ("linear", "ordinal"),
+        ("dsmil", "multiclass"),
+        ("dsmil", "ordinal"),
     ],
 )
 @pytest.mark.parametrize("count", [BLOCK_ROWS, 2 * BLOCK_ROWS + 77])
@@ -76,7 +86,11 @@ def test_blocks_that_come_one_by_one_give_the_bits_of_the_bag(
     features = bag(count)[0].float()
     with torch.inference_mode():
         whole = head(features)
-        parts = [head.of_block(block) for block in features.split(BLOCK_ROWS)]
+        survey: Survey = ()
+        for block in features.split(BLOCK_ROWS):
+            if head.surveys:
+                survey = head.survey(block, survey)
+        parts = [head.of_block(block, survey) for block in features.split(BLOCK_ROWS)]
         joined = head.of_values(
             *(torch.cat(values) for values in zip(*parts, strict=True))
         )
@@ -100,7 +114,7 @@ def test_a_head_with_another_forward_reads_whole_bags() -> None:
 
     reading = [head.reads_blocks for head in (Doubled, Grandchild, Renamed)]
     assert reading == [False, False, True]
-    with pytest.raises(NotImplementedError, match="MlpHead reads whole bags"):
+    with pytest.raises(NotImplementedError, match="MlpHead is not read in blocks"):
         made("mlp").of_block(bag(3)[0])
 
 

@@ -21,11 +21,11 @@ from thinsection.evaluation.parts import FoldSettings, make_parts
 from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_table
 from thinsection.predict import folds, tested
-from thinsection.predict.bags import Bags
+from thinsection.predict.bags import Bags, StoredBag
 from thinsection.predict.config import FitConfig, FoldsConfig, TrainConfig
 from thinsection.predict.experiment import train
-from thinsection.predict.folds import Study, read_fold
-from thinsection.predict.heads.config import HEADS, HeadConfig
+from thinsection.predict.folds import FoldJob, Study, bytes_at_work, read_fold
+from thinsection.predict.heads.config import BLOCK_ROWS, HEADS, HeadConfig
 from thinsection.predict.model_file import load_model
 from thinsection.predict.predicting import predict
 from thinsection.predict.training import (
@@ -184,6 +184,48 @@ def test_a_bag_budget_and_workers_change_no_byte(tmp_path: Path) -> None:
     assert files_of(tmp_path / "a" / "e") == files_of(tmp_path / "b" / "e")
     (said,) = [line for line in messages if "the floor is" in line]
     assert said.startswith("--memory 1MiB is below what training takes")
+
+
+def test_the_memory_of_training_is_that_of_blocks_unless_bags_are_held(
+    tmp_path: Path,
+) -> None:
+    sizes = (300, 2 * BLOCK_ROWS + 5)
+    for number, count in enumerate(sizes):
+        write_embeddings(tmp_path / f"s{number}.h5", np.ones((count, 16)))
+    files = [[tmp_path / "s0.h5"], [tmp_path / "s1.h5"]]
+    whole = 9 * files[1][0].stat().st_size
+
+    def at_work(head: str, bag_size: int) -> int:
+        job = FoldJob(
+            fold=0,
+            setting=0,
+            head=HeadConfig(head=head),
+            fit=FitConfig(bag_size=bag_size),
+        )
+        return bytes_at_work(files, [job])
+
+    for head in HEADS.names():
+        reads_whole = head in ("transmil", "transformer")
+        blocks = whole if reads_whole else 9 * 4 * 16 * BLOCK_ROWS
+        assert at_work(head, bag_size=64) == blocks, head
+        assert at_work(head, bag_size=0) == whole
+    assert at_work("abmil", bag_size=5000) == 9 * 4 * 16 * 5000
+
+
+@pytest.mark.parametrize("head", ["dsmil", "transmil"])
+def test_only_heads_that_hold_bags_read_test_cases_whole(
+    head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+    read = StoredBag.read
+    monkeypatch.setattr(
+        StoredBag, "read", lambda *a, **k: reads.append(1) or read(*a, **k)
+    )
+    root = planted(tmp_path / "f", cases=12, tiles=(20, 30))
+    config = config_for(root, fit=replace(FIT, epochs=1, starts=1))
+    config = replace(config, head=replace(config.head, head=head))
+    train(root, out=tmp_path / "e", config=config)
+    assert bool(reads) == (head == "transmil")
 
 
 def test_slides_of_a_case_are_one_bag_and_have_rows_of_their_own(

@@ -11,10 +11,12 @@ process that has loaded PyTorch (measured once per machine), C of one that has n
     export clam      P + 4 N D                            a tensor is written whole
     export slide2vec P + 4 N D
     aggregate        C + 8 D min(N, 8192)                 mean and max
-    predict          P + 16 D min(N, 4096)                heads abmil, clam_sb and clam_mb
-                     P + 4 N D                            another head; its own memory comes on top
+    predict          P + 16 D min(N, 4096)                all heads but these two:
+                     P + 4 N D                            transmil, transformer; their own memory is
+                                                          not counted
     heatmap          predict + 165 MiB                    pictures
-    train            P + 96 MiB + bags at work + bags that --memory keeps
+    train            P + 96 MiB + 9 b D min(N, 4096) + bags that --memory keeps; transmil and
+                     transformer hold whole bags, and --bag-size 0 too: 9 b D N
     view             P + 14 MiB + min(a quarter of --memory without 320 MiB, 12 N D), for one slide
 
 With --workers each process has this peak, beside a first process of P (predict, heatmap, train) or
@@ -35,7 +37,7 @@ from thinsection.evaluation.embeddings import (
     open_embeddings,
 )
 from thinsection.pool.encoder import BLOCK_ROWS as POOLED_ROWS
-from thinsection.predict.config import BAGS_AT_WORK, FoldsConfig
+from thinsection.predict.config import BAGS_AT_WORK, FitConfig, FoldsConfig
 from thinsection.predict.heads.config import BLOCK_HEADS, BLOCK_ROWS
 from thinsection.run.cost import PLAIN_PROCESS_BYTES, MemoryPlan
 from thinsection.types import MIB, parse_bytes
@@ -135,7 +137,9 @@ def _heatmap(command: PlannedCommand) -> Parts:
 
 def _train(command: PlannedCommand) -> Parts:
     size = command.size
-    at_work = BAGS_AT_WORK * size.item_bytes * size.dim * size.most_tiles
+    # drawn tiles and blocks; transmil, transformer and all tiles of a case in each epoch take more
+    num_rows = min(size.most_tiles, max(FitConfig().bag_size, BLOCK_ROWS))
+    at_work = BAGS_AT_WORK * size.item_bytes * size.dim * num_rows
     stored = size.item_bytes * size.dim * sum(size.num_tiles)
     limit = command.limit(FoldsConfig().memory)
     # the process itself is part of the limit

@@ -5,7 +5,7 @@ GRID/heatmap_MODEL/ID.h5         if requested: attention and contribution to eac
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,8 +28,6 @@ from thinsection.evaluation.target import Target
 from thinsection.files.atomic import read_json, write_json
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.predict.bags import Stored, StoredBag
-from thinsection.predict.heads.config import BLOCK_ROWS
-from thinsection.predict.heads.head import Head, HeadOutput
 from thinsection.predict.inputs import check_inputs, read_inputs
 from thinsection.predict.model_file import (
     Model,
@@ -39,6 +37,7 @@ from thinsection.predict.model_file import (
     load_model,
     name_marks,
 )
+from thinsection.predict.outputs import outputs_of, reads_whole
 from thinsection.run.task import set_threads
 from thinsection.stages.tiles import write_columns
 from thinsection.store.hdf5 import open_h5, read_values
@@ -328,8 +327,9 @@ def through(
 
     `covariates` (C,) are the numbers of the case that the model needs beside its tiles.
 
-    Memory: the model. A head that reads blocks (abmil, clam): four blocks of BLOCK_ROWS x D values
-    and 4 N (A + K) bytes for each member. Another head: the bag, 4 N D bytes of at most
+    Memory: the model. A head that reads blocks: four blocks of BLOCK_ROWS x D values, and for each
+    member 4 N (A + K) bytes (abmil, clam), 4 N K (linear) or 4 N (K + K²) (dsmil). mlp: a block, as
+    it needs the mean alone. Another head (transmil, transformer): the bag, 4 N D bytes of at most
     `budget_bytes`, and its own memory (`Head.forward`).
 
     Raises:
@@ -342,9 +342,14 @@ def through(
     torch_device = resolve_device(device, mps=False)
     if covariates is not None:
         covariates = covariates.to(torch_device)
-    for member, output in _outputs(
-        model, members, bag, torch_device, budget_bytes, covariates=covariates
-    ):
+    heads = {member: model.heads[member].to(torch_device) for member in members}
+    if bag.num_bytes > budget_bytes and any(map(reads_whole, heads.values())):
+        raise BudgetError(
+            f"memory must be >= {format_bytes(bag.num_bytes)} for {len(bag)} tiles, which head "
+            f"{model.card.head.head!r} reads at once, got {format_bytes(budget_bytes)}; raise "
+            "memory=..., or train head 'abmil', which reads tiles in blocks"
+        )
+    for member, output in outputs_of(heads, bag, torch_device, covariates=covariates):
         logits.append(output.logits.double().cpu().numpy())
         if not tiles:
             continue
@@ -363,56 +368,6 @@ def through(
             sums[name] = sums.get(name, 0) + values
     means: TileColumns = {name: values / len(members) for name, values in sums.items()}
     return np.stack(logits), means
-
-
-def _outputs(
-    model: Model,
-    members: Sequence[int],
-    bag: StoredBag,
-    device: torch.device,
-    budget_bytes: int,
-    *,
-    covariates: Tensor | None,
-) -> Iterator[tuple[int, HeadOutput]]:
-    """Yields each member and its output; see `through`."""
-    heads = {member: model.heads[member].to(device) for member in members}
-    if all(head.reads_blocks for head in heads.values()):
-        values = _values_of_blocks(heads, bag, device)
-        for member, head in heads.items():
-            yield member, head.of_case(values.pop(member), covariates)
-        return
-    if bag.num_bytes > budget_bytes:
-        raise BudgetError(
-            f"memory must be >= {format_bytes(bag.num_bytes)} for {len(bag)} tiles, which head "
-            f"{model.card.head.head!r} reads at once, got {format_bytes(budget_bytes)}; raise "
-            "memory=..., or train head 'abmil', which reads tiles in blocks"
-        )
-    whole = bag.read(cells=model.heads[0].needs_cells)
-    features, cells, _ = whole.tensors(device)
-    for member, head in heads.items():
-        yield member, head(features, cells, covariates)
-
-
-def _values_of_blocks(
-    heads: Mapping[int, Head], bag: StoredBag, device: torch.device
-) -> dict[int, list[Tensor]]:
-    """Values of all tiles for each head; the heads share each block, which is read once."""
-    values: dict[int, list[Tensor]] = {}
-    start = 0
-    for block in bag.blocks(BLOCK_ROWS):
-        end = start + len(block)
-        tensor = torch.from_numpy(block).to(device)
-        for member, head in heads.items():
-            parts = head.of_block(tensor)
-            # small tensors that are kept between the blocks would split the freed memory
-            if member not in values:
-                values[member] = [
-                    part.new_empty(len(bag), *part.shape[1:]) for part in parts
-                ]
-            for whole, part in zip(values[member], parts, strict=True):
-                whole[start:end] = part
-        start = end
-    return values
 
 
 def tile_scores(evidence: Reals, target: Target) -> Reals:

@@ -5,6 +5,8 @@ through all bags, and no other rule has more cache hits in a cycle. For other ba
 rows are read from the file (`EmbeddingRows`): 2,048 of 20,000 tiles are a tenth of it.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -115,6 +117,16 @@ class Bags(Closing):
         if self.covariates is not None:
             covariates = self.covariates[case].astype(np.float32)
         return Bag(features, cells, covariates)
+
+    def stored(self, case: int) -> StoredBag:
+        """All tiles of a case, which are read in blocks; see `StoredBag` for its errors."""
+        return StoredBag(self._slides(case), self._files[case])
+
+    def covariates_of(self, case: int) -> torch.Tensor | None:
+        """Covariates (C,) of a case in float32; None without."""
+        if self.covariates is None:
+            return None
+        return torch.from_numpy(self.covariates[case].astype(np.float32))
 
     def _slides(self, case: int) -> Sequence[Stored]:
         """Slides of a case, kept from the first use on if the budget allows it."""

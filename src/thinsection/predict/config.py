@@ -14,8 +14,8 @@ from thinsection.extras import Need
 from thinsection.jobs.executor import ExecutorConfig
 from thinsection.predict.heads.config import HeadConfig
 
-# memory beside the cached bags, in multiples of the largest bag: 2 for bags that are being read, 7
-# for the activations of one in a head with 512 channels
+# memory beside the cached bags, in multiples of the largest bag, of its drawn tiles or of a block:
+# 2 for those that are being read, 7 for the activations of one in a head with 512 channels
 BAGS_AT_WORK = 9
 
 

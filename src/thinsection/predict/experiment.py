@@ -40,7 +40,6 @@ from thinsection.jobs.task import Report
 from thinsection.predict import tested
 from thinsection.predict.bags import Bags
 from thinsection.predict.config import (
-    BAGS_AT_WORK,
     FitConfig,
     FoldsConfig,
     TrainConfig,
@@ -51,6 +50,7 @@ from thinsection.predict.folds import (
     FoldResult,
     Study,
     TrainTask,
+    bytes_at_work,
     fold_key,
     read_fold,
 )
@@ -271,7 +271,9 @@ def _train_folds(
         for fold in range(len(study.parts))
     ]
     errors = list[str]()
-    floor_bytes = _least_memory(study)
+    in_use_bytes = int(psutil.Process().memory_info().rss)
+    all_jobs = [job for jobs in jobs_by_fold for job in jobs]
+    floor_bytes = in_use_bytes + bytes_at_work(study.cohort.paths, all_jobs)
     if parse_bytes(config.cross.memory) < floor_bytes:
         on_message(
             f"--memory {config.cross.memory} is below what training takes without any embedding "
@@ -308,13 +310,6 @@ def _train_folds(
             raise StoreError("each fold must have its file, got fewer files than folds")
         best.append(min(whole, key=lambda result: result.stop_loss))
     return best
-
-
-def _least_memory(study: Study) -> int:
-    """Bytes of this process now, and of the largest bag in work."""
-    sizes = [sum(path.stat().st_size for path in bag) for bag in study.cohort.paths]
-    in_use = int(psutil.Process().memory_info().rss)
-    return in_use + BAGS_AT_WORK * max(sizes)
 
 
 def _settings(config: TrainConfig) -> Iterator[tuple[HeadConfig, FitConfig]]:

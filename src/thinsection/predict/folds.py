@@ -11,7 +11,7 @@ OUT/folds/<job>.safetensors    weights `head.*`; logits: `logits` (n, K) of the 
 A start is a training from other initial weights, see `training.py: Trainer.run`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 
 from thinsection.config import as_mapping, from_mapping
 from thinsection.errors import ConfigError, naming_file
+from thinsection.evaluation.embeddings import open_embeddings
 from thinsection.evaluation.labels import Cohort
 from thinsection.evaluation.metrics import IndexArray
 from thinsection.evaluation.parts import FoldCases
@@ -31,12 +32,14 @@ from thinsection.files.lock import LOCK_NAME, hold
 from thinsection.jobs.task import OnEvent, Report, Task
 from thinsection.predict.bags import Bags
 from thinsection.predict.config import BAGS_AT_WORK, FitConfig
-from thinsection.predict.heads.config import HeadConfig
+from thinsection.predict.heads.config import BLOCK_ROWS, HeadConfig
 from thinsection.predict.heads.head import load_head
 from thinsection.predict.model_file import FOLDS
+from thinsection.predict.outputs import reads_whole
 from thinsection.predict.training import Losses, State, Trainer, read_state
 from thinsection.run.task import set_threads
 from thinsection.store.ledger import stage_key
+from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import Floats, counted, parse_bytes, rounded
 
 COHORT_NAME = "cohort.json"
@@ -158,6 +161,32 @@ class FoldResult(NamedTuple):
         return self.losses[self.best - 1][1]
 
 
+def _stored_bytes(paths: Sequence[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
+
+
+def bytes_at_work(files: Sequence[Sequence[Path]], jobs: Iterable[FoldJob]) -> int:
+    """Memory of the largest bag at work, beside those that are kept.
+
+    It is that of the drawn tiles, or of blocks, where the heads read blocks and the files too.
+
+    Args:
+        files: for each case, one embeddings file per slide.
+        jobs: the folds, with their heads and settings.
+    """
+    largest = max(files, key=_stored_bytes)
+    whole_bytes = BAGS_AT_WORK * _stored_bytes(largest)
+    num_rows = BLOCK_ROWS
+    for job in jobs:
+        if not job.fit.bag_size or reads_whole(load_head(job.head.head)):
+            return whole_bytes
+        num_rows = max(num_rows, job.fit.bag_size)
+    slide = open_embeddings(largest[0])
+    if not isinstance(slide, EmbeddingRows):
+        return whole_bytes
+    return min(whole_bytes, BAGS_AT_WORK * 4 * slide.shape[1] * num_rows)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainTask(Task[FoldJob, FoldDone]):
     """See `Task`: trains folds in one process; they share the bags that fit into its memory."""
@@ -177,11 +206,11 @@ class TrainTask(Task[FoldJob, FoldDone]):
         """See `Task.__call__`. Memory: `memory` for the whole process."""
         study = Study.load(self.out)
         files = study.cohort.paths
-        largest = max(sum(path.stat().st_size for path in paths) for paths in files)
+        largest = max(map(_stored_bytes, files))
         threads = 1 if largest <= ONE_THREAD_BYTES else self.threads
         set_threads(threads, torch_too=True)
         free = parse_bytes(self.memory) - psutil.Process().memory_info().rss
-        budget_bytes = free - BAGS_AT_WORK * largest
+        budget_bytes = free - bytes_at_work(files, entries)
         cells = any(load_head(job.head.head).needs_cells for job in entries)
         results = []
         with Bags(

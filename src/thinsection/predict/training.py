@@ -41,6 +41,7 @@ from thinsection.predict.heads.head import (
     head_for,
     load_head,
 )
+from thinsection.predict.outputs import outputs_of
 from thinsection.types import Floats
 from thinsection.weights.files import write_tensors
 from thinsection.weights.placement import resolve_device
@@ -311,12 +312,23 @@ class Trainer:
 
     @fast_products()
     def predict(self, bags: Bags, cases: Sequence[int]) -> Tensor:
-        """Logits (n, K) in float64 for complete bags, computed in fp32."""
+        """Logits (n, K) in float64 for complete bags, computed in fp32.
+
+        Memory: see `outputs_of`.
+        """
         logits = []
         self.head.eval()
         with torch.inference_mode():
-            for _, bag in bags.stream(cases):
-                output = self.head(*bag.tensors(self.device))
+            for case in cases:
+                covariates = bags.covariates_of(case)
+                if covariates is not None:
+                    covariates = covariates.to(self.device)
+                ((_, output),) = outputs_of(
+                    {0: self.head},
+                    bags.stored(case),
+                    self.device,
+                    covariates=covariates,
+                )
                 logits.append(output.logits.double().cpu())
         return torch.stack(logits or [torch.zeros(0)])
 

@@ -8,8 +8,8 @@ from thinsection.registry import Entry, Registry
 
 # tiles that are projected at a time in inference; a longer bag has no copy of its width
 BLOCK_ROWS = 4096
-# heads that read a bag in such blocks (`Head.reads_blocks`)
-BLOCK_HEADS = ("abmil", "clam_sb", "clam_mb")
+# heads that read a bag in blocks (`Head.reads_blocks`), or only its mean (`Head.reads_mean`)
+BLOCK_HEADS = ("linear", "mlp", "abmil", "clam_sb", "clam_mb", "dsmil")
 _PLACE = "thinsection.predict.heads"
 # `head.load_head` gives an entry its type: this file is read by the command line, without torch
 HEADS: Registry[Any] = Registry(

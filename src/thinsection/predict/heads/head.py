@@ -29,9 +29,12 @@ from torch.nn import functional as F
 
 from thinsection.errors import ConfigError, InvalidInputError, naming_part
 from thinsection.evaluation.target import Target
-from thinsection.predict.heads.config import HEADS, HeadConfig
+from thinsection.predict.heads.config import BLOCK_ROWS, HEADS, HeadConfig
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # logits (K,), target -> loss
+Survey = tuple[
+    Tensor, ...
+]  # what a head knows of a whole bag before it reads its tiles
 # their instance loss needs an output for each class
 _BY_CLASS = ("clam_sb", "clam_mb")
 
@@ -116,6 +119,18 @@ class Head(nn.Module, ABC):
     needs_cells = False  # whether `forward` reads where tiles lie
     # whether a bag can be read in blocks: `of_block` and `of_values` give what `forward` gives
     reads_blocks = False
+    # whether `of_block` needs the `survey` of all blocks first, so that a bag is read twice
+    surveys = False
+    # whether `forward` gives for the mean of a bag, one row, what it gives for the bag
+    reads_mean = False
+
+    def __init_subclass__(cls) -> None:
+        """A subclass with another `forward` or `pool` reads whole bags unless it says otherwise."""
+        super().__init_subclass__()
+        if {"forward", "pool"} & vars(cls).keys():
+            for name in ("reads_blocks", "surveys", "reads_mean"):
+                if name not in vars(cls):
+                    setattr(cls, name, False)
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__()
@@ -182,13 +197,28 @@ class Head(nn.Module, ABC):
         Memory: 4 N (D + H + 3 attention_dim) bytes in inference unless the head says otherwise.
         """
 
-    def of_block(self, block: Tensor) -> tuple[Tensor, ...]:
+    def survey(self, block: Tensor, so_far: Survey) -> Survey:
+        """What `of_block` must know of the whole bag, from the blocks so far and one more.
+
+        Args:
+            block: the next BLOCK_ROWS tiles, or fewer in the last block.
+            so_far: the answer for the blocks before; () before the first.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs no survey")
+
+    def of_block(self, block: Tensor, survey: Survey = ()) -> tuple[Tensor, ...]:
         """Values (n, ...) of BLOCK_ROWS tiles, or fewer in the last block, for `of_values`."""
-        raise NotImplementedError(f"{type(self).__name__} reads whole bags")
+        raise NotImplementedError(f"{type(self).__name__} is not read in blocks")
 
     def of_values(self, *values: Tensor) -> HeadOutput:
         """Logits, attention and evidence of a bag from the values (N, ...) of its tiles."""
-        raise NotImplementedError(f"{type(self).__name__} reads whole bags")
+        raise NotImplementedError(f"{type(self).__name__} is not read in blocks")
+
+    def parts_of(self, embeddings: Tensor) -> tuple[Tensor, ...]:
+        """The blocks in which a bag in memory is read; in training the bag itself."""
+        if self.training:
+            return (embeddings,)
+        return torch.split(embeddings, BLOCK_ROWS)
 
     def of_case(
         self, values: Sequence[Tensor], covariates: Tensor | None
@@ -288,6 +318,8 @@ class OrdinalHead(Head):
         self.bag_weight = self.score.bag_weight
         self.needs_cells = self.score.needs_cells
         self.reads_blocks = self.score.reads_blocks
+        self.surveys = self.score.surveys
+        self.reads_mean = self.score.reads_mean
 
     def __call__(
         self,
@@ -310,9 +342,13 @@ class OrdinalHead(Head):
         output = self.score.of_case(values, covariates)
         return output._replace(logits=self.thresholds(output.logits))
 
-    def of_block(self, block: Tensor) -> tuple[Tensor, ...]:
+    def survey(self, block: Tensor, so_far: Survey) -> Survey:
+        """See `Head.survey`."""
+        return self.score.survey(block, so_far)
+
+    def of_block(self, block: Tensor, survey: Survey = ()) -> tuple[Tensor, ...]:
         """See `Head.of_block`."""
-        return self.score.of_block(block)
+        return self.score.of_block(block, survey)
 
     def of_values(self, *values: Tensor) -> HeadOutput:
         """See `Head.of_values`."""

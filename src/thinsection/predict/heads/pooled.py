@@ -16,7 +16,7 @@ from thinsection.errors import ConfigError
 from thinsection.pool.abmil import GatedAttention
 from thinsection.pool.dropout import Dropout
 from thinsection.predict.heads.config import BLOCK_ROWS, HeadConfig
-from thinsection.predict.heads.head import Criterion, Head, HeadOutput, Recipe
+from thinsection.predict.heads.head import Criterion, Head, HeadOutput, Recipe, Survey
 
 QUERY_DIM = 128  # channels of a query of DSMIL, as published
 
@@ -34,24 +34,36 @@ class LinearHead(Head):
     """W mean(x) + b. Evidence: w_k . x_n / N; attention: 1 / N."""
 
     recipe = Recipe(starts=1)  # a convex loss ends in the same place from all weights
+    reads_blocks = True
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__(dim, outputs, settings)
         self.classifier = nn.Linear(dim, outputs)
 
     def forward(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
-        """See `Head.forward`."""
-        logits = self.classifier(embeddings.mean(0))
+        """See `Head.forward`. Memory in inference: 4 N (K + 1) bytes."""
         if self.training:
-            return HeadOutput(logits)
-        count = len(embeddings)
-        attention = embeddings.new_full((count, 1), 1 / count)
-        evidence = embeddings @ self.classifier.weight.T / count
-        return HeadOutput(logits, attention, evidence)
+            return HeadOutput(self.classifier(embeddings.mean(0)))
+        blocks = self.parts_of(embeddings)
+        return self.of_values(torch.cat([self.of_block(block)[0] for block in blocks]))
+
+    def of_block(self, block: Tensor, survey: Survey = ()) -> tuple[Tensor, ...]:
+        """Class values (n, K) of tiles (n, D)."""
+        return (block @ self.classifier.weight.T,)
+
+    def of_values(self, *values: Tensor) -> HeadOutput:
+        """See `Head.of_values`: the values are class values (N, K)."""
+        (class_values,) = values
+        count = len(class_values)
+        mean = class_values.mean(0, dtype=torch.float64).to(class_values.dtype)
+        attention = class_values.new_full((count, 1), 1 / count)
+        return HeadOutput(mean + self.classifier.bias, attention, class_values / count)
 
 
 class MlpHead(Head):
     """Linear(ReLU(Linear(mean(x)))). No sum over tiles, so no attention and no evidence."""
+
+    reads_mean = True
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__(dim, outputs, settings)
@@ -68,13 +80,6 @@ class AbmilHead(Head):
 
     branches = False  # whether each output has an attention of its own
     reads_blocks = True
-
-    def __init_subclass__(cls) -> None:
-        """A subclass with another `forward` or `pool` reads whole bags unless it says otherwise."""
-        super().__init_subclass__()
-        is_same = cls.forward is AbmilHead.forward and cls.pool is AbmilHead.pool
-        if not is_same and "reads_blocks" not in vars(cls):
-            cls.reads_blocks = False
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__(dim, outputs, settings)
@@ -104,7 +109,7 @@ class AbmilHead(Head):
         values = (torch.cat(column) for column in zip(*parts, strict=True))
         return self.of_values(*values)._replace(instances=instances)
 
-    def of_block(self, block: Tensor) -> tuple[Tensor, ...]:
+    def of_block(self, block: Tensor, survey: Survey = ()) -> tuple[Tensor, ...]:
         """Scores (n, A) and class values (n, K) of tiles (n, D)."""
         return self._of_hidden(self.embed(block))
 
@@ -200,6 +205,8 @@ class DsmilHead(Head):
 
     recipe = Recipe(lr=1e-3)
     bag_weight = 0.5
+    reads_blocks = True
+    surveys = True
 
     def __init__(self, dim: int, outputs: int, settings: HeadConfig) -> None:
         super().__init__(dim, outputs, settings)
@@ -213,16 +220,47 @@ class DsmilHead(Head):
         self.classifier = nn.Conv1d(outputs, outputs, kernel_size=dim)
 
     def forward(self, embeddings: Tensor, coords: Tensor | None = None) -> HeadOutput:
-        """See `Head.forward`. Memory: 4 N (D + 256 + K²) bytes."""
-        instances = self.instance_classifier(embeddings)
+        """See `Head.forward`. Memory in inference: a block of BLOCK_ROWS tiles, 4 N (4 K + K²)."""
+        blocks = self.parts_of(embeddings)
+        instances = torch.cat([self.instance_classifier(block) for block in blocks])
         critical = embeddings[instances.argmax(0)]
-        score = self.query(embeddings) @ self.query(critical).T
-        attention = (score / QUERY_DIM**0.5).softmax(0)
+        parts = [self._of_critical(block, critical) for block in blocks]
+        values = (torch.cat(column) for column in zip(*parts, strict=True))
+        return self.of_values(*values)._replace(instances=instances)
+
+    def survey(self, block: Tensor, so_far: Survey) -> Survey:
+        """Highest logits (K,) of any tile so far, and the embeddings (K, D) of these tiles."""
+        instances = self.instance_classifier(block)
+        rows = instances.argmax(0)
+        highest = instances.gather(0, rows[None])[0]
+        if not so_far:
+            return highest, block[rows]
+        before, critical = so_far
+        is_higher = highest > before
+        critical = torch.where(is_higher[:, None], block[rows], critical)
+        return torch.where(is_higher, highest, before), critical
+
+    def of_block(self, block: Tensor, survey: Survey = ()) -> tuple[Tensor, ...]:
+        """Scores (n, K) and votes (n, K²) of tiles (n, D)."""
+        _, critical = survey
+        return self._of_critical(block, critical)
+
+    def _of_critical(self, tiles: Tensor, critical: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (n, K) and votes (n, K²) of tiles (n, D) beside the critical tiles (K, D)."""
+        score = self.query(tiles) @ self.query(critical).T
         weight = self.classifier.weight.flatten(0, 1)
-        votes = (embeddings @ weight.T).view(-1, self.outputs, self.outputs)
-        evidence = (votes * attention[:, None]).sum(2)
-        logits = evidence.sum(0) + self.classifier.bias
-        return HeadOutput(logits, attention, evidence, instances)
+        return score / QUERY_DIM**0.5, tiles @ weight.T
+
+    def of_values(self, *values: Tensor) -> HeadOutput:
+        """See `Head.of_values`: the values are scores (N, K) and votes (N, K²)."""
+        scores, votes = values
+        attention = scores.softmax(0)
+        weighted = votes.view(-1, self.outputs, self.outputs) * attention[:, None]
+        evidence = weighted.sum(2)
+        bias = self.classifier.bias
+        assert bias is not None
+        logits = evidence.sum(0) + bias
+        return HeadOutput(logits, attention, evidence)
 
     def extra_loss(
         self, output: HeadOutput, target: Tensor, criterion: Criterion
