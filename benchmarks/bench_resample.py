@@ -2,8 +2,9 @@
 
 Tiles of 512 px of real tissue are reduced to 256 px by an anti-aliased Lanczos filter, on one
 thread: by PyTorch's uint8 kernel, as `thinsection` calls it; by the same function with other
-layouts and types; and by Pillow, OpenCV and libvips where they are installed. Printed are
-CPU-milliseconds per tile, the least of 20 passes, and the difference from today's pixels.
+layouts and types; by NumPy, as for the first tiles of a process without PyTorch; and by Pillow,
+OpenCV and libvips where they are installed. Printed are CPU-milliseconds per tile, the least of 20
+passes, and the difference from today's pixels.
 """
 
 import tempfile
@@ -21,6 +22,7 @@ from PIL import Image
 from benchmarks import mosaic
 from benchmarks.harness import arguments, finish
 from thinsection.slide import open_slide
+from thinsection.slide.lanczos import reduce_tiles
 from thinsection.slide.resize import resample
 from thinsection.testing.synthetic import write_he_slide
 
@@ -52,6 +54,11 @@ def ways() -> dict[str, Callable[[Tiles], Tiles]]:
         out = lanczos(source, size, False).round().clamp(0, 255).byte()
         return np.asarray(out.permute(0, 2, 3, 1).numpy())
 
+    def numpy_(tiles: Tiles) -> Tiles:
+        out = np.empty((len(tiles), TILE_PX, TILE_PX, 3), np.uint8)
+        reduce_tiles(tiles, out)
+        return out
+
     def pillow(tiles: Tiles) -> Tiles:
         filter_ = Image.Resampling.LANCZOS
         images = [
@@ -63,6 +70,7 @@ def ways() -> dict[str, Callable[[Tiles], Tiles]]:
         "PyTorch, uint8, pixels interleaved (today)": today,
         "PyTorch, uint8, planes": planes,
         "PyTorch, float32": floats,
+        "NumPy (the first tiles of a process without PyTorch)": numpy_,
         "Pillow": pillow,
     }
     if find_spec("cv2"):

@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from tests.run import without_torch
 
 import thinsection as ts
 from thinsection.encode import EncoderSpec, TileEncoder, TilePixels
@@ -49,6 +50,14 @@ def test_tissue_is_found_without_torch(slide: str) -> None:
     assert packages == [] and num_px > 0
 
 
+@pytest.mark.parametrize("num_tiles", [15, 60])
+def test_few_resampled_tiles_need_no_torch(num_tiles: int) -> None:
+    packages, digest = measured("resampled", num_tiles=num_tiles).result
+    assert packages == ([] if num_tiles == 15 else ["torch"])
+    # in this process PyTorch is loaded, so that its kernel makes the same tiles
+    assert digest == without_torch.resampled(num_tiles)[1]
+
+
 def test_a_run_to_the_tile_grid_needs_no_torch(slide: str, tmp_path: Path) -> None:
     run = measured("tiles_run", slide=slide, out=str(tmp_path / "out"))
     assert run.result == [[], 1]
@@ -79,8 +88,8 @@ def test_an_encoder_on_numpy_needs_no_torch_and_stores_the_same_bytes(
 ) -> None:
     out = tmp_path / "numpy"
     run = measured("encoded_by_numpy", slide=slide, out=str(out), tile_mpp=tile_mpp)
-    # a resampled tile needs PyTorch's kernel
-    assert run.result[0] == ([] if tile_mpp == "native" else ["torch"])
+    # the few tiles that are resampled for 1.0 need no PyTorch
+    assert run.result[0] == []
     assert run.result[1] == f"numpy {np.__version__}"
     by_torch = tmp_path / "torch"
     ts.run([slide], out=by_torch, encoder=ColourMeans(), tile_mpp=tile_mpp)

@@ -122,3 +122,20 @@ def exported(folder: str, out: str) -> tuple[list[str], int]:
     except SystemExit as end:
         return heavy(), int(end.code or 0)
     return heavy(), 0
+
+
+def resampled(num_tiles: int) -> tuple[list[str], str]:
+    """Tiles of 508 px, reduced to 256 px; packages, and the digest of the reduced tiles."""
+    import hashlib
+
+    import numpy as np
+
+    from thinsection.slide.resize import resample
+
+    digest = hashlib.sha256()
+    rng = np.random.default_rng(num_tiles)
+    out = np.empty((3, 256, 256, 3), np.uint8)
+    for _ in range(num_tiles // 3):
+        resample(rng.integers(0, 256, (3, 508, 508, 3), dtype=np.uint8), out)
+        digest.update(out)
+    return heavy(), digest.hexdigest()

@@ -6,6 +6,8 @@ For a notebook, `slide.tiles(tiles)[i]` is the picture of one tile.
 from __future__ import annotations
 
 import math
+import sys
+import threading
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
@@ -18,6 +20,7 @@ from PIL import Image, ImageDraw
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import NOTEBOOK_EDGE_PX, notebook_html
 from thinsection.slide.geometry import ReadPlan, best_level, l0_from_lv
+from thinsection.slide.lanczos import reduce_tiles
 from thinsection.slide.same_slide import check_same_slide
 from thinsection.types import (
     MIB,
@@ -34,6 +37,9 @@ _SEGMENTS_BYTES = 128 * MIB  # most bytes of a whole row of segments
 # most bytes of rows that are reduced along x and wait to be reduced along y
 _EXACT_BYTES = 128 * MIB
 _RESAMPLED_BYTES = 5 * MIB // 2  # most source bytes of tiles that one call resamples
+# Source bytes of tiles that NumPy reduces before PyTorch is imported, 43 tiles of 508 px. Such a
+# tile takes 7 CPU-ms in NumPy and .25 in PyTorch, whose import takes 1.2 CPU-s.
+_NUMPY_BYTES = 32 * MIB
 _LANCZOS_SUPPORT = 3.0
 _GIANT_PX = 100_000_000  # pixels of a giant level; reading it takes seconds to minutes
 _OUTLINE = (0, 110, 220)  # RGB of the outlines of tiles
@@ -193,13 +199,36 @@ def read_tiles(
         resample(source, tiles)
 
 
+class FewTiles:
+    """Bytes that may still be resampled without PyTorch; shared by the threads of a process."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._bytes_left = most_bytes
+        self._lock = threading.Lock()
+
+    def take(self, num_bytes: int) -> bool:
+        """True if so many are left; then they are taken."""
+        with self._lock:
+            if num_bytes > self._bytes_left:
+                return False
+            self._bytes_left -= num_bytes
+            return True
+
+
+_FIRST_TILES = FewTiles(_NUMPY_BYTES)
+
+
 def resample(pixels: TileArray, out: TileArray) -> None:
     """Reduces (b, h, w, 3) into `out`, (b, h', w', 3), uint8, by an anti-aliased Lanczos filter.
 
     It is Pillow's filter in PyTorch's integer arithmetic, in a sixth of the time. On tissue the
-    values differ from Pillow's by at most 2 of 255, and by less than .02 in the mean.
+    values differ from Pillow's by at most 2 of 255, and by less than .02 in the mean. The first
+    tiles of a process without PyTorch get the same bytes from NumPy (`lanczos`).
     """
-    import torch  # takes a second, and tiles without resampling do not need it
+    if "torch" not in sys.modules and _FIRST_TILES.take(pixels.nbytes):
+        reduce_tiles(pixels, out)
+        return
+    import torch  # takes a second, and a process with few tiles does not need it
 
     source = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     target = torch.from_numpy(out).permute(0, 3, 1, 2)
