@@ -158,14 +158,17 @@ def drawn_tile() -> RgbArray:
         centre_x = (number * 197 + 31) % TILE_EDGE
         centre_y = (number * 389 + (number * number * 7) % 101) % TILE_EDGE
         radius = 6 + (number * 5) % 11
-        distance = (x - centre_x) ** 2 + 2 * (y - centre_y) ** 2
+        # nothing is covered beyond a box of twice the radius
+        top, left = max(0, centre_y - 2 * radius), max(0, centre_x - 2 * radius)
+        box = np.s_[top : centre_y + 2 * radius, left : centre_x + 2 * radius]
+        distance = (x[box] - centre_x) ** 2 + 2 * (y[box] - centre_y) ** 2
         # 256 in the middle, falling to 0 at the soft edge
         cover = (2 * radius**2 - distance) * 256 // radius**2
         cover = np.clip(cover, 0, 256)[..., None]
         colour = np.array(
             [80 + number % 40, 40 + (number * 3) % 40, 130 + (number * 2) % 30]
         )
-        tile = (tile * (256 - cover) + colour * cover) // 256
+        tile[box] = (tile[box] * (256 - cover) + colour * cover) // 256
     tile[(x - 380) ** 2 + (y - 120) ** 2 < 45**2] = (243, 241, 244)
     tile[np.abs(x + y // 2 - 300) < 2] = (150, 60, 110)
     return tile.clip(0, 255).astype(np.uint8)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import simplejpeg
 import tifffile
 from PIL import Image
-from scipy import ndimage
+from scipy import fft, ndimage
 
 from thinsection.slide import Slide
 from thinsection.types import Level, MaskArray, Mpp, RgbArray, Size
@@ -344,8 +344,30 @@ def _nuclei(
 def _smooth_noise(rng: np.random.Generator, sigma: float) -> npt.NDArray[np.float32]:
     """Periodic noise (1024, 1024) of unit variance, smooth over `sigma` px."""
     noise = rng.normal(size=(_TEXTURE_PX, _TEXTURE_PX)).astype(np.float32)
-    field = ndimage.gaussian_filter(noise, sigma, mode="wrap")
+    field = _periodic_blur(noise, sigma)
     return np.asarray(field / field.std())
+
+
+def _periodic_blur(
+    field: npt.NDArray[np.float32], sigma: float
+) -> npt.NDArray[np.float32]:
+    """`ndimage.gaussian_filter(field, sigma, mode="wrap")`, by Fourier transforms.
+
+    At a sigma of 60 px the filter has 481 weights, and takes ten times as long. Rows and columns
+    are computed in float64 and rounded to float32, as scipy does.
+    """
+    radius = int(4 * sigma + 0.5)
+    offsets = np.arange(-radius, radius + 1)
+    weights = np.exp(-0.5 * (offsets / sigma) ** 2)
+    weights /= weights.sum()
+    for axis in (0, 1):
+        length = field.shape[axis]
+        kernel = np.zeros(length)
+        np.add.at(kernel, offsets % length, weights)
+        response = np.expand_dims(fft.rfft(kernel), 1 - axis)
+        spectrum = fft.rfft(field.astype(np.float64), axis=axis) * response
+        field = fft.irfft(spectrum, length, axis=axis).astype(np.float32)
+    return field
 
 
 def tissue_fragments(size: Size, rng: np.random.Generator) -> MaskArray:
@@ -376,8 +398,10 @@ def _he_tiles(
     """Tiles of one level in YCbCr, row by row, padded to 256 px."""
     period_px = _TEXTURE_PX // downsample
     cell_px = _MASK_PX // downsample
-    blocks = texture.reshape(period_px, downsample, period_px, downsample, 3)
-    small = blocks.mean(axis=(1, 3)).astype(np.uint8)
+    small = texture
+    if downsample > 1:
+        blocks = texture.reshape(period_px, downsample, period_px, downsample, 3)
+        small = blocks.mean(axis=(1, 3)).astype(np.uint8)
     repeats = _TILE_PX // period_px + 2
     periods = np.tile(small, (repeats, repeats, 1))
     cells = -(-_TILE_PX // cell_px)
