@@ -15,6 +15,7 @@ import torch
 from tests.predict.test_model_file import model as trained_model
 from tests.segment.test_segment import write_entry
 from tests.store.cache_data import features, write
+from tests.support.known_machine import know_machine
 
 import thinsection as ts
 from thinsection.config import replace_flat
@@ -61,6 +62,9 @@ def objects(
 ) -> Iterator[dict[str, Any]]:
     """Objects that public functions return, by name."""
     folder = tmp_path_factory.mktemp("objects")
+    with pytest.MonkeyPatch.context() as patch:
+        know_machine(patch, folder / "cache")
+        planned = ts.plan(slide_paths, config=replace_flat(ts.RunConfig(), SETTINGS))
     config = replace_flat(ts.RunConfig(), SETTINGS)
     summary = ts.run(slide_paths, out=folder / "out", config=config)
     results = ts.open_results(folder / "out")
@@ -108,7 +112,7 @@ def objects(
         "zeroshot config": ZeroshotRunConfig(),
         "qc config": QcRunConfig(),
         "summary": summary,
-        "plan": ts.plan(slide_paths, config=config),
+        "plan": planned,
         "results": results,
         "ledger": results.ledger(slide_id),
         "folder": results.folders[0],

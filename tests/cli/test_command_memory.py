@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.predict.planted import planted, write_embeddings
+from tests.support.known_machine import know_machine
 from tests.support.shell import thinsection
 
 from thinsection.cli.command_memory import (
@@ -112,8 +113,9 @@ def test_the_named_heads_are_those_that_read_blocks() -> None:
 
 
 def test_the_command_prints_the_parts_and_names_what_it_does_not_know(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    know_machine(monkeypatch, tmp_path / "cache")
     folder = planted(tmp_path / "a", cases=4, tiles=(5, 9))
     shown = thinsection("plan", folder, "--command", "export qupath").stdout
     assert "4 slides" in shown and re.search(r"peak, margin 6% .* MiB", shown)
@@ -181,7 +183,10 @@ def test_the_planned_time_is_within_07_to_14_of_the_measured_one() -> None:
     assert compared >= 27
 
 
-def test_the_plan_of_a_command_has_a_document(tmp_path: Path) -> None:
+def test_the_plan_of_a_command_has_a_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know_machine(monkeypatch, tmp_path / "cache")
     folder = planted(tmp_path / "a", cases=4, tiles=(5, 9))
     printed = thinsection("plan", folder, "--command", "export qupath", "--json").stdout
     document = json.loads(printed)

@@ -723,6 +723,7 @@ def test_small_cases_are_trained_on_one_thread(
         labels=LabelsConfig(labels=root / "labels.csv", target=("label",)),
         head=SMALL,
         fit=FitConfig(epochs=1, device="cpu"),
+        cross=FoldsConfig(folds=2, inner_folds=2),
         executor=replace(TrainConfig().executor, threads=2),
     )
     before = torch.get_num_threads()

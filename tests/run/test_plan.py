@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
+from tests.support.known_machine import MACHINE, know_machine
 
 from thinsection.cells.config import CellsConfig
 from thinsection.encode import NetworkTileEncoder, load_encoder
@@ -84,13 +85,6 @@ from thinsection.types import MIB
 
 ENCODER = EncoderSize(
     weights_bytes=50 * MIB, batch_bytes=400 * MIB, dim=1280, flops_per_tile=8e9
-)
-MACHINE = Calibration(
-    process_bytes=300 * MIB,
-    start_s=5.0,
-    libraries_s=1.5,
-    decode_px_per_s=1e8,
-    slide_s=0.5,
 )
 
 
@@ -421,7 +415,7 @@ def test_decoding_is_measured_in_a_plausible_range() -> None:
 def test_a_plan_counts_tiles_names_bad_slides_and_warns_of_what_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    know_machine(monkeypatch, tmp_path / "cache")
     write_he_slide(tmp_path / "good.tiff", (1500, 1200))
     (tmp_path / "bad.tiff").write_bytes(b"no slide")
     config = RunConfig(
