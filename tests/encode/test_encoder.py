@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from tests.support.few_layers import few_layers
 
 from thinsection.encode import (
-    NetworkTileEncoder,
     batch_bytes,
     encoder_spec,
     load_encoder,
@@ -93,9 +93,8 @@ def test_half_precision_of_a_vision_transformer_stays_close() -> None:
 def test_weights_that_are_rounded_once_give_the_bits_of_autocast(
     name: str, precision: str
 ) -> None:
-    """What CUDA does; here on a CPU, whose autocast rounds the same layers."""
-    encoder = load_encoder(name, device="cpu", precision=precision, pretrained=False)
-    assert isinstance(encoder, NetworkTileEncoder)
+    """What CUDA does; here on a CPU, whose autocast rounds the same layers; two of each kind."""
+    encoder = few_layers(name, precision)
     expected, taken = encoder.encode_with_tokens(TILES[:2]), weights_bytes(encoder)
     cast_matmul_weights(encoder.backbone, DTYPES[precision])
     stored = {
