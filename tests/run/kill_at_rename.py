@@ -1,10 +1,12 @@
 # ruff: noqa: T201
-"""Runs the main job in forks of one warm process and kills each at its n-th rename.
+"""Runs the main job in forks of one warm process, and resumes what a kill at each rename leaves.
 
     python kill_at_rename.py SLIDE OUT [SETTINGS [EARLIER]]
 
 SETTINGS is a JSON object that replaces those of the main job. EARLIER are the settings of a job
 that is done before, undisturbed.
+One run is stopped before each of its renames, where its folder is copied: SIGSTOP stops all threads
+where SIGKILL would end them, so the copy is what a kill leaves. One more run is really killed.
 Prints, for each n, the digest of what a resumed run leaves; `reference` is the undisturbed one.
 """
 
@@ -14,6 +16,8 @@ import os
 import shutil
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.warm import import_noted, note_imports
@@ -22,7 +26,6 @@ from thinsection.config import replace_flat
 from thinsection.run.run import run
 from thinsection.stages.config import RunConfig
 
-MAX_RENAMES = 40
 # small batches that a pixel filter leaves gaps in; every kind of stage
 SETTINGS = {
     "memory": "256MiB",
@@ -35,10 +38,10 @@ SETTINGS = {
 }
 
 
-def execute(
-    slide: str, out: Path, kill_at: int | None, settings: dict[str, object]
+def start(
+    slide: str, out: Path, settings: dict[str, object], at_rename: Callable[[int], None]
 ) -> int:
-    """The exit status of a fork that runs the job, killed at its `kill_at`-th rename."""
+    """A fork that runs the job, and calls `at_rename` with the number of each rename before it."""
     child = os.fork()
     if child == 0:
         seen = 0
@@ -47,15 +50,44 @@ def execute(
             nonlocal seen
             if event == "os.rename":
                 seen += 1
-                if seen == kill_at:
-                    os.kill(os.getpid(), signal.SIGKILL)
+                at_rename(seen)
 
         sys.addaudithook(hook)
         config = replace_flat(RunConfig(), settings)
         code = run([slide], out=out, config=config).exit_code
         note_imports(imports_of(out))
         os._exit(code)
-    return os.waitpid(child, 0)[1]
+    return child
+
+
+def execute(
+    slide: str, out: Path, settings: dict[str, object], kill_at: int | None = None
+) -> int:
+    """The exit status of a fork that runs the job, killed at its `kill_at`-th rename."""
+
+    def kill(number: int) -> None:
+        if number == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return os.waitpid(start(slide, out, settings, kill), 0)[1]
+
+
+def copies_at_renames(slide: str, out: Path, settings: dict[str, object]) -> list[Path]:
+    """Copies of the folder as it was before each rename of a fork that runs the job."""
+
+    def stop(number: int) -> None:
+        # the thread that renames stops before it returns from this call
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+    child = start(slide, out, settings, stop)
+    copies: list[Path] = []
+    while os.WIFSTOPPED(status := os.waitpid(child, os.WUNTRACED)[1]):
+        copies.append(out.with_name(f"kill{len(copies) + 1}"))
+        if out.exists():
+            shutil.copytree(out, copies[-1])
+        os.kill(child, signal.SIGCONT)
+    assert status == 0
+    return copies
 
 
 def imports_of(out: Path) -> Path:
@@ -91,22 +123,23 @@ def main(
     settings: dict[str, object],
     earlier: dict[str, object] | None,
 ) -> None:
+    stopped, killed = out / "stopped", out / "killed"
     if earlier is not None:
-        assert execute(slide, out / "reference", None, earlier) == 0
-        shutil.copytree(out / "reference", out / "earlier")
-    assert execute(slide, out / "reference", None, settings) == 0
+        assert execute(slide, out / "reference", earlier) == 0
+        for folder in (stopped, killed):
+            shutil.copytree(out / "reference", folder)
+    assert execute(slide, out / "reference", settings) == 0
     import_noted(imports_of(out / "reference"))
     print("reference", digest(out / "reference"), flush=True)
-    for kill_at in range(1, MAX_RENAMES):
-        target = out / f"kill{kill_at}"
-        if earlier is not None:
-            shutil.copytree(out / "earlier", target)
-        if execute(slide, target, kill_at, settings) == 0:
-            return  # fewer renames than that: every one was tried
-        assert execute(slide, target, None, settings) == 0
-        print(kill_at, digest(target), flush=True)
+    copies = copies_at_renames(slide, stopped, settings)
+    assert digest(stopped) == digest(out / "reference")
+    middle = len(copies) // 2
+    assert os.WTERMSIG(execute(slide, killed, settings, middle)) == signal.SIGKILL
+    # the lock of a folder names its process, which has ended
+    for target in (*copies, killed):
+        assert execute(slide, target, settings) == 0
+        print(target.name, digest(target), flush=True)
         shutil.rmtree(target)
-    raise AssertionError("more renames than expected")
 
 
 if __name__ == "__main__":
