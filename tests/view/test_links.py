@@ -1,7 +1,6 @@
 """Every link of every page of a results folder, from disk and in the viewer."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import numpy as np
 import pytest
+from tests.support.shell import thinsection
 from tests.view.test_browser import READY
 from tests.view.test_server import ask
 
@@ -72,14 +72,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "slides" / "text.svs").write_text("no slide")
     write_table(home / "labels.csv", rows)
     commands = COMMANDS.replace("EXPERIMENT", "results/experiments/grade")
-    for line in commands.strip().splitlines():
-        command = [sys.executable, "-m", "thinsection", *line.split()]
-        done = subprocess.run(command, cwd=home, capture_output=True, text=True)
-        # text.svs has no result
-        partial = (
-            line.startswith(("run", "predict", "heatmap")) and done.returncode == 3
-        )
-        assert done.returncode == 0 or partial, (line, done.stderr[-2000:])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        for line in commands.strip().splitlines():
+            done = thinsection(*line.split())
+            # text.svs has no result
+            partial = (
+                line.startswith(("run", "predict", "heatmap")) and done.returncode == 3
+            )
+            assert done.returncode == 0 or partial, (line, done.stderr[-2000:])
     return home / "results"
 
 

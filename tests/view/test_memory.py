@@ -41,7 +41,7 @@ def note_in_ledger(results: Path, features: str) -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("clients", [1, 40])
+@pytest.mark.parametrize("clients", [1, 16])
 def test_memory_holds_the_process_with_tiles_layers_and_a_search(
     view_results: Results, tmp_path: Path, clients: int
 ) -> None:
