@@ -119,7 +119,7 @@ def test_each_figure_of_a_whole_job_is_that_of_its_json(page: str) -> None:
 def test_each_figure_beside_a_loop_is_that_of_its_json() -> None:
     (table,) = [t for t in tables_of("README.md") if "loop" in t.header]
     keys = re.findall(r"<!-- loop of (\w+): (\S+)/(\S+) -->", text_of("README.md"))
-    assert len(keys) == len(table.rows) == 6
+    assert len(keys) == len(table.rows) == 7
     for (name, slide, job_name), row in zip(keys, table.rows, strict=True):
         record = json.loads((RESULTS / f"{name}.json").read_text())
         job = record["results"][slide][job_name]
