@@ -1,15 +1,20 @@
 """How well are tissue and planted folds found on pictures of real slides that others publish?
 
 The pictures of real_grounds.toml, at their own resolution and at 16, 32 and 64 µm/px where that is
-at least half as coarse again. "tissue" is the IoU of the mask of a run without quality control,
-before ink is removed, with the truth of each picture; px that do not count are left out. "folds"
-are bands of doubled tissue on fields that are full of tissue: recall and precision of the check by
-the width of the band, and the share of the same fields that it marks where none is planted.
+at least half as coarse again. Each role has the IoU of the mask of a run without quality control,
+before ink is removed, with the truth of each picture; px that do not count are left out. "other
+tools" has the same of CLAM, LazySlide, TIAToolbox and TRIDENT (`tissue_tools.py`), and "behind the
+best tool" lists the cases on which one of them is better. "folds" are bands of doubled tissue on
+fields that are full of tissue: recall and precision of the check by the width of the band, and the
+share of the same fields that it marks where none is planted.
 
 THINSECTION_TEST_GROUNDS names the folder that `python -m benchmarks.real_grounds` filled.
 """
 
 import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +24,26 @@ from tests.support.artefacts import plant_fold
 
 from benchmarks.artefact_counts import KINDS, rates, resized, union
 from benchmarks.harness import arguments, finish
-from benchmarks.real_grounds import Ground, grounds_folder, read_table
+from benchmarks.real_grounds import Ground, Role, grounds_folder, read_table
+from benchmarks.tissue_tools import (
+    PEERS,
+    read_mask,
+    resized_to,
+    run_peer,
+    write_slide,
+)
 from thinsection.qc import QcResult, run_qc
 from thinsection.qc.tissue import TissueConfig, segment_tissue
 from thinsection.testing.synthetic import ArraySlide
 from thinsection.types import MaskArray, RgbArray
 
 COARSER_MPP = (16.0, 32.0, 64.0)
+# Another tool is better if its IoU is higher by more than this.
+NEAR = 0.005
 FOLD_WIDTHS_UM = (60, 120, 240)
 FIRST_SEED = 20_000
+# role -> picture -> µm/px -> IoU
+Ious = dict[str, dict[str, dict[str, float]]]
 
 
 def main() -> None:
@@ -39,21 +55,87 @@ def main() -> None:
         table = read_table()
         if args.smoke:
             table = table[:2]
-        results = {
-            role: tissue([g for g in table if g.role == role], folder)
-            for role in ("chosen", "judge")
-        }
+        results = tissue(table, folder)
         fields = [ground for ground in table if ground.role == "ground"]
         results["folds"] = folds(fields, folder)
     finish("bench_real_grounds", results, args)
 
 
-def tissue(grounds: list[Ground], folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A picture at one resolution, and its truth at it."""
+
+    role: Role
+    name: str
+    mpp: float
+    rgb: RgbArray
+    tissue: MaskArray
+    counted: MaskArray
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file that other tools read."""
+        return f"{self.name}_{self.mpp:g}.tif"
+
+
+def cases(table: list[Ground], folder: Path) -> Iterator[Case]:
+    """Each picture at its own resolution, and at coarser ones."""
+    for ground in table:
+        if ground.role == "ground":
+            continue
+        rgb = ground.read(folder)
+        truth = ground.truth(folder)
+        coarser = (mpp for mpp in COARSER_MPP if mpp >= 1.5 * ground.mpp)
+        for mpp in (ground.mpp, *coarser):
+            size = tuple(max(8, round(n * ground.mpp / mpp)) for n in rgb.shape[1::-1])
+            yield Case(
+                role=ground.role,
+                name=ground.name,
+                mpp=mpp,
+                rgb=shrunk(rgb, size),
+                tissue=shrunk(truth.tissue, size),
+                counted=shrunk(truth.counted, size),
+            )
+
+
+def tissue(table: list[Ground], folder: Path) -> dict[str, Any]:
+    """IoU of our mask by role, and of the masks of other tools on the same cases."""
+    ours: Ious = {}
+    others: dict[str, Ious] = {peer: {} for peer in PEERS}
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        for case in cases(table, folder):
+            mask = segment_tissue(case.rgb, TissueConfig(), px_um=case.mpp)[0]
+            note(ours, case, mask)
+            write_slide(work / case.file_name, case.rgb, case.mpp)
+        reasons = {peer: run_peer(peer, work) for peer in PEERS}
+        for case in cases(table, folder):
+            for peer, ious in others.items():
+                if not reasons[peer]:
+                    mask = read_mask(work / case.file_name, peer)
+                    note(ious, case, resized_to(mask, case.tissue))
+    rows: dict[str, Any] = {role: summary(ious) for role, ious in ours.items()}
+    rows["other tools"] = {
+        peer: {"not run": reasons[peer]}
+        if reasons[peer]
+        else {role: summary(of_role) for role, of_role in ious.items()}
+        for peer, ious in others.items()
+    }
+    rows["behind the best tool"] = behind(ours, others)
+    return rows
+
+
+def note(ious: Ious, case: Case, mask: MaskArray) -> None:
+    """Adds the IoU of a mask with the truth of its case."""
+    hits = np.count_nonzero(mask & case.tissue & case.counted)
+    either = np.count_nonzero((mask | case.tissue) & case.counted)
+    by_mpp = ious.setdefault(case.role, {}).setdefault(case.name, {})
+    by_mpp[f"{case.mpp:g}"] = round(hits / max(1, either), 4)
+
+
+def summary(ious: dict[str, dict[str, float]]) -> dict[str, Any]:
     """IoU of each picture by resolution, and their mean and least."""
-    ious = {ground.name: tissue_of(ground, folder) for ground in grounds}
     values = [iou for by_mpp in ious.values() for iou in by_mpp.values()]
-    if not values:
-        return {}
     return {
         "pictures": ious,
         "cases": len(values),
@@ -63,20 +145,20 @@ def tissue(grounds: list[Ground], folder: Path) -> dict[str, Any]:
     }
 
 
-def tissue_of(ground: Ground, folder: Path) -> dict[str, float]:
-    """IoU of one picture by its µm/px."""
-    rgb = ground.read(folder)
-    truth = ground.truth(folder)
-    ious = {}
-    for mpp in (ground.mpp, *(m for m in COARSER_MPP if m >= 1.5 * ground.mpp)):
-        size = tuple(max(8, round(n * ground.mpp / mpp)) for n in rgb.shape[1::-1])
-        mask = segment_tissue(shrunk(rgb, size), TissueConfig(), px_um=mpp)[0]
-        wanted = shrunk(truth.tissue, size)
-        counted = shrunk(truth.counted, size)
-        hits = np.count_nonzero(mask & wanted & counted)
-        either = np.count_nonzero((mask | wanted) & counted)
-        ious[f"{mpp:g}"] = round(hits / max(1, either), 4)
-    return ious
+def behind(ours: Ious, others: dict[str, Ious]) -> list[dict[str, Any]]:
+    """The cases on which another tool has an IoU that is higher by more than `NEAR`."""
+    rows = []
+    for role, pictures in ours.items():
+        for name, by_mpp in pictures.items():
+            for mpp, iou in by_mpp.items():
+                peers = {
+                    peer: ious[role][name][mpp] for peer, ious in others.items() if ious
+                }
+                best = max(peers, key=peers.__getitem__, default="")
+                if best and peers[best] > iou + NEAR:
+                    row = {"role": role, "picture": name, "mpp": mpp, "iou": iou}
+                    rows.append({**row, "best tool": best, "its iou": peers[best]})
+    return rows
 
 
 def shrunk(values: RgbArray | MaskArray, size: tuple[int, ...]) -> Any:

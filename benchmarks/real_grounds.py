@@ -5,7 +5,8 @@ real_grounds.toml to FOLDER/NAME.png, and its owner's mask, if it has one, to NA
 CHECKOUTS holds one git repository for each owner+name; one that is missing is cloned from GitHub.
 
 The table says for each picture where it comes from, its licence, and its role. A picture that
-chose a rule ("chosen") judges nothing; one that judges ("judge") was shown to no rule; a ground
+chose a rule ("chosen") judges nothing; one that judges ("judge") was shown to no rule; a blind one
+("blind") was outlined before any mask of it was seen, and judged the rule that stood then; a ground
 ("ground") has no truth and only lies below planted ink and folds.
 
 The truth of a picture is its owner's mask, or is set by hand: a density above which pixels are
@@ -39,7 +40,7 @@ FOLDER_VARIABLE = "THINSECTION_TEST_GROUNDS"
 # Smaller pieces and holes are not drawn: those of the tissue mask's default, and twice its holes.
 _LEAST_UM2 = 20_000.0
 
-Role = Literal["chosen", "judge", "ground"]
+Role = Literal["chosen", "judge", "blind", "ground"]
 Box = tuple[int, int, int, int]  # left, top, right, bottom
 Polygon = tuple[int, ...]  # x, y, x, y, ...: px of the cut picture
 

@@ -22,7 +22,7 @@ from training.artefact_slide import ArtefactSlide
 from benchmarks.artefact_counts import rim, union
 from thinsection.qc import run_qc, tissue_mask
 from thinsection.testing.synthetic import PyramidKind, write_levels
-from thinsection.types import MaskArray
+from thinsection.types import MaskArray, RgbArray
 
 PROGRAM = Path(__file__).parent / "peer_programs" / "tissue_masks.py"
 # Tool -> modules that it needs in the Python of the peers.
@@ -34,8 +34,9 @@ PEERS = {
     "tiatoolbox": "tiatoolbox",
     "trident_otsu": "trident",
 }
-# µm/px of the pictures for tools that take one.
+# µm/px of the pictures for tools that take one; a coarser slide keeps its own.
 PICTURE_MPP = 8.0
+_UM_PER_INCH = 25_400.0
 # A slide has an IoU if at least this share of its tissue has no artefact on it.
 LEAST_BARE = 0.25
 Slides = Mapping[str, Sequence[ArtefactSlide]]
@@ -82,21 +83,27 @@ def compare_tissue(slides: Slides, presets: Sequence[str]) -> dict[str, Any]:
 def write_slides(
     slides: Slides, folder: Path
 ) -> dict[str, list[tuple[ArtefactSlide, Path]]]:
-    """Each slide as a lossless TIFF of one level, and as a picture of `PICTURE_MPP`."""
+    """Writes the two files of each slide, and returns the place of the first."""
     places: defaultdict[str, list[tuple[ArtefactSlide, Path]]] = defaultdict(list)
     for generator, drawn in slides.items():
         for slide in drawn:
             path = folder / f"{generator[0]}_{len(places[generator]):03}.tif"
-            kind = PyramidKind(
-                downsamples=(1,), compression="deflate", mpp=(slide.mpp, slide.mpp)
-            )
-            write_levels(path, [slide.rgb], kind)
-            image = Image.fromarray(slide.rgb)
-            scale = slide.mpp / PICTURE_MPP
-            size = (round(image.width * scale), round(image.height * scale))
-            image.resize(size, Image.Resampling.BOX).save(path.with_suffix(".png"))
+            write_slide(path, slide.rgb, slide.mpp)
             places[generator].append((slide, path))
     return dict(places)
+
+
+def write_slide(path: Path, rgb: RgbArray, mpp: float) -> None:
+    """Writes a lossless TIFF of one level, and a picture of `PICTURE_MPP` or coarser beside it."""
+    kind = PyramidKind(downsamples=(1,), compression="deflate", mpp=(mpp, mpp))
+    write_levels(path, [rgb], kind)
+    image = Image.fromarray(rgb)
+    picture_mpp = max(mpp, PICTURE_MPP)
+    scale = mpp / picture_mpp
+    size = (round(image.width * scale), round(image.height * scale))
+    picture = image.resize(size, Image.Resampling.BOX)
+    dpi = _UM_PER_INCH / picture_mpp
+    picture.save(path.with_suffix(".png"), dpi=(dpi, dpi))
 
 
 def run_peer(peer: str, folder: Path) -> str:

@@ -1,11 +1,12 @@
 """Tissue masks by another tool: `python tissue_masks.py TOOL FOLDER`.
 
-FOLDER has, for each slide, NAME.tif (one level, 3 µm/px) and NAME.png (8 µm/px). The masks go to
-NAME.TOOL.mask.png, of any size, over the whole slide. Nothing of thinsection is imported.
+FOLDER has, for each slide, NAME.tif (one level) and NAME.png (8 µm/px, or coarser where the slide
+is). Both files state their resolution. The masks go to NAME.TOOL.mask.png, of any size, over the
+whole slide. Nothing of thinsection is imported.
 
-CLAM's own code segments the picture of 8 µm/px as level of a slide of 0.25 µm/px, with the
-parameters that CLAM publishes for TCGA (presets/tcga.csv) and, for 'clam_biopsy', for biopsies.
-The environment variable THINSECTION_TEST_CLAM names a checkout of mahmoodlab/CLAM.
+CLAM's own code segments the picture as level of a slide of 0.25 µm/px, with the parameters that
+CLAM publishes for TCGA (presets/tcga.csv) and, for 'clam_biopsy', for biopsies. The environment
+variable THINSECTION_TEST_CLAM names a checkout of mahmoodlab/CLAM.
 """
 
 import os
@@ -16,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 LEVEL_0_MPP = 0.25
-PICTURE_MPP = 8.0
+UM_PER_INCH = 25_400.0
 # presets/tcga.csv and presets/bwh_biopsy.csv of CLAM
 CLAM = {
     "clam": (
@@ -34,11 +35,18 @@ CLAM = {
 }
 
 
+def mpp_of(picture: Image.Image) -> float:
+    """µm per px that the file of a picture states."""
+    return UM_PER_INCH / picture.info["dpi"][0]
+
+
 class Picture:
     """An OpenSlide object of one level, for CLAM."""
 
     def __init__(self, path: Path) -> None:
-        self.image = Image.open(path).convert("RGB")
+        opened = Image.open(path)
+        self.mpp = mpp_of(opened)
+        self.image = opened.convert("RGB")
 
     def read_region(self, *place: object) -> Image.Image:
         return self.image
@@ -51,7 +59,7 @@ def clam(tool: str, path: Path) -> np.ndarray:
     from wsi_core.WholeSlideImage import WholeSlideImage
 
     picture = Picture(path.with_suffix(".png"))
-    downsample = PICTURE_MPP / LEVEL_0_MPP
+    downsample = picture.mpp / LEVEL_0_MPP
     slide = WholeSlideImage.__new__(WholeSlideImage)
     slide.wsi = picture
     slide.level_dim = [picture.image.size]
@@ -73,7 +81,7 @@ def clam(tool: str, path: Path) -> np.ndarray:
 
 
 def lazyslide(tool: str, path: Path) -> np.ndarray:
-    """LazySlide's `find_tissues` with its defaults, on the level of 3 µm/px, the nearest to 4."""
+    """LazySlide's `find_tissues` with its defaults, on the only level; it asks for 4 µm/px."""
     import lazyslide as zs
     from wsidata import open_wsi
 
@@ -91,19 +99,21 @@ def lazyslide(tool: str, path: Path) -> np.ndarray:
 
 
 def tiatoolbox(tool: str, path: Path) -> np.ndarray:
-    """TIAToolbox's `MorphologicalMasker` at the power of its `tissue_mask`, 1.25 (8 µm/px)."""
+    """TIAToolbox's `MorphologicalMasker`; its `tissue_mask` asks for 8 µm/px."""
     from tiatoolbox.tools.tissuemask import MorphologicalMasker
 
-    pixels = np.asarray(Image.open(path.with_suffix(".png")).convert("RGB"))
-    return MorphologicalMasker(power=1.25).fit_transform([pixels])[0].astype(np.uint8)
+    picture = Picture(path.with_suffix(".png"))
+    masker = MorphologicalMasker(mpp=picture.mpp)
+    return masker.fit_transform([np.asarray(picture.image)])[0].astype(np.uint8)
 
 
 def trident(tool: str, path: Path) -> np.ndarray:
-    """TRIDENT's segmenter 'otsu' (0: tissue), on the picture of 8 µm/px."""
+    """TRIDENT's segmenter 'otsu' (0: tissue), on the picture."""
     from trident.segmentation_models.model_zoo.otsu import apply_otsu_thresholding
 
-    pixels = np.asarray(Image.open(path.with_suffix(".png")).convert("RGB"))
-    return 1 - apply_otsu_thresholding(pixels)
+    return 1 - apply_otsu_thresholding(
+        np.asarray(Picture(path.with_suffix(".png")).image)
+    )
 
 
 TOOLS = {

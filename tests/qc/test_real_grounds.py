@@ -6,7 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
+from benchmarks.bench_real_grounds import behind
+from benchmarks.peer_programs.tissue_masks import mpp_of
 from benchmarks.real_grounds import Ground, fetch, grounds_folder, read_table
+from benchmarks.tissue_tools import write_slide
 from PIL import Image
 
 # Copies are allowed to use and show pictures; none of these is in the package.
@@ -101,6 +105,50 @@ def test_every_picture_has_one_role_a_licence_and_a_truth() -> None:
     roles = [ground.role for ground in table]
     assert roles.count("chosen") >= 10
     assert roles.count("judge") >= 15
+    assert roles.count("blind") >= 7
+
+
+@pytest.mark.parametrize(
+    ("mpp", "picture_mpp", "size"),
+    [(3.0, 8.0, (45, 30)), (8.0, 8.0, (120, 80)), (60.0, 60.0, (120, 80))],
+)
+def test_other_tools_get_a_picture_that_states_its_resolution(
+    tmp_path: Path, mpp: float, picture_mpp: float, size: tuple[int, int]
+) -> None:
+    rgb = np.full((80, 120, 3), 200, np.uint8)
+    rgb[:, 40:] = (200, 120, 170)
+    path = tmp_path / f"drawn_{mpp:g}.tif"
+    write_slide(path, rgb, mpp)
+    with Image.open(path.with_suffix(".png")) as picture:
+        assert mpp_of(picture) == pytest.approx(picture_mpp, rel=1e-3)
+        assert picture.size == size
+        assert picture.getpixel((size[0] - 1, 0)) == (200, 120, 170)
+    with tifffile.TiffFile(path) as file:
+        page = file.pages[0]
+        assert page.shape == (80, 120, 3)
+        numerator, denominator = page.tags["XResolution"].value
+    # the unit of resolution is a centimetre
+    assert 10_000 * denominator / numerator == pytest.approx(mpp, rel=1e-3)
+
+
+def test_cases_on_which_another_tool_is_better_are_listed() -> None:
+    ours = {"blind": {"one": {"8": 0.9, "16": 0.95}, "two": {"60": 0.8}}}
+    others = {
+        "clam": {"blind": {"one": {"8": 0.904, "16": 0.96}, "two": {"60": 0.7}}},
+        "lazyslide": {"blind": {"one": {"8": 0.1, "16": 0.97}, "two": {"60": 0.79}}},
+        "missing": {},
+    }
+    assert behind(ours, others) == [
+        {
+            "role": "blind",
+            "picture": "one",
+            "mpp": "16",
+            "iou": 0.95,
+            "best tool": "lazyslide",
+            "its iou": 0.97,
+        }
+    ]
+    assert behind(ours, {"missing": {}}) == []
 
 
 @pytest.mark.skipif(grounds_folder() is None, reason="no THINSECTION_TEST_GROUNDS")
