@@ -372,6 +372,51 @@ def test_a_run_without_quality_control_says_that_a_smear_was_not_judged() -> Non
         assert ("smear" in found.warning) is is_smear
 
 
+def thin_cores(width_um: float, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two wavy cores of 2.2 mm at 8 µm/px on glass, and their place."""
+    rng = np.random.default_rng(seed)
+    shape = (200, 340)
+    rows, columns = np.mgrid[: shape[0], : shape[1]]
+    places = np.zeros(shape, dtype=bool)
+    for centre in (60, 140):
+        middle = centre + 12 * np.sin(columns / 40 + rng.uniform(0, 6))
+        places |= abs(rows - middle) < width_um / 16
+    places &= (columns > 30) & (columns < 310)
+    image = rng.normal(242, 1.5, (*shape, 3))
+    texture = 30 * ndimage.gaussian_filter(rng.normal(size=shape), 1.2)[..., None]
+    image[places] = (np.array((190, 125, 175)) + texture)[places]
+    image = ndimage.gaussian_filter(image, (0.6, 0.6, 0))
+    return image.clip(0, 255).astype(np.uint8), places
+
+
+@pytest.mark.parametrize("width_um", [40.0, 56.0])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_share_of_cores_that_are_too_thin_is_not_judged(
+    width_um: float, seed: int
+) -> None:
+    image, places = thin_cores(width_um, seed=seed)
+    outcome = Tissue()(view_of(image))
+    assert outcome.mask_use is not None
+    assert outcome.mask_use.sum() < 0.5 * places.sum()
+    assert "thinner than 80 µm" in outcome.warnings[-1]
+    slide = ArraySlide([image], slide_mpp=(8.0, 8.0), objective_power=None)
+    assert "thinner than 80 µm" in tissue_mask(slide).warning
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_thick_cores_and_thin_strands_beside_tissue_are_judged(seed: int) -> None:
+    image, places = thin_cores(120.0, seed=seed)
+    outcome = Tissue()(view_of(image))
+    assert outcome.mask_use is not None
+    assert iou(outcome.mask_use, places) > 0.8
+    assert not outcome.warnings
+    image, _ = thin_cores(40.0, seed=seed)
+    rng = np.random.default_rng(seed)
+    image[20:180, 120:220] = rng.normal(PINK, 6, (160, 100, 3)).clip(0, 255)
+    outcome = Tissue()(view_of(image))
+    assert not any("thinner" in warning for warning in outcome.warnings)
+
+
 def framed(side: int, *, crossed: bool) -> tuple[np.ndarray, np.ndarray]:
     """A slide of 12 x 9 mm at 16 µm/px with a frame along one side, and its tissue."""
     rng = np.random.default_rng(side)

@@ -126,6 +126,16 @@ _SCATTERED = (
     "area that they span"
 )
 
+# Cores that are too thin for the opening: coloured pieces that it removes whole, as large as the
+# least piece. If they have more than a share of all that is found, the mask has but a part of the
+# tissue.
+_BESIDE_UM = 16.0
+_THIN_SHARE = 0.25
+_THIN = (
+    "the share of tissue was not judged, because much of the tissue is thinner than 80 µm; the "
+    "mask has a part of it"
+)
+
 # The slide's edge: dark, flat, at the border, and with little colour for its density. Least
 # density; largest colour of pale pixels, and largest colour as a fraction of the density of dark
 # pixels (the larger limit applies); width of the margin that is removed with the edge.
@@ -213,8 +223,8 @@ class Detected:
     mask: Array  # bool (H, W)
     stain: Stain
     shows_glass: bool  # False if tissue fills the field
-    # says that the share of tissue was not judged, since the mask is the area that single cells
-    # span, as in a smear; '' elsewhere
+    # says that the share of tissue was not judged: the mask is the area that single cells span, as
+    # in a smear, or the tissue is too thin; '' elsewhere
     warning: str
 
 
@@ -255,8 +265,10 @@ def detect_tissue(
     mask &= ~_beyond_rim(ns, absorption, evidence.body, mask, px)
     near_solid = morphology.dilated_by_disk(ns, evidence.solid, px(32.0))
     net = _find_net(ns, evidence.lines & ~near_solid, evidence.strong_lines, px)
-    mask = _close(ns, mask | net, px(_GAP_UM))
-    mask = morphology.opened_by_disk(ns, mask, px(32.0))
+    closed = _close(ns, mask | net, px(_GAP_UM))
+    mask = morphology.opened_by_disk(ns, closed, px(32.0))
+    thin = closed & ~morphology.dilated_by_disk(ns, mask, px(_BESIDE_UM))
+    del closed  # frees memory
     mask = morphology.fill_small(ns, mask, max(min_hole_px / area_factor, 1.0))
     # a piece that fills a field is kept, even if the field is smaller than the least piece
     least_piece = min(min_piece_px / area_factor, mask.size / 2)
@@ -264,12 +276,17 @@ def detect_tissue(
     mask = morphology.mostly(ns, mask, evidence.coloured, _COLOURED_SHARE)
     large = morphology.drop_small(ns, mask, _PALE_PIECE_UM2 / (px_um * factor) ** 2)
     mask = large | morphology.mostly(ns, mask & ~large, evidence.dense, _DENSE_PART)
+    warning = ""
+    if _is_scattered(ns, evidence, mask):
+        warning = _SCATTERED
+    elif _is_thin(ns, evidence, thin, mask, least_piece):
+        warning = _THIN
     enlarged = mask.repeat(factor, axis=0).repeat(factor, axis=1)
     return Detected(
         mask=enlarged[: rgb.shape[0], : rgb.shape[1]],
         stain=_measure_stain(ns, absorption, mask),
         shows_glass=shows_glass,
-        warning=_SCATTERED if _is_scattered(ns, evidence, mask) else "",
+        warning=warning,
     )
 
 
@@ -593,6 +610,20 @@ def _is_scattered(ns: ArrayNamespace, evidence: _Evidence, mask: Array) -> bool:
         return False
     cores = ~morphology.dilated_by_square(ns, ~dark, _TOUCHING_PX)
     return _largest(ns, cores) < _LARGEST_SPECK_SHARE * int(cores.sum())
+
+
+def _is_thin(
+    ns: ArrayNamespace,
+    evidence: _Evidence,
+    thin: Array,
+    mask: Array,
+    least_piece: float,
+) -> bool:
+    """True if much of what is found is coloured, and too thin for the mask."""
+    thin = morphology.drop_small(ns, thin, least_piece)
+    thin = morphology.mostly(ns, thin, evidence.coloured, 0.5)
+    thin_px = int(thin.sum())
+    return thin_px > _THIN_SHARE * (thin_px + int(mask.sum()))
 
 
 def _largest(ns: ArrayNamespace, mask: Array) -> int:
