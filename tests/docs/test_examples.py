@@ -12,39 +12,19 @@ from typing import Any
 import pytest
 from tests.support.shell import thinsection
 
-from .data import write_inputs, write_results
 from .names import problems_of_command
 from .pages import SHELL, Block, arguments_of, blocks_of, output_of, page_paths
 
 # pages that begin at the beginning: they find slides and tables, but no results
-FROM_SLIDES = ("README.md", "docs/index.md", "docs/slides_to_labels.md")
+FROM_SLIDES = ("docs/index.md", "docs/slides_to_labels.md")
+# the README, which begins there too, is pasted by `test_second_day`, before other pages and again
+ELSEWHERE = ("README.md",)
 PAGES = [
     page
     for page in page_paths()
-    if any(b.language in (*SHELL, "python") for b in blocks_of(page))
+    if page not in ELSEWHERE
+    and any(b.language in (*SHELL, "python") for b in blocks_of(page))
 ]
-
-
-@pytest.fixture(scope="session")
-def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a reader who has run the README's commands; pages get a copy."""
-    folder = tmp_path_factory.mktemp("documentation")
-    write_inputs(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        write_results(folder)
-    return folder
-
-
-@pytest.fixture
-def at_page(small_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own for a page, which is the current folder."""
-    home = tmp_path / "home"
-    shutil.copytree(small_data, home, symlinks=True)
-    monkeypatch.chdir(home)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
-    return home
 
 
 @pytest.mark.check

@@ -17,9 +17,7 @@ import pytest
 
 from .data import run as run_command
 from .pages import SHELL, Block, Mark, blocks_of, page_paths, prose_of, text_of
-from .test_examples import at_page, follow, small_data
-
-__all__ = ["at_page", "small_data"]  # fixtures
+from .test_examples import follow
 
 NUM_BLOCKS = 25
 SEED = 51

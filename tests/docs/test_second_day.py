@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from .data import write_inputs
 from .pages import SHELL, blocks_of
-from .test_examples import follow
+from .test_examples import ELSEWHERE, follow
 
-PAGES = ("README.md", "docs/qc.md", "docs/predictions.md", "docs/heatmaps.md")
+# the first ones begin at the beginning, and are pasted by this test alone
+PAGES = (*ELSEWHERE, "docs/qc.md", "docs/predictions.md", "docs/heatmaps.md")
 # a comment of the page names what else the run must have had
 CONDITION = "only if the run had"
 
@@ -31,16 +31,12 @@ def paste(page: str, home: Path) -> None:
 
 @pytest.mark.check
 @pytest.mark.timeout(1800)
-def test_pages_work_in_one_folder_one_after_the_other_and_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    write_inputs(home)
-    monkeypatch.chdir(home)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+def test_pages_work_in_one_folder_one_after_the_other_and_again(at_page: Path) -> None:
+    # a reader who has slides and tables, and nothing else
+    shutil.rmtree(at_page / "results")
+    (at_page / "model.safetensors").unlink()
     for page in (*PAGES, *PAGES):
-        paste(page, home)
-    grids = {path.parent.name for path in (home / "results").glob("*/tiles")}
+        paste(page, at_page)
+    grids = {path.parent.name for path in (at_page / "results").glob("*/tiles")}
     plain, checked = "256px_0.5mpp", "256px_0.5mpp_qc-auto"
     assert grids == {plain, checked, f"{checked}_remove_dust_folds"}
