@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,9 @@ REAL_SLIDES = Path(
 # fixtures that start a cluster or a browser
 STARTED_PROGRAMS = {"on_slurm", "dask_cluster", "local_ray", "chromium"}
 
+# words in a file of tests of which some are marked `check`
+CHECK_WORDS = re.compile("|".join(["mark\\.check", *sorted(STARTED_PROGRAMS)]))
+
 # an example may take long where other work shares the machine: no time limit for each
 hypothesis.settings.register_profile("shared machine", deadline=None)
 hypothesis.settings.load_profile("shared machine")
@@ -39,17 +43,40 @@ def pytest_configure(config: pytest.Config) -> None:
         debian.install()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files without checks where checks alone run: imports of all take a minute."""
+    if config.option.markexpr != "check" or collection_path.suffix != ".py":
+        return None
+    return None if may_have_checks(collection_path) else True
+
+
+def may_have_checks(path: Path) -> bool:
+    """True if a file has a word without which none of its tests is marked `check`."""
+    return CHECK_WORDS.search(path.read_text(encoding="utf-8")) is not None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks as `check` what starts a cluster or a browser, so that nobody forgets it.
 
-    Refuses a test whose id has an address in memory: two processes would have other tests.
+    Refuses a test whose id has an address in memory: two processes would have other tests. Refuses
+    a check in a file that `pytest_ignore_collect` takes for one without checks.
     """
+    searched: dict[Path, bool] = {}
     for item in items:
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"id of a test must be stable, got {item.nodeid}")
         if STARTED_PROGRAMS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.check)
+        if item.get_closest_marker("check") is None:
+            continue
+        if item.path not in searched:
+            searched[item.path] = may_have_checks(item.path)
+        if not searched[item.path]:
+            words = CHECK_WORDS.pattern
+            raise pytest.UsageError(
+                f"{item.path} has a check, so it must match {words}"
+            )
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures draw
