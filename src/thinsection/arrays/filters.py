@@ -348,7 +348,8 @@ def block_means(ns: ArrayNamespace, values: Array, block_px: int) -> Array:
     down = padded.reshape(rows, block_px, -1).sum(axis=1)
     down = down.reshape(rows, columns, block_px, *channels)
     # along the first axis NumPy adds whole arrays one after the other, which is fast
-    sums = ns.xp.ascontiguousarray(ns.xp.moveaxis(down, 2, 0)).sum(axis=0)
+    offset_first = (2, 0, 1, *range(3, down.ndim))
+    sums = ns.xp.ascontiguousarray(down.transpose(offset_first)).sum(axis=0)
     if shape == values.shape:
         return sums / values.dtype.type(block_px**2)
     heights = np.minimum(block_px, height - np.arange(0, height, block_px))
