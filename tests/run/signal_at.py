@@ -1,7 +1,7 @@
 # ruff: noqa: T201
-"""Sends a signal to a run at different moments of it, then resumes it.
+"""Sends signals to a run at different moments of it, then resumes it.
 
-    python signal_at.py SLIDES OUT SIGNAL TIMES [FLAGS ...]
+    python signal_at.py SLIDES OUT SIGNAL,... TIMES [FLAGS ...]
 
 Runs are forks of one warm process that call the `thinsection` command. Prints a line of JSON for
 each: how it ended, what it left, and the digest of what a resumed run leaves; the first line is of
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import torch  # noqa: F401 - warm
@@ -25,6 +26,7 @@ from thinsection.cli.main import main as command
 from thinsection.files.atomic import TMP_MARK
 from thinsection.files.lock import LOCK_NAME
 
+NUMBERS = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "KILL": signal.SIGKILL}
 FLAGS = ("--memory", "256MiB", "--batch-size", "2", "--threads", "1", "--write", "tsv")
 
 
@@ -57,7 +59,9 @@ def wait(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(slides: str, out: Path, number: int, times: int, flags: list[str]) -> None:
+def main(
+    slides: str, out: Path, signals: list[str], times: int, flags: list[str]
+) -> None:
     began = time.monotonic()
     assert wait(start(slides, out / "reference", flags)) == 0
     seconds = time.monotonic() - began
@@ -65,14 +69,18 @@ def main(slides: str, out: Path, number: int, times: int, flags: list[str]) -> N
         json.dumps({"digest": digest(out / "reference"), "seconds": seconds}),
         flush=True,
     )
-    for index in range(times):
-        target = out / f"run{index}"
+    for name, index in product(signals, range(times)):
+        target = out / f"{name}{index}"
         child = start(slides, target, flags)
         time.sleep(seconds * (index + 0.5) / times)
-        os.kill(child, number)
+        os.kill(child, NUMBERS[name])
         began = time.monotonic()
         code = wait(child)
-        found = {"code": code, "ended_after_s": round(time.monotonic() - began, 2)}
+        found = {
+            "signal": name,
+            "code": code,
+            "ended_after_s": round(time.monotonic() - began, 2),
+        }
         found |= {"left": left_in(target), "tables": (target / "failed.csv").exists()}
         found |= {"records": len(list(target.glob("records/*/run.json")))}
         resumed = wait(start(slides, target, flags))
@@ -95,11 +103,10 @@ def main(slides: str, out: Path, number: int, times: int, flags: list[str]) -> N
 
 
 if __name__ == "__main__":
-    signals = {"TERM": signal.SIGTERM, "INT": signal.SIGINT, "KILL": signal.SIGKILL}
     main(
         sys.argv[1],
         Path(sys.argv[2]),
-        signals[sys.argv[3]],
+        sys.argv[3].split(","),
         int(sys.argv[4]),
         sys.argv[5:],
     )
