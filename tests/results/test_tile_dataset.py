@@ -94,6 +94,8 @@ def train_rank(rank: int, out: str, folder: str) -> None:
 
     The second epoch has even shards, so that ranks need not wait for each other with `Join`.
     """
+    # as in a rank of torchrun; a process that was spawned would spawn its workers
+    multiprocessing.set_start_method("fork", force=True)
     store = f"file://{folder}/store"
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     network = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))

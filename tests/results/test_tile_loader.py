@@ -394,6 +394,8 @@ def test_a_state_of_another_order_or_number_of_workers_is_refused(
 def train_rank(rank: int, out: str, folder: str, even: bool | None) -> None:
     """One of two DDP ranks: trains two epochs whole, stopped, and resumed; writes what it saw."""
     torch.set_num_threads(1)
+    # as in a rank of torchrun; a process that was spawned would spawn its workers
+    multiprocessing.set_start_method("fork", force=True)
     store = f"file://{folder}/store"
     distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
 
