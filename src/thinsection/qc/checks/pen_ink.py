@@ -6,12 +6,14 @@ compared with what lies beside it: by the law of Beer and Lambert, a stroke of a
 the tissue below and keeps its texture, and it adds the same colour along its whole length. Mucin,
 pigment and necrosis replace the tissue. Stain is added to tissue as ink is, but not in strokes.
 
+In tissue with gaps, the gaps show the ink alone (`ink_layer.py`).
+
 A stroke on glass, or a dense one, shows the colour of its pen (`pen_colour.py`). Strokes of the
 same pen that are too dry or too pale for the models are then found by this colour alone.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +41,11 @@ from thinsection.qc.checks.dense_ink import (
     enlarged,
     find_dense_ink,
     reduced,
+)
+from thinsection.qc.checks.ink_layer import (
+    find_layers,
+    length_of,
+    without_fine_structure,
 )
 from thinsection.qc.checks.ink_network import (
     INPUT_MPP,
@@ -189,7 +196,9 @@ def find_pen_ink(
     dense = find_dense_ink(ns, thumbnail, px_um, small, get_seen_ink)
     dense = _adding_density(dense, picture)
     strokes |= dense
-    strokes |= _of_known_pens(strokes, picture)
+    layers = find_layers(ns, small, small_um)
+    strokes |= layers
+    strokes |= _of_known_pens(strokes, layers, picture)
     judged = strokes & ~_unjudged(strokes, dense, picture)
     masks = []
     for mask in (judged, strokes & ~judged):
@@ -286,21 +295,25 @@ def _shows_hue(colors: _Floats, px_um: float) -> MaskArray:
     return np.asarray(narrow | (colors.max(axis=2) > _DENSE))
 
 
-def _of_known_pens(strokes: MaskArray, picture: _Picture) -> MaskArray:
+def _of_known_pens(
+    strokes: MaskArray, layers: MaskArray, picture: _Picture
+) -> MaskArray:
     """Further strokes of the pens that made the strokes, bool (H, W).
 
     They may be too dry or too pale for the network. They have the pen's hue where they lie on
-    glass, and shift the tissue below them by it.
+    glass, and shift the tissue below them by it. Layers are strokes over tissue with gaps.
     """
     further = np.zeros_like(strokes)
     if not strokes.any():
         return further
-    for pen in _known_pens(strokes, picture):
+    for pen in _known_pens(strokes, layers, picture):
         further |= _strokes_of(pen, strokes | further, picture)
     return further
 
 
-def _known_pens(strokes: MaskArray, picture: _Picture) -> Iterator[PenColour]:
+def _known_pens(
+    strokes: MaskArray, layers: MaskArray, picture: _Picture
+) -> Iterator[PenColour]:
     """Pens that can be told from the stains, each once; those of large strokes first.
 
     What is no longer than wide shows no pen: it may be a clot of blood.
@@ -308,15 +321,20 @@ def _known_pens(strokes: MaskArray, picture: _Picture) -> Iterator[PenColour]:
     ns = get_namespace("cpu")
     colors = picture.colors()
     px_um = picture.px_um
-    certain = strokes & _shows_hue(colors, px_um) & _inner(strokes.shape, px_um)
+    certain = strokes & (layers | _shows_hue(colors, px_um))
+    certain &= _inner(strokes.shape, px_um)
     around = dilated_by_disk(ns, strokes, _NARROW_UM / px_um)
     step = np.s_[::_SAMPLE_STEP, ::_SAMPLE_STEP]
     sample = colors[step][~around[step]]
     tissue = sample[sample.mean(axis=1) > _GLASS_DENSITY]
+    if layers.any():
+        # between the structures of the tissue
+        gaps = replace(picture, rgb=without_fine_structure(ns, picture.rgb))
+        colors[layers] = gaps.colors()[layers]
     shown = []
     for box, region in _pieces(strokes):
         whole = fill_small(ns, region, _HOLE_SHARE * np.count_nonzero(region))
-        if _length(whole) > _LEAST_LENGTH:
+        if length_of(ns, whole) > _LEAST_LENGTH:
             shown.append(colors[box][region & certain[box]])
     shown.sort(key=len, reverse=True)
     hues: list[_Floats] = []
@@ -345,7 +363,7 @@ def _strokes_of(pen: PenColour, strokes: MaskArray, picture: _Picture) -> MaskAr
         likely = drop_small(ns, likely, MIN_INK_UM2 / picture.px_um**2)
         for around, region, others, part in _regions(likely, picture):
             inside, beside = _both_sides(region, others | strokes[around], part)
-            is_pen = _length(region) > _LEAST_LENGTH
+            is_pen = length_of(ns, region) > _LEAST_LENGTH
             if len(inside):
                 added = np.median(inside[:, :3] - beside[:, :3], axis=0)
                 is_pen &= _adds_ink(inside, beside, region, is_sure=True)
@@ -366,9 +384,10 @@ def _stroke_on_glass(
     """
     if _glass_share(region, likely, part.mean) < _ON_GLASS:
         return np.zeros_like(region)
+    ns = get_namespace("cpu")
     colors = part.colors[region]
     strongest = float(np.median(colors.max(axis=1)))
-    is_stroke = _length(region) > _LEAST_LENGTH and strongest > _LEAST_ALONE
+    is_stroke = length_of(ns, region) > _LEAST_LENGTH and strongest > _LEAST_ALONE
     usual = np.median(colors, axis=0, keepdims=True)
     is_dense = strongest > _DENSE and not is_stained(usual, _GLASS_DENSITY).item()
     return region & (is_stroke or is_dense)
@@ -416,8 +435,9 @@ def _adds_ink(
         return False
     if usual.max() > _DENSE:
         return True
+    ns = get_namespace("cpu")
     texture = float(np.median(inside[:, 3] / (beside[:, 3] + 0.005)))
-    return texture > _LEAST_TEXTURE and _length(region) > _LEAST_LENGTH
+    return texture > _LEAST_TEXTURE and length_of(ns, region) > _LEAST_LENGTH
 
 
 def _trimmed(
@@ -431,13 +451,6 @@ def _trimmed(
     total = box_mean(ns, np.where(region, added, 0).astype(np.float32), _TRIMMED_PX)
     share = box_mean(ns, region.astype(np.float32), _TRIMMED_PX)
     return np.asarray(region & (total > _LEAST_SHARE_ADDED * share))
-
-
-def _length(region: MaskArray) -> float:
-    """Area in squares of the largest width: 0.8 for a disk, the length of a stroke in widths."""
-    distances = get_namespace("cpu").ndimage.distance_transform_edt(np.pad(region, 1))
-    depth_px = float(distances.max())
-    return np.count_nonzero(region) / (2 * depth_px) ** 2
 
 
 def _both_sides(

@@ -1,0 +1,123 @@
+"""Ink over tissue with gaps: the gaps show it, and no biology that fills them is taken for it."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from thinsection.arrays import get_namespace
+from thinsection.qc.checks import ink_layer
+from thinsection.qc.checks.ink_layer import find_layers, without_fine_structure
+from thinsection.types import MaskArray, RgbArray
+
+NS = get_namespace("cpu")
+PX_UM = 16.0
+SHAPE = (120, 160)
+# The last two have the hue of the walls.
+COLORS = {
+    "blue": (0.5, 0.3, 0.08),
+    "orange": (0.03, 0.2, 0.45),
+    "purple": (0.25, 0.43, 0.13),
+}
+WALLS = np.array((0.5, 0.85, 0.3))
+
+Colors = tuple[float, float, float]
+
+
+def lung(amount: npt.NDArray[np.float64] | float = 1.0) -> npt.NDArray[np.float64]:
+    """Densities of walls around air, (120, 160, 3)."""
+    rng = np.random.default_rng(5)
+    y, x = np.mgrid[: SHAPE[0], : SHAPE[1]]
+    walls = (y % 5 == 0) | (x % 5 == 0)
+    strength = rng.uniform(0.6, 1.2, SHAPE) * walls * amount
+    return np.asarray(strength[..., None] * WALLS)
+
+
+def box(top: int, bottom: int, left: int, right: int) -> MaskArray:
+    mask = np.zeros(SHAPE, bool)
+    mask[top:bottom, left:right] = True
+    return mask
+
+
+def seen(density: npt.NDArray[np.float64]) -> RgbArray:
+    return np.asarray(np.exp(-density) * 245, np.uint8)
+
+
+def layers(
+    picture: RgbArray, probability: npt.NDArray[np.float64], patch: pytest.MonkeyPatch
+) -> MaskArray:
+    """Layers for probabilities of ink in the picture without its fine structure."""
+    known = (255 * probability).astype(np.uint8)
+
+    def ink_probability(ns: object, rgb: RgbArray) -> npt.NDArray[np.uint8]:
+        assert np.array_equal(rgb, without_fine_structure(NS, picture))
+        return known
+
+    patch.setattr(ink_layer, "ink_probability", ink_probability)
+    return find_layers(NS, picture, PX_UM)
+
+
+STROKES = box(20, 34, 20, 140) | box(70, 110, 60, 74)
+
+
+@pytest.mark.parametrize("color", COLORS.values(), ids=COLORS)
+def test_two_strokes_over_lung_are_layers(
+    color: Colors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = seen(lung() + STROKES[..., None] * np.array(color))
+    found = layers(picture, 0.9 * STROKES, monkeypatch)
+    assert found[STROKES].mean() > 0.9
+    assert not found[~box(17, 37, 17, 143) & ~box(67, 113, 57, 77)].any()
+
+
+def test_what_the_network_does_not_take_for_ink_is_no_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    picture = seen(lung() + STROKES[..., None] * np.array(COLORS["blue"]))
+    found = layers(picture, 0.5 * STROKES, monkeypatch)
+    assert not found.any()
+
+
+@pytest.mark.parametrize("color", COLORS.values(), ids=COLORS)
+def test_what_replaces_the_tissue_or_lies_on_glass_is_no_layer(
+    color: Colors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first picture no walls are seen in the strokes, in the second one none beside them."""
+    layer = STROKES[..., None] * np.array(color)
+    for amount in (1.0 * ~STROKES, 1.0 * STROKES):
+        found = layers(seen(lung(amount) + layer), 0.9 * STROKES, monkeypatch)
+        assert not found.any()
+
+
+def test_tissue_without_gaps_shows_no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    dense = lung() + 0.3 * WALLS
+    picture = seen(dense + STROKES[..., None] * np.array(COLORS["blue"]))
+    # the brightest pixels are glass
+    picture[:, 150:] = 245
+    assert not layers(picture, 0.9 * STROKES, monkeypatch).any()
+
+
+def test_fluid_of_the_hue_of_a_stain_in_a_round_area_is_no_layer_and_a_dot_of_ink_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    y, x = np.mgrid[: SHAPE[0], : SHAPE[1]]
+    for color, is_ink in ((COLORS["purple"], False), (COLORS["blue"], True)):
+        dots = (np.hypot(y - 40, x - 40) < 16) | (np.hypot(y - 80, x - 115) < 20)
+        picture = seen(lung() + dots[..., None] * np.array(color))
+        found = layers(picture, 0.9 * dots, monkeypatch)
+        assert bool(found[:, :75].any()) == is_ink
+        assert bool(found[:, 75:].any()) == is_ink
+
+
+@pytest.mark.parametrize("name", ["blue", "orange"])
+def test_a_stroke_that_ends_in_a_dense_lesion_is_a_layer_up_to_there(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network takes the lesion for ink, too. Unlike ink, its density changes slowly."""
+    lesion = box(30, 100, 90, 150)
+    stroke = box(55, 69, 15, 130)
+    shades = lesion * np.linspace(0, 3.0, SHAPE[1]) ** 2 / 4
+    density = lung() + shades[..., None] * WALLS
+    picture = seen(density + stroke[..., None] * np.array(COLORS[name]))
+    found = layers(picture, 0.9 * (lesion | stroke), monkeypatch)
+    assert found[stroke & ~lesion].mean() > 0.8
+    assert found[lesion & ~stroke].mean() < 0.05
