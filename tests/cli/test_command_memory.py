@@ -155,12 +155,13 @@ def test_the_time_is_that_of_the_formula_and_workers_share_the_slides(
     assert stamp.work_s == pytest.approx(2 * (6 * 0.02 + 3.7e-9 * 6 * 500 * 24 * 4))
 
 
-# command -> CPU-seconds of bench_memory, of a folder with N tiles and one with N / 10
+# the machine of bench_memory, whose folders have a slide of N tiles and one of N / 10
 MEASURED_ON = Calibration(
-    # a run to the tile grid, and PyTorch, on that machine on that day
+    # Other work took most of the CPUs while it ran: S is between the .5 of that machine when idle
+    # and the .92 that `measure_start` found at the end, and L between 1.34 and 1.58.
     process_bytes=PROCESS_BYTES,
-    start_s=0.5,
-    libraries_s=1.34,
+    start_s=0.75,
+    libraries_s=1.5,
     decode_px_per_s=1e8,
 )
 
@@ -171,8 +172,8 @@ def test_the_planned_time_is_within_07_to_14_of_the_measured_one() -> None:
     compared = 0
     for name, rows in record["commands"].items():
         command = name.partition(",")[0]
-        # how long clients ask is not the command's time; aggregate no longer loads PyTorch
-        if command not in COMMANDS or command in ("view", "aggregate"):
+        # how long clients ask is not the command's time
+        if command not in COMMANDS or command == "view":
             continue
         for tiles in record["tiles"]:
             size = StoredSize(num_tiles=(tiles, tiles // 10), dim=dim, item_bytes=4)
@@ -180,7 +181,7 @@ def test_the_planned_time_is_within_07_to_14_of_the_measured_one() -> None:
             ratio = planned / rows[str(tiles)]["cpu_s"]
             assert 0.7 < ratio < 1.4, (name, tiles, ratio)
             compared += 1
-    assert compared >= 27
+    assert compared >= 40
 
 
 def test_the_plan_of_a_command_has_a_document(

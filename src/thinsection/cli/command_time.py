@@ -10,7 +10,7 @@ parts grow with S:
 
 `train` and `view` are planned up to the first epoch and the first page: how long a training goes on
 depends on its losses. The constants were fitted on 2026-11-30 over folders of 2 to 24 slides and
-of 2 to 150 MB.
+of 2 to 150 MB, those of aggregate to 420 MB.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ _RATES = {
     "export anndata": _Rates(1.35, slide_s=0.02, tile_s=3e-6),
     "export clam": _Rates(0.55, slide_s=0.015, byte_s=3.5e-9),
     "export slide2vec": _Rates(0.55, slide_s=0.02, byte_s=4.5e-9),
-    "aggregate": _Rates(0.47, slide_s=0.02, byte_s=2.9e-9),
+    "aggregate": _Rates(0.48, slide_s=0.02, byte_s=2.2e-9),
     "predict": _Rates(0.85, slide_s=0.013, byte_s=3.5e-9),
     "heatmap": _Rates(0.98, slide_s=0.8, byte_s=1.2e-8),
     "train": _Rates(1.1, slide_s=0.02, byte_s=2.8e-9),
