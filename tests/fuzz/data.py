@@ -203,7 +203,7 @@ class Clean:
     """Endings of commands on sound files, each made when it is first asked for."""
 
     def __init__(self, home: Path) -> None:
-        self._home = home
+        self.home = home
         self._endings: dict[str, Ending] = {}
         self._compared = set[str]()
 
@@ -223,8 +223,8 @@ class Clean:
         return first
 
     def _call(self, name: str) -> Ending:
-        folder = copy_of(self._home / "data", self._home / "called")
-        return call(name, self._home, folder)
+        folder = copy_of(self.home / "data", self.home / "called")
+        return call(name, self.home, folder)
 
 
 def copy_of(data: Path, folder: Path) -> Path:
@@ -386,15 +386,13 @@ def _last_line(text: str) -> str:
 def fuzz(
     numbers: Sequence[int],
     seed: int,
-    home: Path,
+    clean: Clean,
     most_commands: int,
     keep: Path | None = None,
 ) -> tuple[list[str], Counter[str]]:
     """What is wrong, and how the calls ended."""
+    home = clean.home
     data = home / "data"
-    prepare(home)
-    say(f"home after {cpu_seconds():.0f} CPU-s")
-    clean = Clean(home)
     wrong, counts = list[str](), Counter[str]()
     for number in numbers:
         mutant, folder = make_mutant(number, seed, home, data)
@@ -416,9 +414,8 @@ def fuzz(
     return wrong, counts
 
 
-def check_clean(home: Path) -> list[str]:
+def check_clean(clean: Clean) -> list[str]:
     """Commands that do not end with 0 on sound files: a fuzz of them shows nothing."""
-    clean = Clean(home)
     wrong = []
     for name in COMMANDS:
         ending = clean.ending(name)
@@ -454,8 +451,11 @@ def main() -> int:
     numbers: Sequence[int] = range(given.first, given.first + given.mutants)
     numbers = given.only or numbers
     with tempfile.TemporaryDirectory() as work:
+        home = Path(work)
+        prepare(home)
+        say(f"home after {cpu_seconds():.0f} CPU-s")
         wrong, counts = fuzz(
-            numbers, given.seed, Path(work), given.commands, given.keep
+            numbers, given.seed, Clean(home), given.commands, given.keep
         )
     seconds = cpu_seconds()
     for end, number in sorted(counts.items()):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.fuzz.data import check_clean, fuzz, prepare
+from tests.fuzz.data import Clean, check_clean, fuzz, prepare
 from tests.fuzz.data_home import COMMANDS, TARGETS
 from tests.fuzz.data_mutants import FORMS, damage
 
@@ -16,41 +16,47 @@ from thinsection.testing import run_and_measure
 pytestmark = pytest.mark.check
 
 
-# In processes of their own: they fork, which a worker of pytest-xdist does not survive.
-def few_mutants(home: str) -> dict[str, Any]:
-    """What is wrong with a few mutants, and how many ended in which way."""
-    wrong, counts = fuzz(range(16), 5, Path(home), 1)
-    return {"wrong": wrong, "counts": dict(counts)}
+# In a process of its own: it forks, which a worker of pytest-xdist does not survive.
+def sound_and_damaged(home: str) -> dict[str, Any]:
+    """What is wrong with commands on sound files, which stay in the folder, and on mutants."""
+    prepare(Path(home))
+    clean = Clean(Path(home))
+    sound = check_clean(clean)
+    wrong, counts = fuzz(range(16), 5, clean, 1)
+    return {"sound": sound, "wrong": wrong, "counts": dict(counts)}
 
 
-@pytest.mark.timeout(600)
-def test_a_few_mutants_end_as_the_contract_says(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def endings(home: Path) -> dict[str, Any]:
+    """How the commands ended in this home."""
     ran = run_and_measure(
-        "tests.fuzz.test_data", "few_mutants", timeout_s=580, home=str(tmp_path)
+        "tests.fuzz.test_data", "sound_and_damaged", timeout_s=880, home=str(home)
     )
-    assert ran.result["wrong"] == []
-    counts: Counter[str] = Counter(ran.result["counts"])
+    result: dict[str, Any] = ran.result
+    return result
+
+
+@pytest.mark.timeout(900)
+def test_a_few_mutants_end_as_the_contract_says(endings: dict[str, Any]) -> None:
+    assert endings["wrong"] == []
+    counts: Counter[str] = Counter(endings["counts"])
     assert counts["all: exit code 0"] > 0
     assert counts["all: exit code 2"] + counts["all: exit code 3"] > 4
 
 
-def sound_home(home: str) -> list[str]:
-    """What is wrong with the commands on sound files, which stay in the folder."""
-    prepare(Path(home))
-    return check_clean(Path(home))
-
-
 @pytest.mark.timeout(900)
 def test_every_command_takes_the_sound_files_and_every_change_changes_one(
-    tmp_path: Path,
+    home: Path, endings: dict[str, Any], tmp_path: Path
 ) -> None:
-    ran = run_and_measure(
-        "tests.fuzz.test_data", "sound_home", timeout_s=880, home=str(tmp_path)
-    )
-    assert ran.result == []
+    assert endings["sound"] == []
     read = {name for target in TARGETS for name in target.commands}
     assert read == {*COMMANDS}
-    data = tmp_path / "data"
+    data = home / "data"
     for target in TARGETS:
         assert [path for path in data.glob(target.pattern) if path.is_file()]
     for suffix, pattern in {
