@@ -210,6 +210,14 @@ def test_the_memory_of_training_is_that_of_blocks_unless_bags_are_held(
         assert at_work(head, bag_size=64) == blocks, head
         assert at_work(head, bag_size=0) == whole
     assert at_work("abmil", bag_size=5000) == 9 * 4 * 16 * 5000
+    # a second slide, whose rows are not read alone, for they are compressed
+    packed = tmp_path / "packed.h5"
+    with h5py.File(packed, "w") as file:
+        values = np.ones((20, 16), np.float32)
+        file.create_dataset("features", data=values, compression="gzip")
+    files[1].append(packed)
+    whole += 9 * packed.stat().st_size
+    assert at_work("abmil", bag_size=64) == whole
 
 
 @pytest.mark.parametrize("head", ["dsmil", "transmil"])

@@ -13,10 +13,8 @@ WORK_MPP = 8.0
 
 
 @pytest.mark.check
-def test_memory_grows_by_the_bytes_that_a_plan_counts_for_each_pixel(
-    tmp_path: Path,
-) -> None:
-    """Floats of one probability, or labels of regions, would be 4 bytes more each."""
+def test_memory_grows_by_at_most_26_bytes_for_each_pixel(tmp_path: Path) -> None:
+    """It grew by 19.7 bytes on a machine, and by 36.5 with floats and labels."""
     peaks = []
     pixels = []
     for name, size in (("small", (5000, 4000)), ("large", (11_000, 9000))):
@@ -33,4 +31,4 @@ def test_memory_grows_by_the_bytes_that_a_plan_counts_for_each_pixel(
         peaks.append(measured.peak_bytes)
         pixels.append(math.prod(size) * (MPP / WORK_MPP) ** 2)
     growth = (peaks[1] - peaks[0]) / (pixels[1] - pixels[0])
-    assert 0 < growth < 24
+    assert 0 < growth < 26

@@ -5,8 +5,9 @@ import numpy.typing as npt
 import pytest
 
 from thinsection.arrays import get_namespace
-from thinsection.qc.checks import ink_layer
+from thinsection.qc.checks import ink_layer, pen_ink
 from thinsection.qc.checks.ink_layer import find_layers, without_fine_structure
+from thinsection.qc.checks.pen_ink import find_pen_ink
 from thinsection.types import MaskArray, RgbArray
 
 NS = get_namespace("cpu")
@@ -67,6 +68,18 @@ def test_two_strokes_over_lung_are_layers(
     found = layers(picture, 0.9 * STROKES, monkeypatch)
     assert found[STROKES].mean() > 0.9
     assert not found[~box(17, 37, 17, 143) & ~box(67, 113, 57, 77)].any()
+
+
+@pytest.mark.parametrize("color", [COLORS["blue"], COLORS["orange"]])
+def test_strokes_at_half_strength_over_lung_are_ink_by_the_layers_alone(
+    color: Colors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = seen(lung() + 0.5 * STROKES[..., None] * np.array(color))
+    found = find_pen_ink(picture, PX_UM).ink
+    assert found[STROKES].mean() > 0.9
+    assert found[~STROKES].mean() < 0.05
+    monkeypatch.setattr(pen_ink, "find_layers", lambda *_: np.zeros(SHAPE, bool))
+    assert not find_pen_ink(picture, PX_UM).ink.any()
 
 
 def test_what_the_network_does_not_take_for_ink_is_no_layer(

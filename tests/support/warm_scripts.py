@@ -49,6 +49,7 @@ def warm_process() -> Iterator[Callable[[Sequence[Path], Path], None]]:
             requests.write(json.dumps([str(top), *map(str, scripts)]) + "\n")
             requests.flush()
             code = codes.readline()
+            assert code, "the warm process ended; its error is above"
             assert code == "0\n", (top / _OUTPUT).read_text()
 
         yield run_scripts
@@ -80,6 +81,8 @@ def _run_here(top: Path, scripts: Sequence[Path]) -> int:
             os.chdir(folder)
             sys.argv = [str(script)]
             runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        return int(bool(end.code))
     except BaseException:  # noqa: BLE001 - it is printed
         traceback.print_exc()
         return 1

@@ -36,7 +36,7 @@ class RunRegions:
     def hits(self, marked: MaskArray) -> _Indices:
         """Pixels of each region that are marked, (count + 1,); 0 for number 0.
 
-        Memory: 4 bytes per pixel of a band, and 8 bytes per run.
+        Memory: 4 bytes per pixel of a band, and 24 bytes per run.
         """
         in_run = np.empty(len(self.row), dtype=np.int64)
         width = self.shape[1]
@@ -117,7 +117,7 @@ class RunRegions:
 def find_regions(mask: MaskArray, *, corners: bool) -> RunRegions:
     """The connected regions of a mask, bool (H, W); `corners` also joins pixels at a corner.
 
-    Memory: 5 bytes per pixel of a band, and 80 bytes per run.
+    Memory: 5 bytes per pixel of a band, and up to 130 bytes per run.
     """
     row, start, end = _find_runs(mask)
     first = _joined(*_touching(row, start, end, mask.shape[1], corners), len(row))

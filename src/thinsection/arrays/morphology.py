@@ -80,8 +80,8 @@ def regions_of(
 ) -> RunRegions | LabelledRegions:
     """The connected regions of a mask; 8 also joins pixels at a corner.
 
-    Memory: on a CPU 80 bytes per run, a row's longest stretch of pixels side by side; on a GPU 8
-        bytes per pixel.
+    Memory: on a CPU up to 130 bytes per run, a row's longest stretch of pixels side by side; on a
+        GPU 8 bytes per pixel.
     """
     if ns.xp is np:
         return find_regions(mask, corners=connectivity == 8)

@@ -15,8 +15,8 @@ process that has loaded PyTorch (measured once per machine), C of one that has n
                      P + 4 N D                            transmil, transformer; their own memory is
                                                           not counted
     heatmap          predict + 165 MiB                    pictures
-    train            P + 96 MiB + 9 b D min(N, 4096) + bags that --memory keeps; transmil and
-                     transformer hold whole bags, and --bag-size 0 too: 9 b D N
+    train            P + 96 MiB + 36 D min(N, 4096) + bags that --memory keeps; transmil and
+                     transformer hold whole bags, and --bag-size 0 too: 36 D N
     view             P + 14 MiB + min(a quarter of --memory without 320 MiB, 12 N D), for one slide
 
 With --workers each process has this peak, beside a first process of P (predict, heatmap, train) or
@@ -139,7 +139,7 @@ def _train(command: PlannedCommand) -> Parts:
     size = command.size
     # drawn tiles and blocks; transmil, transformer and all tiles of a case in each epoch take more
     num_rows = min(size.most_tiles, max(FitConfig().bag_size, BLOCK_ROWS))
-    at_work = BAGS_AT_WORK * size.item_bytes * size.dim * num_rows
+    at_work = BAGS_AT_WORK * 4 * size.dim * num_rows  # tiles become float32
     stored = size.item_bytes * size.dim * sum(size.num_tiles)
     limit = command.limit(FoldsConfig().memory)
     # the process itself is part of the limit

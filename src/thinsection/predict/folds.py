@@ -181,10 +181,14 @@ def bytes_at_work(files: Sequence[Sequence[Path]], jobs: Iterable[FoldJob]) -> i
         if not job.fit.bag_size or reads_whole(load_head(job.head.head)):
             return whole_bytes
         num_rows = max(num_rows, job.fit.bag_size)
-    slide = open_embeddings(largest[0])
-    if not isinstance(slide, EmbeddingRows):
-        return whole_bytes
-    return min(whole_bytes, BAGS_AT_WORK * 4 * slide.shape[1] * num_rows)
+    dim = 0
+    for path in largest:
+        slide = open_embeddings(path)
+        # rows of a compressed file are not read alone
+        if not (isinstance(slide, EmbeddingRows) and slide.index_bytes):
+            return whole_bytes
+        dim = slide.shape[1]
+    return min(whole_bytes, BAGS_AT_WORK * 4 * dim * num_rows)
 
 
 @dataclass(frozen=True, kw_only=True)

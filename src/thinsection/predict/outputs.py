@@ -63,7 +63,8 @@ def _values_of_blocks(
         end = start + len(block)
         tensor = torch.from_numpy(block).to(device)
         for key, head in heads.items():
-            parts = head.of_block(tensor, surveys[key])
+            survey = (surveys[key],) if head.surveys else ()
+            parts = head.of_block(tensor, *survey)
             # small tensors that are kept between the blocks would split the freed memory
             if key not in values:
                 values[key] = [

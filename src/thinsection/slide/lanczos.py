@@ -38,8 +38,8 @@ class _Band(NamedTuple):
 def reduce_tiles(pixels: TileArray, out: TileArray) -> None:
     """Reduces (b, h, w, 3) into `out`, (b, h', w', 3), uint8.
 
-    Memory: two tiles, and 8 bytes for each value of the source pixels that `_BAND_PX` result pixels
-    need.
+    Memory: two tiles, and 8 bytes for each value of `_BAND_PX` lines of results and of the source
+    lines that they need.
     """
     height, width = out.shape[1:3]
     for tile, reduced in zip(pixels, out, strict=True):

@@ -127,7 +127,10 @@ class Head(nn.Module, ABC):
     def __init_subclass__(cls) -> None:
         """A subclass with another `forward` or `pool` reads whole bags unless it says otherwise."""
         super().__init_subclass__()
-        if {"forward", "pool"} & vars(cls).keys():
+        parent = next(base for base in cls.__mro__[1:] if issubclass(base, Head))
+        # a method may also come from a class that is no head, as with `class Own(Mixin, AbmilHead)`
+        methods = [(c.forward, getattr(c, "pool", None)) for c in (cls, parent)]
+        if methods[0] != methods[1]:
             for name in ("reads_blocks", "surveys", "reads_mean"):
                 if name not in vars(cls):
                     setattr(cls, name, False)
@@ -348,7 +351,7 @@ class OrdinalHead(Head):
 
     def of_block(self, block: Tensor, survey: Survey = ()) -> tuple[Tensor, ...]:
         """See `Head.of_block`."""
-        return self.score.of_block(block, survey)
+        return self.score.of_block(block, *((survey,) if self.surveys else ()))
 
     def of_values(self, *values: Tensor) -> HeadOutput:
         """See `Head.of_values`."""
