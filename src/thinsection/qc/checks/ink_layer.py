@@ -51,9 +51,9 @@ _BESIDE_PX = 25
 _MIXED_PX = 9
 _LEAST_BESIDE_PX = 30
 _AROUND_PX = 16
-# Glass is paler than this mean density. At least this share of what lies beside is glass without
-# the fine structure.
-_GLASS_DENSITY = 0.08
+# Glass is paler than this mean density.
+GLASS_DENSITY = 0.08
+# At least this share of what lies beside is glass without the fine structure.
 _LEAST_GLASS = 0.5
 # Least density that a layer adds to its strongest channel, and to its weakest one.
 _LEAST_ADDED = 0.1
@@ -80,10 +80,10 @@ _MOST_CUTS = 3
 _ONE_SHADE = 0.05
 _LEAST_RADIUS_PX = 1.5
 _LEAST_SHADE_PX = 25
-# What may have the hue of the tissue is longer than wide: least area in squares of its largest
-# width, with its holes of at most this share of it.
-_LEAST_LENGTH = 2.0
-_HOLE_SHARE = 0.1
+# A stroke is longer than wide: least area in squares of its largest width.
+LEAST_LENGTH = 2.0
+# Holes of at most this share of a region do not make it a stroke, as the inside of a ring does.
+HOLE_SHARE = 0.1
 # A layer goes on for so many pixels at its edge where it adds these shares of its density.
 _RIM_PX = 5
 _RIM_SHARES = (0.6, 1.7)
@@ -121,10 +121,10 @@ def find_layers(ns: ArrayNamespace, rgb: RgbArray, px_um: float) -> MaskArray:
     least_px = MIN_INK_UM2 / px_um**2
     likely = drop_small(ns, probability > _LIKELY, least_px)
     for around, region in _regions(ns, likely):
-        colors = _colors(coarse[around], tables)
+        colors = colors_of(coarse[around], tables)
         part = _Part(
             colors=colors,
-            fine=_colors(rgb[around], tables) - colors,
+            fine=colors_of(rgb[around], tables) - colors,
             probability=probability[around],
         )
         even = drop_small(ns, region & _even(ns, colors), least_px)
@@ -173,7 +173,7 @@ def _layers_in(
     return found
 
 
-def _colors(rgb: RgbArray, tables: list[Array]) -> _Floats:
+def colors_of(rgb: RgbArray, tables: list[Array]) -> _Floats:
     """Densities of red, green and blue, float32 (H, W, 3)."""
     planes = [table[rgb[..., channel]] for channel, table in enumerate(tables)]
     return np.stack(planes, axis=2)
@@ -237,7 +237,7 @@ def _layer(
         return nothing
     outer = part.colors[beside]
     inner = part.colors[region]
-    if (outer.mean(axis=1) < _GLASS_DENSITY).mean() <= _LEAST_GLASS:
+    if (outer.mean(axis=1) < GLASS_DENSITY).mean() <= _LEAST_GLASS:
         return nothing
     ground = np.median(outer, axis=0)
     usual = np.median(inner, axis=0)
@@ -255,8 +255,8 @@ def _layer(
     cosine = added @ tissue / (np.linalg.norm(added) * np.linalg.norm(tissue))
     if cosine > _OTHER_HUE:
         # a gap in a region does not make it a stroke
-        whole = fill_small(ns, region, _HOLE_SHARE * np.count_nonzero(region))
-        is_stroke = length_of(ns, whole) > _LEAST_LENGTH
+        whole = fill_small(ns, region, HOLE_SHARE * np.count_nonzero(region))
+        is_stroke = length_of(ns, whole) > LEAST_LENGTH
         if is_cut or not is_stroke:
             return nothing
     if cosine > _TISSUE_HUE and uneven > _UNEVEN_OF_TISSUE:

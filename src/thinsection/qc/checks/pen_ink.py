@@ -43,6 +43,10 @@ from thinsection.qc.checks.dense_ink import (
     reduced,
 )
 from thinsection.qc.checks.ink_layer import (
+    GLASS_DENSITY,
+    HOLE_SHARE,
+    LEAST_LENGTH,
+    colors_of,
     find_layers,
     length_of,
     without_fine_structure,
@@ -61,8 +65,6 @@ _LEVELS = (90, 140, 180)
 # A stroke exceeds this probability, in 255ths, in at least this share of its area.
 _SURE = 150
 _LEAST_SURE_SHARE = 0.3
-# Glass is paler than this mean density.
-_GLASS_DENSITY = 0.08
 # Ink and tissue are compared in squares of this edge length in µm on the edge of a region; each
 # fills at least the first share of the square. Of what lies beside the region, at least the second
 # share is tissue, as the ink may lie on glass elsewhere. Pixels next to the edge are mixed, and
@@ -94,8 +96,6 @@ _SAME_HUE = 0.97
 _LEAST_HUE = 0.8
 # Least texture of a stroke relative to the tissue beside it.
 _LEAST_TEXTURE = 0.4
-# Least area of a stroke in squares of its largest width.
-_LEAST_LENGTH = 2.0
 # A layer of this density in its strongest channel may hide the texture, and have any shape.
 _DENSE = 0.8
 # What the older models find adds this density to its strongest channel, if it can be compared.
@@ -124,8 +124,6 @@ _LEAST_INNER_SHARE = 0.4
 
 # The largest strokes show the colours of the pens; tissue is sampled at this distance in pixels.
 _MOST_STROKES = 4
-# Holes of at most this share of a region do not make it a stroke, as the inside of a ring does.
-_HOLE_SHARE = 0.1
 _SAMPLE_STEP = 2
 # A further stroke of a known pen exceeds one of these multiples of the deviation of the pen's
 # amount in tissue, over a square of this edge in pixels; and what it adds has the pen's hue: least
@@ -160,9 +158,7 @@ class _Picture:
 
     def colors(self, around: tuple[slice, ...] = (slice(None), slice(None))) -> _Floats:
         """Densities of red, green and blue of a part, float32 (H, W, 3)."""
-        part = self.rgb[around]
-        planes = [table[part[..., c]] for c, table in enumerate(self.tables)]
-        return np.stack(planes, axis=2)
+        return colors_of(self.rgb[around], self.tables)
 
 
 def find_pen_ink(
@@ -290,7 +286,7 @@ def _followed(
 def _shows_hue(colors: _Floats, px_um: float) -> MaskArray:
     """What is narrow and lies on glass, or is dense, bool (H, W): ink has its own hue there."""
     ns = get_namespace("cpu")
-    dense = colors.mean(axis=2) > _GLASS_DENSITY
+    dense = colors.mean(axis=2) > GLASS_DENSITY
     narrow = dense & ~opened_by_disk(ns, dense, _NARROW_UM / px_um)
     return np.asarray(narrow | (colors.max(axis=2) > _DENSE))
 
@@ -326,15 +322,15 @@ def _known_pens(
     around = dilated_by_disk(ns, strokes, _NARROW_UM / px_um)
     step = np.s_[::_SAMPLE_STEP, ::_SAMPLE_STEP]
     sample = colors[step][~around[step]]
-    tissue = sample[sample.mean(axis=1) > _GLASS_DENSITY]
+    tissue = sample[sample.mean(axis=1) > GLASS_DENSITY]
     if layers.any():
         # between the structures of the tissue
         gaps = replace(picture, rgb=without_fine_structure(ns, picture.rgb))
         colors[layers] = gaps.colors()[layers]
     shown = []
     for box, region in _pieces(strokes):
-        whole = fill_small(ns, region, _HOLE_SHARE * np.count_nonzero(region))
-        if length_of(ns, whole) > _LEAST_LENGTH:
+        whole = fill_small(ns, region, HOLE_SHARE * np.count_nonzero(region))
+        if length_of(ns, whole) > LEAST_LENGTH:
             shown.append(colors[box][region & certain[box]])
     shown.sort(key=len, reverse=True)
     hues: list[_Floats] = []
@@ -363,7 +359,7 @@ def _strokes_of(pen: PenColour, strokes: MaskArray, picture: _Picture) -> MaskAr
         likely = drop_small(ns, likely, MIN_INK_UM2 / picture.px_um**2)
         for around, region, others, part in _regions(likely, picture):
             inside, beside = _both_sides(region, others | strokes[around], part)
-            is_pen = length_of(ns, region) > _LEAST_LENGTH
+            is_pen = length_of(ns, region) > LEAST_LENGTH
             if len(inside):
                 added = np.median(inside[:, :3] - beside[:, :3], axis=0)
                 is_pen &= _adds_ink(inside, beside, region, is_sure=True)
@@ -387,9 +383,9 @@ def _stroke_on_glass(
     ns = get_namespace("cpu")
     colors = part.colors[region]
     strongest = float(np.median(colors.max(axis=1)))
-    is_stroke = length_of(ns, region) > _LEAST_LENGTH and strongest > _LEAST_ALONE
+    is_stroke = length_of(ns, region) > LEAST_LENGTH and strongest > _LEAST_ALONE
     usual = np.median(colors, axis=0, keepdims=True)
-    is_dense = strongest > _DENSE and not is_stained(usual, _GLASS_DENSITY).item()
+    is_dense = strongest > _DENSE and not is_stained(usual, GLASS_DENSITY).item()
     return region & (is_stroke or is_dense)
 
 
@@ -400,7 +396,7 @@ def _glass_share(region: MaskArray, strokes: MaskArray, density: _Floats) -> flo
     beside &= ~dilated_by_square(ns, strokes, 3)
     if not beside.any():
         return 1.0
-    return float((density[beside] < _GLASS_DENSITY).mean())
+    return float((density[beside] < GLASS_DENSITY).mean())
 
 
 def _adds_ink(
@@ -437,7 +433,7 @@ def _adds_ink(
         return True
     ns = get_namespace("cpu")
     texture = float(np.median(inside[:, 3] / (beside[:, 3] + 0.005)))
-    return texture > _LEAST_TEXTURE and length_of(ns, region) > _LEAST_LENGTH
+    return texture > _LEAST_TEXTURE and length_of(ns, region) > LEAST_LENGTH
 
 
 def _trimmed(
@@ -463,7 +459,7 @@ def _both_sides(
     """
     ns = get_namespace("cpu")
     mean = part.mean
-    tissue = mean > _GLASS_DENSITY
+    tissue = mean > GLASS_DENSITY
     planes = [*np.moveaxis(part.colors, 2, 0), box_deviation(ns, mean, 3)]
     edge_px = _beside_px(part.px_um)
     inner = region & tissue
