@@ -1,5 +1,6 @@
 """Values per tile in a file, read back by other programs: places, colours, sizes, measurements."""
 
+import importlib
 import json
 import os
 import re
@@ -480,6 +481,8 @@ def plain_slide(edge: int) -> PlainSlide:
     On several, how many threads hold a band at the same moment is up to the machine's load.
     """
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    # a slide as small as the first one is resampled without it
+    importlib.import_module("torch")
     write_values(PlainSlide(2048), edge=2048)
     return PlainSlide(edge)
 
