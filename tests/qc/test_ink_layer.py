@@ -6,6 +6,7 @@ import pytest
 
 from thinsection.arrays import get_namespace
 from thinsection.qc.checks import ink_layer, pen_ink
+from thinsection.qc.checks.artefact_network import density_tables
 from thinsection.qc.checks.ink_layer import find_layers, without_fine_structure
 from thinsection.qc.checks.pen_ink import find_pen_ink
 from thinsection.types import MaskArray, RgbArray
@@ -48,13 +49,14 @@ def layers(
 ) -> MaskArray:
     """Layers for probabilities of ink in the picture without its fine structure."""
     known = (255 * probability).astype(np.uint8)
+    coarse = without_fine_structure(NS, picture)
 
     def ink_probability(ns: object, rgb: RgbArray) -> npt.NDArray[np.uint8]:
-        assert np.array_equal(rgb, without_fine_structure(NS, picture))
+        assert np.array_equal(rgb, coarse)
         return known
 
     patch.setattr(ink_layer, "ink_probability", ink_probability)
-    return find_layers(NS, picture, PX_UM)
+    return find_layers(NS, picture, coarse, density_tables(NS, picture), PX_UM)
 
 
 STROKES = box(20, 34, 20, 140) | box(70, 110, 60, 74)

@@ -29,7 +29,6 @@ from thinsection.arrays.morphology import (
     labelled,
     opened_by_disk,
 )
-from thinsection.qc.checks.artefact_network import density_tables
 from thinsection.qc.checks.dense_ink import MIN_INK_UM2
 from thinsection.qc.checks.ink_network import ink_probability
 from thinsection.types import MaskArray, RgbArray
@@ -103,20 +102,26 @@ class _Part:
     probability: npt.NDArray[np.uint8]
 
 
-def find_layers(ns: ArrayNamespace, rgb: RgbArray, px_um: float) -> MaskArray:
+def find_layers(
+    ns: ArrayNamespace,
+    rgb: RgbArray,
+    coarse: RgbArray,
+    tables: list[Array],
+    px_um: float,
+) -> MaskArray:
     """Ink over tissue with gaps, bool (H, W).
 
     Args:
         ns: device, a CPU.
         rgb: uint8 (H, W, 3), of about 16 µm per pixel.
+        coarse: it without its fine structure.
+        tables: its `density_tables`.
         px_um: µm per px.
 
     Memory: 16 bytes per pixel, that of `ink_probability`, and 60 bytes per pixel of the largest box
         around a region of likely ink.
     """
-    coarse = without_fine_structure(ns, rgb)
     probability = ink_probability(ns, coarse)
-    tables = density_tables(ns, rgb)
     layers = np.zeros(rgb.shape[:2], bool)
     least_px = MIN_INK_UM2 / px_um**2
     likely = drop_small(ns, probability > _LIKELY, least_px)
@@ -183,14 +188,23 @@ def _regions(
     ns: ArrayNamespace, mask: MaskArray
 ) -> Iterator[tuple[tuple[slice, ...], MaskArray]]:
     """The surroundings of each region of a mask, and the region in them."""
-    labels, count = labelled(ns, mask, connectivity=8)
-    # SciPy is imported only if there are regions
-    boxes = ns.ndimage.find_objects(labels) if count else []
+    labels, boxes = boxes_of(ns, mask)
     for number, box in enumerate(boxes, start=1):
         around = tuple(
             slice(max(0, s.start - _AROUND_PX), s.stop + _AROUND_PX) for s in box
         )
         yield around, labels[around] == number
+
+
+def boxes_of(
+    ns: ArrayNamespace, mask: MaskArray
+) -> tuple[Array, list[tuple[slice, slice]]]:
+    """Labels of the regions of a mask, and the box around each.
+
+    SciPy is imported only if there are regions: most slides have none.
+    """
+    labels, count = labelled(ns, mask, connectivity=8)
+    return labels, ns.ndimage.find_objects(labels) if count else []
 
 
 def _num_possible(region: MaskArray, part: _Part) -> int:

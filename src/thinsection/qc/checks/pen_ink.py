@@ -46,6 +46,7 @@ from thinsection.qc.checks.ink_layer import (
     GLASS_DENSITY,
     HOLE_SHARE,
     LEAST_LENGTH,
+    boxes_of,
     colors_of,
     find_layers,
     length_of,
@@ -192,9 +193,10 @@ def find_pen_ink(
     dense = find_dense_ink(ns, thumbnail, px_um, small, get_seen_ink)
     dense = _adding_density(dense, picture)
     strokes |= dense
-    layers = find_layers(ns, small, small_um)
+    gaps = replace(picture, rgb=without_fine_structure(ns, small))
+    layers = find_layers(ns, small, gaps.rgb, tables, small_um)
     strokes |= layers
-    strokes |= _of_known_pens(strokes, layers, picture)
+    strokes |= _of_known_pens(strokes, layers, picture, gaps)
     judged = strokes & ~_unjudged(strokes, dense, picture)
     masks = []
     for mask in (judged, strokes & ~judged):
@@ -239,22 +241,12 @@ def _regions(
     mask: MaskArray, picture: _Picture
 ) -> Iterator[tuple[tuple[slice, ...], MaskArray, MaskArray, _Densities]]:
     """Each region with its surroundings: where these are, the region, all regions, the picture."""
-    labels, boxes = _boxes(mask)
+    labels, boxes = boxes_of(get_namespace("cpu"), mask)
     reach = _beside_px(picture.px_um)
     for number, box in enumerate(boxes, start=1):
         around = tuple(slice(max(0, s.start - reach), s.stop + reach) for s in box)
         part = _Densities(colors=picture.colors(around), px_um=picture.px_um)
         yield around, labels[around] == number, labels[around] > 0, part
-
-
-def _boxes(mask: MaskArray) -> tuple[Array, list[tuple[slice, slice]]]:
-    """Labels of the regions of a mask, and the box around each.
-
-    SciPy is imported only if there are regions: most slides have none.
-    """
-    ns = get_namespace("cpu")
-    labels, count = labelled(ns, mask, connectivity=8)
-    return labels, ns.ndimage.find_objects(labels) if count else []
 
 
 def _followed(
@@ -268,7 +260,7 @@ def _followed(
     shows_hue = _shows_hue(colors, picture.px_um)
     stain = usual_stain(ns, picture.rgb, picture.tables)
     likely = strokes | (shows_hue & (probability > _FOLLOWED))
-    labels, boxes = _boxes(likely)
+    labels, boxes = boxes_of(ns, likely)
     followed = strokes.copy()
     for number, box in enumerate(boxes, start=1):
         region = labels[box] == number
@@ -292,23 +284,24 @@ def _shows_hue(colors: _Floats, px_um: float) -> MaskArray:
 
 
 def _of_known_pens(
-    strokes: MaskArray, layers: MaskArray, picture: _Picture
+    strokes: MaskArray, layers: MaskArray, picture: _Picture, gaps: _Picture
 ) -> MaskArray:
     """Further strokes of the pens that made the strokes, bool (H, W).
 
     They may be too dry or too pale for the network. They have the pen's hue where they lie on
-    glass, and shift the tissue below them by it. Layers are strokes over tissue with gaps.
+    glass, and shift the tissue below them by it. Layers are strokes over tissue with gaps, and
+    `gaps` is the picture without the structures of the tissue.
     """
     further = np.zeros_like(strokes)
     if not strokes.any():
         return further
-    for pen in _known_pens(strokes, layers, picture):
+    for pen in _known_pens(strokes, layers, picture, gaps):
         further |= _strokes_of(pen, strokes | further, picture)
     return further
 
 
 def _known_pens(
-    strokes: MaskArray, layers: MaskArray, picture: _Picture
+    strokes: MaskArray, layers: MaskArray, picture: _Picture, gaps: _Picture
 ) -> Iterator[PenColour]:
     """Pens that can be told from the stains, each once; those of large strokes first.
 
@@ -324,8 +317,6 @@ def _known_pens(
     sample = colors[step][~around[step]]
     tissue = sample[sample.mean(axis=1) > GLASS_DENSITY]
     if layers.any():
-        # between the structures of the tissue
-        gaps = replace(picture, rgb=without_fine_structure(ns, picture.rgb))
         colors[layers] = gaps.colors()[layers]
     shown = []
     for box, region in _pieces(strokes):
@@ -343,7 +334,7 @@ def _known_pens(
 
 def _pieces(mask: MaskArray) -> Iterator[tuple[tuple[slice, slice], MaskArray]]:
     """The box of each region of a mask, and the region in it."""
-    labels, boxes = _boxes(mask)
+    labels, boxes = boxes_of(get_namespace("cpu"), mask)
     for number, box in enumerate(boxes, start=1):
         yield box, labels[box] == number
 
