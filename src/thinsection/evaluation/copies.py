@@ -56,7 +56,6 @@ BLANK_RATIO = 0.5
 CLIP = 6.0
 # smallest number of slides from which copies can be told
 MIN_SLIDES = 6
-_BLOCK = 512  # number of tiles whose directions fit into the cache of a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +79,11 @@ def directions(tiles: Reals) -> Floats:
     return np.asarray(np.divide(x, length, out=np.zeros_like(x), where=length > 0))
 
 
-def mean_direction(tiles: Reals) -> Floats:
-    """Mean (D,) of the directions of tiles (N, D). Memory: 16 _BLOCK D bytes."""
-    total = np.zeros(tiles.shape[1])
-    for first in range(0, len(tiles), _BLOCK):
-        total += directions(tiles[first : first + _BLOCK]).sum(axis=0)
-    return total / len(tiles)
+def sum_of_directions(tiles: Floats) -> FloatVector:
+    """Sum (D,) of the directions of tiles (N, D)."""
+    length = np.sqrt(np.einsum("nd,nd->n", tiles, tiles))
+    weights = np.divide(1.0, length, out=np.zeros_like(length), where=length > 0)
+    return np.asarray(weights @ tiles)
 
 
 def spread_rows(num_tiles: int, most: int = SAMPLED_TILES) -> IndexArray:

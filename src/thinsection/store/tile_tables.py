@@ -1,7 +1,6 @@
 """Reads stored per-tile values on demand: columns, rows of embeddings, rows that exist already."""
 
 import hashlib
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -219,18 +218,36 @@ class EmbeddingRows:
             StoreError: the file is damaged, or not the one that the slide's ledger lists.
             InvalidInputError: a value is not finite.
         """
+        if not self._is_checked:
+            row_bytes = self.dtype.itemsize * self.shape[1]
+            for _ in self.checked_blocks(max(1, _BLOCK_BYTES // max(1, row_bytes))):
+                pass
+
+    def checked_blocks(self, num_rows: int) -> Iterator[Embeddings]:
+        """Yields all rows in blocks of `num_rows`, and checks the file while it is read, once.
+
+        An error may come after the last block: before it, nothing is certain.
+
+        Memory: one block; the whole slide if it is stored with an axis for batches.
+
+        Raises:
+            StoreError, InvalidInputError: see `check`.
+        """
         if self._is_checked:
+            yield from self.blocks(num_rows)
             return
         with open_h5(self._path) as file:
             data = self._dataset(file)
             self._check_beside(file, data)
-            row_bytes = data.dtype.itemsize * math.prod(data.shape[1:])
-            num_rows = max(1, _BLOCK_BYTES // max(1, row_bytes))
             first_row = 0
-            for block in read_blocks(data, self._path, num_rows):
+            # a vector, or a batch of one slide, is one block
+            step = num_rows if data.shape == self.shape else len(data)
+            for block in read_blocks(data, self._path, step):
                 values = block.reshape(-1, self.shape[1])
                 check_finite(values, self._path, first_row=first_row)
                 first_row += len(values)
+                for start in range(0, len(values), num_rows):
+                    yield values[start : start + num_rows]
         self._is_checked = True
 
     def blocks(self, num_rows: int) -> Iterator[Embeddings]:

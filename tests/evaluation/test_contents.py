@@ -1,0 +1,199 @@
+"""What the audit reads of a slide: one reading in blocks, equal to plain formulas on the whole."""
+
+import hashlib
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from tests.predict.planted import write_embeddings
+
+from thinsection.errors import DatasetError
+from thinsection.evaluation import leaks
+from thinsection.evaluation.copies import directions, spread_rows
+from thinsection.evaluation.leaks import (
+    BLOCK_ROWS,
+    Contents,
+    read_contents,
+    read_usable,
+    rounded,
+)
+from thinsection.store.hdf5 import CHECKSUM
+from thinsection.store.tile_tables import EmbeddingRows
+from thinsection.types import MIB
+
+DIM = 64
+ROWS = 2 * BLOCK_ROWS + 77  # neither size of a block divides it
+
+Array = npt.NDArray[np.generic]
+
+
+def slides() -> dict[str, npt.NDArray[np.floating]]:
+    """Slides of different sizes and scales; the last rows of some are unlike the first."""
+    rng = np.random.default_rng(0)
+    plain = rng.normal(size=(ROWS, DIM)).astype(np.float32)
+    huge = plain[: BLOCK_ROWS + 1].copy()
+    huge[-1, 0] = 1e6
+    late = np.zeros_like(plain)
+    late[-1] = plain[0]
+    late[5] = -0.0
+    return {
+        "plain": plain,
+        "half": plain[:5000].astype(np.float16),
+        "huge": huge,
+        "tiny": plain[:9] * np.float32(1e-9),
+        "late": late,
+        "double": rng.normal(size=(40, DIM)),
+    }
+
+
+def check_one(contents: Contents, number: int, x: npt.NDArray[np.floating]) -> None:
+    """Compares a row of `contents` with formulas that have the whole slide."""
+    assert contents.digests[number] == hashlib.sha256(rounded(x).data).hexdigest()
+    assert contents.num_tiles[number] == len(x)
+    # NumPy's own bits
+    np.testing.assert_array_equal(
+        contents.means[number], x.mean(axis=0, dtype=np.float64)
+    )
+    np.testing.assert_allclose(
+        contents.directions[number], directions(x).mean(axis=0), rtol=1e-12, atol=1e-15
+    )
+    np.testing.assert_array_equal(
+        contents.sampled_tiles[number],
+        directions(x[spread_rows(len(x))]).astype(np.float16),
+    )
+
+
+@pytest.mark.parametrize("kind", ["ours", "batch of one", "compressed", "npy"])
+def test_blocks_give_what_the_whole_slide_gives(tmp_path: Path, kind: str) -> None:
+    paths = []
+    for name, x in slides().items():
+        path = tmp_path / f"{name}.{'npy' if kind == 'npy' else 'h5'}"
+        if kind == "npy":
+            np.save(path, x.astype(np.float32))
+        elif kind == "ours":
+            write_embeddings(path, x)
+        else:
+            with h5py.File(path, "w") as file:
+                if kind == "compressed":
+                    file.create_dataset("features", data=x, compression="gzip")
+                else:
+                    file["features"] = x[None]
+        paths.append(path)
+    contents = read_contents(paths)
+    assert len(contents.digests) == len(paths) > 1
+    for number, x in enumerate(slides().values()):
+        in_file = x if kind in ("batch of one", "compressed") else x.astype(np.float32)
+        check_one(contents, number, in_file)
+
+
+def test_a_vector_is_a_slide_of_one_tile(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(2, 5000)).astype(np.float32)
+    for number, vector in enumerate(vectors):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["features"] = vector
+    contents = read_contents([tmp_path / "0.h5", tmp_path / "1.h5"])
+    for number, vector in enumerate(vectors):
+        check_one(contents, number, vector[None])
+
+
+def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = []
+    for name in ("a", "b"):
+        paths.append(tmp_path / f"{name}.h5")
+        write_embeddings(paths[-1], slides()["plain"])
+    rows_read = 0
+    read = h5py.Dataset.__getitem__
+
+    def counted(dataset: h5py.Dataset, *args: object) -> Array:
+        nonlocal rows_read
+        values: Array = read(dataset, *args)
+        if str(dataset.name) == "/features":
+            rows_read += len(values)
+        return values
+
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", counted)
+    read_contents(paths)
+    assert rows_read == 2 * ROWS
+
+
+def test_memory_does_not_grow_with_the_slide(tmp_path: Path) -> None:
+    peaks = []
+    for num_tiles in (20_000, 80_000):
+        path = tmp_path / f"{num_tiles}.h5"
+        write_embeddings(path, np.ones((num_tiles, 256), dtype=np.float32))
+        tracemalloc.start()
+        read_contents([path])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # the larger slide has 78 MiB
+    assert max(peaks) < 10 * MIB
+
+
+@pytest.mark.parametrize("damage", ["last value", "not a number", "no tiles", "zeros"])
+def test_a_slide_that_cannot_be_used_is_named(tmp_path: Path, damage: str) -> None:
+    """Also if its last block alone says so; the slides before and after it are kept."""
+    paths = {name: tmp_path / f"{name}.h5" for name in ("a", "bad", "c")}
+    for number, path in enumerate(paths.values()):
+        write_embeddings(path, slides()["plain"] + np.float32(number))
+    with h5py.File(paths["bad"], "r+") as file:
+        x = file["features"][:]  # type: ignore[index]
+        if damage == "last value":
+            file["features"][-1, -1] = 7  # type: ignore[index]
+        else:
+            del file["features"]
+            if damage == "not a number":
+                x[-1, -1] = np.nan
+            file["features"] = {"no tiles": x[:0], "zeros": 0 * x}.get(damage, x)
+    left_out: dict[str, str] = {}
+    if damage == "zeros":
+        with pytest.raises(DatasetError, match=r"only zeros in 1 of 3 slides \(bad\)"):
+            read_usable(paths, left_out.__setitem__)
+        return
+    contents = read_usable(paths, left_out.__setitem__)
+    assert [*left_out] == ["bad"]
+    assert str(paths["bad"]) in left_out["bad"]
+    check_one(contents, 0, slides()["plain"])
+    check_one(contents, 1, slides()["plain"] + np.float32(2))
+
+
+def test_a_file_that_was_checked_is_not_checked_again(tmp_path: Path) -> None:
+    """Blocks of one reading, and of the next, are the same rows."""
+    path = tmp_path / "a.h5"
+    x = slides()["plain"]
+    write_embeddings(path, x)
+    with h5py.File(path) as file:
+        assert CHECKSUM in file["features"].attrs
+    rows = EmbeddingRows(path)
+    for _ in range(2):
+        np.testing.assert_array_equal(np.concatenate([*rows.checked_blocks(1000)]), x)
+    assert leaks.content_digest(rows) == leaks.content_digest(x)
+
+
+def test_pytorch_rounds_to_float16_as_numpy_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every float16 number, the middles between two, their neighbours, and too large values."""
+    every = np.arange(2**15, dtype=np.uint16).view(np.float16)
+    every = every[np.isfinite(every)].astype(np.float32)
+    middles = (every[1:] + every[:-1]) / 2
+    exact = np.concatenate([every, middles, np.float32([65_519, 65_520, 1e30])])
+    x = np.concatenate(
+        [np.nextafter(exact, np.float32(-1)), exact, np.nextafter(exact, np.inf)]
+    )
+    x = np.stack([x, -x])
+    digests, halves = [], []
+    for modules in ({"torch": torch}, dict[str, object]()):
+        # the room asks this table alone whether PyTorch is loaded
+        monkeypatch.setattr(leaks, "sys", SimpleNamespace(modules=modules))
+        halves.append(leaks.rounded(x[:, np.abs(x[0]) < 65_519]))
+        digests.append(leaks.content_digest(x))
+    monkeypatch.undo()
+    assert halves[0].dtype == np.float16
+    assert halves[0].tobytes() == halves[1].tobytes()
+    assert digests[0] == digests[1]
