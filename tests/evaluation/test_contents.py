@@ -15,6 +15,7 @@ from tests.predict.planted import write_embeddings
 from thinsection.errors import DatasetError
 from thinsection.evaluation import leaks
 from thinsection.evaluation.copies import directions, spread_rows
+from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.leaks import (
     BLOCK_ROWS,
     Contents,
@@ -160,6 +161,32 @@ def test_a_slide_that_cannot_be_used_is_named(tmp_path: Path, damage: str) -> No
     assert str(paths["bad"]) in left_out["bad"]
     check_one(contents, 0, slides()["plain"])
     check_one(contents, 1, slides()["plain"] + np.float32(2))
+
+
+def test_contents_stay_with_their_slides_if_a_slide_between_is_damaged(
+    tmp_path: Path,
+) -> None:
+    """Of three cases of two slides each, a case loses one, and another both."""
+    names = [f"{case}{part}" for case in "pqr" for part in "ab"]
+    x = {
+        name: slides()["plain"][: 20 + number] + np.float32(number)
+        for number, name in enumerate(names)
+    }
+    for name, tiles in x.items():
+        write_embeddings(tmp_path / f"{name}.h5", tiles)
+    for name in ("pb", "qa", "qb"):
+        with h5py.File(tmp_path / f"{name}.h5", "r+") as file:
+            file["features"][3, 3] = 7  # type: ignore[index]
+    rows = [f"{name},{name[0]},{'yes' if name[0] == 'p' else 'no'}" for name in names]
+    table = "\n".join(["slide_id,case_id,label", *rows])
+    (tmp_path / "labels.csv").write_text(table + "\n")
+    labels = LabelsConfig(labels=tmp_path / "labels.csv", target=("label",))
+    found = leaks.read_labelled(tmp_path, labels)
+    assert sorted(found.left_out) == ["pb", "qa", "qb"]
+    assert found.cohort.slides == (("pa",), ("ra", "rb"))
+    assert len(found.contents.digests) == 3
+    for number, name in enumerate(("pa", "ra", "rb")):
+        check_one(found.contents, number, x[name])
 
 
 def test_a_file_that_was_checked_is_not_checked_again(tmp_path: Path) -> None:
