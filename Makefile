@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 # what they depend on is several GB of CUDA packages, not needed on a CPU; openfold3 is for tests only
 NO_DEPS := cucim-cu12 lazy-loader triton openfold3 lavlab-shell
 
-.PHONY: demo test test-room check setup dist lint types bench-smoke docs pictures fuzz train-artefacts train-ink training-data gpu-proof faults changelog clean
+.PHONY: demo test test-room test-units check check-tests setup dist lint types bench-smoke docs pictures fuzz train-artefacts train-ink training-data gpu-proof faults changelog clean
 
 setup: $(STAMP)
 
@@ -80,8 +80,12 @@ gpu-proof: setup
 # Two processes of one thread per operation; the slowest tests are listed at the end.
 TEST_PROCESSES ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal --durations 15
-test test-room check: export OMP_NUM_THREADS ?= 1
-test: lint types
+test test-room test-units check check-tests: export OMP_NUM_THREADS ?= 1
+# mypy needs one core for minutes, so it runs beside the tests
+test: lint
+	$(MAKE) --no-print-directory -j 2 types test-units
+
+test-units: setup
 	$(PYTEST) -m "not check"
 
 # the unit tests of one room: `make test-room ROOM=slide`, less than a minute on two idle cores
@@ -91,10 +95,14 @@ test-room: setup
 	$(if $(filter-out $(ROOMS),$(or $(ROOM),none)),$(error ROOM must be of $(sort $(ROOMS)), got '$(ROOM)'))
 	$(PYTEST) -m "not check" $(foreach room,$(ROOM),$(wildcard tests/$(room) tests/test_$(room).py))
 
-# Slurm and Chromium are installed first where THINSECTION_INSTALL_SLURM=1
+# The site needs one core for minutes, and tests wait for clusters: they run side by side
 check: setup
+	$(MAKE) --no-print-directory -j 2 docs check-tests
+	$(MAKE) --no-print-directory bench-smoke
+
+# Slurm and Chromium are installed first where THINSECTION_INSTALL_SLURM=1
+check-tests: setup
 	$(PYTEST) -m check
-	$(MAKE) --no-print-directory -j 2 --output-sync=line bench-smoke docs
 
 # twenty signals at runs, pools, Dask and Slurm, a disk that fails at every single write, and small changes of
 # the code that tests must notice: hours
