@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 from tests.qc.slides import REAL, ArraySlide, needs_real_slide, real_slide
-from tests.support.smooth_tissue import KINDS, with_smooth_tissue
+from tests.support.smooth_tissue import KINDS, muscle_picture, with_smooth_tissue
 
 from thinsection.qc import Pipeline, QcResult, load_pipeline, run_qc
 from thinsection.slide import open_slide
@@ -143,6 +143,47 @@ def test_muscle_is_told_from_blur_by_its_neighbourhood(
     removed, unjudged = shares(run_qc(array_slide(rgb), pipeline), where)
     assert removed >= 0.85
     assert unjudged <= 0.05
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_light_gaps_between_fibres_are_no_glass(seed: int, pipeline: Pipeline) -> None:
+    """Their edges are detail, not the noise of glass, and are not subtracted."""
+    sharp = muscle_picture(seed)
+    everywhere = np.ones(sharp.shape[:2], bool)
+    removed, _ = shares(run_qc(array_slide(sharp), pipeline), everywhere)
+    assert removed <= 0.01
+    right = everywhere.copy()
+    right[:, : sharp.shape[1] // 2] = False
+    for sigma_um in (1.0, 2.0):
+        sigma_px = sigma_um / 0.5
+        soft = ndimage.gaussian_filter(
+            sharp.astype(np.float32), (sigma_px, sigma_px, 0)
+        )
+        rgb = np.where(right[..., None], soft, sharp).round().astype(np.uint8)
+        result = run_qc(array_slide(rgb), pipeline)
+        assert shares(result, right)[0] >= 0.85
+        # without the 64 px at the edge of the blur
+        left = np.roll(~right, -64, axis=1) & ~right
+        assert shares(result, left)[0] <= 0.02
+
+
+@needs_real_slide
+@pytest.mark.parametrize("seed", [5, 6])
+def test_noise_is_measured_where_no_glass_is(
+    seed: int, base: RgbArray, pipeline: Pipeline
+) -> None:
+    """Noise of a camera, without which blurred tissue has almost no detail, is subtracted."""
+    tissue = base[2230:2950, 745:1320]
+    blurred = np.zeros(tissue.shape[:2], bool)
+    blurred[: len(tissue) // 2] = True
+    soft = ndimage.gaussian_filter(tissue.astype(np.float32), (6, 6, 0))
+    light = np.where(blurred[..., None], soft, tissue)
+    noise = np.random.default_rng(seed).normal(0, 4, light.shape)
+    rgb = (light + noise).clip(0, 255).round().astype(np.uint8)
+    result = run_qc(array_slide(rgb), pipeline)
+    assert shares(result, blurred)[0] >= 0.85
+    sharp = np.roll(~blurred, 64, axis=0) & ~blurred
+    assert shares(result, sharp)[0] <= 0.05
 
 
 @needs_real_slide

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
+from scipy.spatial import cKDTree
 
 from thinsection.types import MaskArray, RgbArray
 
@@ -33,6 +34,33 @@ def with_smooth_tissue(
     cover = ndimage.gaussian_filter(where.astype(np.float32), 1.0)[..., None]
     mixed = rgb * (1 - cover) + light * cover
     return np.asarray(mixed.clip(0, 255).round().astype(np.uint8))
+
+
+def muscle_picture(
+    seed: int, *, shape: tuple[int, int] = (640, 800), mpp: float = 0.5
+) -> RgbArray:
+    """Skeletal muscle cut across, up to every border: smooth fibres with light gaps between them.
+
+    Args:
+        seed: of the fibres, the nuclei and the noise.
+        shape: (height, width).
+        mpp: µm per pixel.
+    """
+    rng = np.random.default_rng(seed)
+    places = np.stack(np.mgrid[: shape[0], : shape[1]], axis=2) * mpp
+    extent = np.array(shape) * mpp
+    num_fibres = int(extent.prod() / 50**2)
+    centres = cKDTree(rng.uniform(0, 1, (num_fibres, 2)) * extent)
+    away, fibre = centres.query(places, k=2)
+    strength = rng.uniform(0.8, 1.1, num_fibres)[fibre[..., 0]]
+    density = strength[..., None] * (0.14, 0.7, 0.32)
+    density[away[..., 1] - away[..., 0] < 4] = 0.03
+    nuclei = cKDTree(rng.uniform(0, 1, (3 * num_fibres, 2)) * extent)
+    away, _ = nuclei.query(places)
+    density[away < 2.5] = (0.8, 0.9, 0.4)
+    density = ndimage.gaussian_filter(density, (0.7, 0.7, 0))
+    light = _GLASS * np.exp(-density) + rng.normal(0, 1, density.shape)
+    return np.asarray(light.clip(0, 255).round().astype(np.uint8))
 
 
 def _density(
