@@ -12,12 +12,13 @@ from tests.qc.views import view_of
 from tests.support.artefacts import PENS, plant_pen
 from tests.support.held_out_biology import MPP, base_picture, picture_with
 from tests.support.held_out_slide import held_out_slide
-from tests.support.planted_ink import INKS, STAINS, inked_tissue
+from tests.support.planted_ink import INKS, STAINS, inked_picture, inked_tissue
 
 from thinsection.arrays import get_namespace
-from thinsection.qc.checks import pen_ink
+from thinsection.qc.checks import dense_ink, pen_ink
 from thinsection.qc.checks.artefacts import Ink, ink_color
 from thinsection.qc.checks.check import PenInk, QcView
+from thinsection.qc.checks.dense_ink import DenseInk
 from thinsection.qc.checks.pen_ink import find_pen_ink
 from thinsection.types import MaskArray, RgbArray
 
@@ -148,8 +149,8 @@ def strokes_of(
         assert rgb.shape == (120, 160, 3)
         return known
 
-    def find_dense_ink(*arguments: object) -> MaskArray:
-        return np.zeros((120, 160), bool) if dense is None else dense
+    def find_dense_ink(*arguments: object, **named: object) -> DenseInk:
+        return DenseInk(mask=np.zeros((120, 160), bool) if dense is None else dense)
 
     monkeypatch.setattr(pen_ink, "ink_probability", ink_probability)
     monkeypatch.setattr(pen_ink, "find_dense_ink", find_dense_ink)
@@ -413,6 +414,78 @@ def test_in_tissue_only_dense_ink_is_followed_where_it_is_unlikely(
     assert found[box(80, 110, 20, 120)].all()
     assert bool(found[box(84, 106, 130, 196)].all()) == is_followed
     assert bool(found[box(84, 106, 130, 196)].any()) == is_followed
+
+
+def with_models(
+    picture: RgbArray,
+    candidates: MaskArray,
+    seen: MaskArray,
+    probability: npt.NDArray[np.float64],
+    monkeypatch: pytest.MonkeyPatch,
+) -> PenInk:
+    """Ink for what each of the three models finds in a picture of 8 µm/px, (240, 320)."""
+    known = (255 * at_16_um(probability)).astype(np.uint8)
+    monkeypatch.setattr(dense_ink, "_candidates", lambda *_: at_16_um(candidates))
+    monkeypatch.setattr(pen_ink, "ink_probability", lambda *_: known)
+    return find_pen_ink(picture, PX_UM, lambda: seen)
+
+
+BROWN = (0.35, 0.6, 1.0)
+DENSE_BLUE = (1.5, 0.9, 0.2)
+DENSE_GREEN = (1.4, 0.4, 0.55)
+DENSE_RED = (0.15, 1.5, 1.1)
+
+
+@pytest.mark.parametrize("pen", [DENSE_BLUE, DENSE_GREEN])
+def test_beside_a_pen_brown_stain_that_two_models_take_for_ink_is_left(
+    pen: tuple[float, float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One nest touches the first stroke of two, and another nest lies alone."""
+    strokes = box(60, 84, 30, 200) | box(150, 174, 30, 200)
+    nests = box(84, 110, 60, 110) | box(200, 226, 60, 110)
+    both = strokes | nests
+    picture = with_ink(with_ink(tissue_picture(), strokes, pen), nests, BROWN)
+    likely = 0.95 * strokes + 0.3 * nests
+    found = with_models(picture, both, both, likely, monkeypatch).ink
+    assert found[strokes].all()
+    assert found[box(90, 110, 60, 110) | box(204, 226, 60, 110)].mean() < 0.05
+    # the ink network may take them for ink where the older models do not
+    likely = 0.95 * strokes + 0.6 * nests
+    found = with_models(picture, strokes, strokes, likely, monkeypatch).ink
+    assert found[strokes].all()
+    assert found[box(90, 110, 60, 110) | box(204, 226, 60, 110)].mean() < 0.05
+    # where no ink is sure, no pen is known
+    likely = 0.3 * both
+    found = with_models(picture, both, both, likely, monkeypatch).ink
+    assert found[both].all()
+
+
+def test_beside_a_known_pen_another_one_is_ink_if_the_network_is_sure_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = box(40, 64, 30, 200)
+    others = box(110, 134, 30, 200) | box(180, 204, 30, 200)
+    picture = with_ink(with_ink(tissue_picture(), first, DENSE_BLUE), others, DENSE_RED)
+    for sure, is_ink in ((0.95, True), (0.62, False)):
+        likely = 0.95 * first + sure * others
+        found = with_models(picture, first, first, likely, monkeypatch).ink
+        assert found[first].all()
+        assert bool(found[others].all()) == is_ink
+        assert bool(found[others].any()) == is_ink
+
+
+@needs_tissue
+@pytest.mark.parametrize("name", ["DAB", "Alcian mucin"])
+@pytest.mark.parametrize("color", ["blue", "green"])
+def test_biology_beside_a_dense_pen_is_left(name: str, color: str) -> None:
+    picture, where = picture_with(name, 7_000)
+    drawn = inked_picture(picture, MPP, 7_000, color=color, strength=1.0)
+    small = Image.fromarray(where.astype(np.uint8) * 255)
+    own = np.asarray(small.resize(drawn.ink.shape[::-1], Image.Resampling.BOX)) > 127
+    ink = find_pen_ink(drawn.rgb, PX_UM).ink
+    assert ink[drawn.ink].mean() > 0.97
+    assert np.count_nonzero(own & drawn.clean) > 3_000
+    assert ink[own & drawn.clean].mean() < 0.12
 
 
 def test_the_gaps_of_a_dry_pen_are_ink_and_wider_ones_are_not(

@@ -4,27 +4,63 @@ The small pixel model for pen looks at the whole slide, at 16 µm/px. It is fast
 blue mucin, brown stain and dense tissue for ink. So the areas that it finds are only candidates.
 The slower artefact network tells such tissue from ink; it looks only at the candidates and 0.5 mm
 around them.
+
+Beside a pen, both models take such tissue for ink, too. But they seldom agree on it, and the ink
+network does not. Where all three agree, ink is sure and shows the colour that its pen adds to the
+tissue. The rest of what the two models find is ink if it adds this colour.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
-from thinsection.arrays import ArrayNamespace
+from thinsection.arrays import Array, ArrayNamespace
 from thinsection.arrays.bands import row_bands
 from thinsection.arrays.morphology import dilated_by_square, drop_small, mostly
 from thinsection.qc.checks.check import COARSEST_MPP
+from thinsection.qc.checks.ink_layer import GLASS_DENSITY, boxes_of, colors_of
+from thinsection.qc.checks.ink_network import MIN_INK_UM2
 from thinsection.qc.checks.pixel_model import load_model, probabilities
 from thinsection.types import MaskArray, RgbArray
 
-# Smaller spots are not ink, in µm².
-MIN_INK_UM2 = 6400.0
 # Width of the border around candidates in which the artefact network looks too, in µm.
 _AROUND_UM = 512.0
 # A region of candidates is ink if the artefact network takes at least this share of it for ink.
 _LEAST_SHARE = 0.3
+# Ink that both models find is sure above this probability of the ink network, in 255ths. A region
+# with fewer sure pixels shows no colour of a pen.
+_SURE = 140
+_LEAST_SURE_PX = 8
+# Ink adds the colour of a pen if the cosine of the angle is larger than the first one, and if it
+# adds more than the second share of its density.
+_PEN_HUE = 0.9
+_LEAST_PEN_SHARE = 0.5
+# Regions that show a pen to those that show none.
+_MOST_PENS = 4
+# Tissue that shows what lies below ink is outside of a square of this edge in pixels around it. The
+# fewest pixels of it; they are sampled at the distance below.
+_AWAY_PX = 7
+_LEAST_TISSUE_PX = 50
+_SAMPLE_STEP = 2
+
+Added = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseInk:
+    """Dense ink of a picture of about 16 µm/px."""
+
+    mask: MaskArray
+    # ink on which three models agree, bool (H, W); None if the artefact network did not look
+    sure: MaskArray | None = None
+    # density of the usual tissue, (3,)
+    below: Added = field(default_factory=lambda: np.zeros(3, np.float32))
+    # density that each pen adds to it, (3,)
+    pens: list[Added] = field(default_factory=list)
 
 
 def find_dense_ink(
@@ -33,8 +69,11 @@ def find_dense_ink(
     px_um: float,
     small: RgbArray,
     get_seen_ink: Callable[[], MaskArray] | None,
-) -> MaskArray:
-    """Mask of dense ink, bool, of the size of `small`.
+    *,
+    probability: npt.NDArray[np.uint8],
+    tables: list[Array],
+) -> DenseInk:
+    """Dense ink, and the pens that it shows.
 
     Args:
         ns: device, a CPU.
@@ -43,14 +82,17 @@ def find_dense_ink(
             all candidates are ink.
         small: the thumbnail, reduced by a whole number to about 16 µm per px.
         get_seen_ink: see `find_pen_ink`.
+        probability: of ink in `small`, by the ink network.
+        tables: `density_tables` of `small`.
 
-    Memory: about 10 bytes per pixel of `small`, 40 MB, and that of `ink_within`.
+    Memory: about 10 bytes per pixel of `small`, 40 MB, 40 bytes per pixel of the largest box around
+        a region, and that of `ink_within`.
     """
     factor = round(thumbnail.shape[0] / small.shape[0])
     small_um = px_um * factor
     ink = _candidates(ns, small, small_um)
     if not ink.any() or px_um > COARSEST_MPP:
-        return ink
+        return DenseInk(mask=ink)
     # imported here, because most slides have no candidates and do not need the network
     from thinsection.qc.checks.artefact_network import ink_within, without_stain
 
@@ -64,8 +106,88 @@ def find_dense_ink(
     seen = drop_small(ns, seen, MIN_INK_UM2 / small_um**2)
     regions = mostly(ns, ink | seen, seen, _LEAST_SHARE)
     # a region without a candidate may be tissue near a candidate, so it is dropped
-    ink = mostly(ns, regions, ink, 0.0)
-    return np.asarray(without_stain(ns, ink, small))
+    found = mostly(ns, regions, ink, 0.0)
+    sure = ink & seen & (probability > _SURE)
+    dense = _known_ink(ns, found, sure, small, tables)
+    found = drop_small(ns, dense.mask, MIN_INK_UM2 / small_um**2)
+    return replace(dense, mask=np.asarray(without_stain(ns, found, small)))
+
+
+def _known_ink(
+    ns: ArrayNamespace,
+    ink: MaskArray,
+    sure: MaskArray,
+    small: RgbArray,
+    tables: list[Array],
+) -> DenseInk:
+    """Ink that is sure, or adds the colour of a pen, with the largest pens.
+
+    The pen is that of the sure ink of the same region; in a region without any, each pen of the
+    regions with the most. If no region shows a pen, all ink is left.
+    """
+    tissue = tissue_away(ns, ink, small, tables)
+    below = np.zeros(3, np.float32)
+    if len(tissue) >= _LEAST_TISSUE_PX:
+        below = np.median(tissue, axis=0)
+    labels, boxes = boxes_of(ns, ink)
+    pens: dict[int, Added] = {}
+    num_sure: dict[int, int] = {}
+    for number, box in enumerate(boxes, start=1):
+        added = colors_of(small[box], tables) - below
+        core = (labels[box] == number) & sure[box]
+        pen = pen_of(added, core)
+        if pen is not None:
+            pens[number] = pen
+            num_sure[number] = int(np.count_nonzero(core))
+    largest = sorted(num_sure, key=lambda number: -num_sure[number])[:_MOST_PENS]
+    known = [pens[number] for number in largest]
+    if not known:
+        return DenseInk(mask=ink, sure=ink & sure, below=below)
+    kept = ink & sure
+    for number, box in enumerate(boxes, start=1):
+        added = colors_of(small[box], tables) - below
+        own = [pens[number]] if number in pens else known
+        kept[box] |= (labels[box] == number) & adds_pen(added, own, _LEAST_PEN_SHARE)
+    return DenseInk(mask=kept, sure=ink & sure, below=below, pens=known)
+
+
+def pen_of(added: Added, core: MaskArray) -> Added | None:
+    """Usual density that sure ink adds, (3,), or None if there is too little of it.
+
+    Args:
+        added: densities less those of the usual tissue, (H, W, 3).
+        core: sure ink, bool (H, W).
+    """
+    if np.count_nonzero(core) < _LEAST_SURE_PX:
+        return None
+    return np.asarray(np.median(added[core], axis=0))
+
+
+def adds_pen(
+    added: Added, pens: list[Added], least_share: float, least_hue: float = _PEN_HUE
+) -> MaskArray:
+    """What has the hue of one of some pens and more than a share of its density, bool (H, W).
+
+    The hue is the same if the cosine of the angle is larger than `least_hue`.
+    """
+    lengths = np.linalg.norm(added, axis=-1)
+    result = np.zeros(lengths.shape, bool)
+    for pen in pens:
+        amount = added @ pen
+        length = float(np.linalg.norm(pen))
+        has_hue = amount > least_hue * length * lengths
+        result |= has_hue & (amount > least_share * length**2)
+    return result
+
+
+def tissue_away(
+    ns: ArrayNamespace, ink: MaskArray, small: RgbArray, tables: list[Array]
+) -> npt.NDArray[np.float32]:
+    """Densities of red, green and blue of a sample of the tissue away from ink, (N, 3)."""
+    away = ~dilated_by_square(ns, ink, _AWAY_PX)
+    step = np.s_[::_SAMPLE_STEP, ::_SAMPLE_STEP]
+    colors = colors_of(small[step], tables)[away[step]]
+    return np.asarray(colors[colors.mean(axis=1) > GLASS_DENSITY])
 
 
 def _candidates(ns: ArrayNamespace, small: RgbArray, px_um: float) -> MaskArray:

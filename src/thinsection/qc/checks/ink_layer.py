@@ -29,8 +29,7 @@ from thinsection.arrays.morphology import (
     labelled,
     opened_by_disk,
 )
-from thinsection.qc.checks.dense_ink import MIN_INK_UM2
-from thinsection.qc.checks.ink_network import ink_probability
+from thinsection.qc.checks.ink_network import MIN_INK_UM2, ink_probability
 from thinsection.types import MaskArray, RgbArray
 
 # Structures narrower than this many pixels of 16 µm are left out.

@@ -24,6 +24,8 @@ NUM_PLANES = 7
 # µm per pixel of the input.
 INPUT_MPP = 16.0
 MODEL = Path(__file__).parent / "models" / "ink.safetensors"
+# Smaller spots are not ink, in µm².
+MIN_INK_UM2 = 6400.0
 
 # Index of ink in the two classes of the network.
 _INK = 1
@@ -93,6 +95,15 @@ def usual_stain(ns: ArrayNamespace, rgb: Array, tables: list[Array]) -> Array:
     densities = xp.stack(
         [table[sample[:, c]] for c, table in enumerate(tables)], axis=1
     )
+    return stain_of(ns, densities)
+
+
+def stain_of(ns: ArrayNamespace, densities: Array) -> Array:
+    """Direction of most densities (N, 3) that are stained, of length 1, float32 (3,).
+
+    It is that of grey if too few are stained.
+    """
+    xp = ns.xp
     stained = densities[densities.mean(axis=1) > _STAINED_DENSITY]
     direction = xp.asarray(_GREY, dtype=xp.float32)
     if len(stained) >= _LEAST_STAINED_PX:

@@ -1,10 +1,12 @@
 """Pen ink of any colour, on glass and over tissue, translucent or opaque.
 
-Dense ink is found by two older models (`dense_ink.py`). For translucent ink, the ink network looks
-at the whole picture at 16 µm/px. Each region that it takes for ink is then
-compared with what lies beside it: by the law of Beer and Lambert, a stroke of a pen adds density to
-the tissue below and keeps its texture, and it adds the same colour along its whole length. Mucin,
-pigment and necrosis replace the tissue. Stain is added to tissue as ink is, but not in strokes.
+Dense ink is found by two older models (`dense_ink.py`); where the ink network agrees, it shows the
+colours of pens. For translucent ink, the ink network looks at the whole picture at 16 µm/px. Each
+region that it takes for ink is then compared with what lies beside it: by the law of Beer and
+Lambert, a stroke of a pen adds density to the tissue below and keeps its texture, and it adds the
+same colour along its whole length. Mucin, pigment and necrosis replace the tissue. Stain is added
+to tissue as ink is, but not in strokes. Beside a known pen, what adds another colour is no stroke,
+unless the network is sure of it.
 
 In tissue with gaps, the gaps show the ink alone (`ink_layer.py`).
 
@@ -37,10 +39,13 @@ from thinsection.qc.checks.artefact_network import (
 from thinsection.qc.checks.border import CONTEXT_UM
 from thinsection.qc.checks.check import PenInk
 from thinsection.qc.checks.dense_ink import (
-    MIN_INK_UM2,
+    DenseInk,
+    adds_pen,
     enlarged,
     find_dense_ink,
+    pen_of,
     reduced,
+    tissue_away,
 )
 from thinsection.qc.checks.ink_layer import (
     GLASS_DENSITY,
@@ -54,7 +59,9 @@ from thinsection.qc.checks.ink_layer import (
 )
 from thinsection.qc.checks.ink_network import (
     INPUT_MPP,
+    MIN_INK_UM2,
     ink_probability,
+    stain_of,
     usual_stain,
 )
 from thinsection.qc.checks.pen_colour import PenColour, pen_colour
@@ -116,6 +123,10 @@ _STROKE_HUE = 0.965
 # adds at its edge.
 _TRIMMED_PX = 7
 _LEAST_SHARE_ADDED = 0.5
+# Where a stroke has sure ink, the rest adds at least this share of it. A stroke of another colour
+# than those of all pens with sure ink needs this median probability, in 255ths.
+_LEAST_SHARE_OF_PEN = 0.25
+_SURE_OF_OTHER_PEN = 180
 # Gaps in ink up to this width are closed, in µm.
 _INK_GAP_UM = 64.0
 # A region lies on glass if at least this share of what lies beside it is glass.
@@ -188,10 +199,19 @@ def find_pen_ink(
     small_um = px_um * factor
     tables = density_tables(ns, small)
     picture = _Picture(rgb=small, tables=tables, px_um=small_um)
+    known = find_dense_ink(
+        ns,
+        thumbnail,
+        px_um,
+        small,
+        get_seen_ink,
+        probability=probability,
+        tables=tables,
+    )
     strokes = _strokes(probability, picture)
-    strokes = _followed(strokes, probability, picture)
-    dense = find_dense_ink(ns, thumbnail, px_um, small, get_seen_ink)
-    dense = _adding_density(dense, picture)
+    strokes = _followed(strokes, known.mask, probability, picture)
+    strokes = _of_sure_pens(strokes, known, probability, picture)
+    dense = _adding_density(known.mask, picture)
     strokes |= dense
     gaps = replace(picture, rgb=without_fine_structure(ns, small))
     layers = find_layers(ns, small, gaps.rgb, tables, small_um)
@@ -250,15 +270,22 @@ def _regions(
 
 
 def _followed(
-    strokes: MaskArray, probability: npt.NDArray[np.uint8], picture: _Picture
+    strokes: MaskArray,
+    dense: MaskArray,
+    probability: npt.NDArray[np.uint8],
+    picture: _Picture,
 ) -> MaskArray:
-    """Strokes, and what they go on to in their own hue on glass or as dense ink, bool (H, W)."""
+    """Strokes, and what they go on to in their own hue on glass or as dense ink, bool (H, W).
+
+    Much dense ink hides the stain of the slide, so the tissue away from it shows it as well.
+    """
     if not strokes.any():
         return strokes
     ns = get_namespace("cpu")
     colors = picture.colors()
     shows_hue = _shows_hue(colors, picture.px_um)
-    stain = usual_stain(ns, picture.rgb, picture.tables)
+    tissue = tissue_away(ns, dense, picture.rgb, picture.tables)
+    stains = [usual_stain(ns, picture.rgb, picture.tables), stain_of(ns, tissue)]
     likely = strokes | (shows_hue & (probability > _FOLLOWED))
     labels, boxes = boxes_of(ns, likely)
     followed = strokes.copy()
@@ -270,9 +297,42 @@ def _followed(
         hue = np.median(known, axis=0)
         hue /= np.linalg.norm(hue)
         same = colors[box] @ hue > _STROKE_HUE * np.linalg.norm(colors[box], axis=2)
-        if hue @ stain < _STAIN_HUE:
+        if all(hue @ stain < _STAIN_HUE for stain in stains):
             followed[box] |= region & shows_hue[box] & same
     return np.asarray(mostly(ns, followed, strokes, 0.0))
+
+
+def _of_sure_pens(
+    strokes: MaskArray,
+    known: DenseInk,
+    probability: npt.NDArray[np.uint8],
+    picture: _Picture,
+) -> MaskArray:
+    """Strokes without what has another colour than the sure ink of the slide, bool (H, W).
+
+    Beside a pen the ink network takes stains and pigment for ink. A region with sure ink keeps what
+    adds its colour, or has it as on glass; another one is kept if it adds the colour of a known
+    pen, or if the network is sure of most of it.
+    """
+    if known.sure is None or not known.pens:
+        return strokes
+    kept = strokes & known.sure
+    for box, region in _pieces(strokes):
+        colors = picture.colors(box)
+        added = colors - known.below
+        pen = pen_of(added, region & known.sure[box])
+        if pen is not None:
+            on_glass = [pen + known.below]
+            kept[box] |= region & (
+                adds_pen(added, [pen], _LEAST_SHARE_OF_PEN)
+                | adds_pen(colors, on_glass, _LEAST_SHARE_OF_PEN, _STROKE_HUE)
+            )
+            continue
+        usual = np.median(added[region], axis=0)
+        is_sure = np.median(probability[box][region]) > _SURE_OF_OTHER_PEN
+        if is_sure or adds_pen(usual, known.pens, 0.0):
+            kept[box] |= region
+    return kept
 
 
 def _shows_hue(colors: _Floats, px_um: float) -> MaskArray:
