@@ -124,7 +124,8 @@ def test_a_cohort_of_few_slides_under_many_names_is_compared_as_the_few_are() ->
             return slides[slide % 8][rows]
 
         contents = contents_of(
-            NamedTiles(f"s{i}", "", slides[i % 8]) for i in range(8 * copies)
+            (NamedTiles(f"s{i}", "", slides[i % 8]) for i in range(8 * copies)),
+            8 * copies,
         )
         pairs = copied_slides(
             contents.directions,

@@ -14,7 +14,7 @@ from tests.predict.planted import write_embeddings
 
 from thinsection.errors import DatasetError
 from thinsection.evaluation import leaks
-from thinsection.evaluation.copies import directions, spread_rows
+from thinsection.evaluation.copies import SAMPLED_TILES, directions, spread_rows
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.leaks import (
     BLOCK_ROWS,
@@ -65,7 +65,7 @@ def check_one(contents: Contents, number: int, x: npt.NDArray[np.floating]) -> N
     )
     np.testing.assert_array_equal(
         contents.sampled_tiles[number],
-        directions(x[spread_rows(len(x))]).astype(np.float16),
+        directions(x[spread_rows(len(x), SAMPLED_TILES)]).astype(np.float16),
     )
 
 

@@ -309,7 +309,7 @@ def permuted_labels(
     are computed within folds, as by `train`. None if the true labels or all permutations have no
     score, because no fold has two classes.
 
-    Memory: n D + n K P floats.
+    Memory: 3 n D + n K P floats, and 2 min(n, D)².
     """
     rng = np.random.default_rng(seed)
     orders = [permute_patients(patients, rng) for _ in range(permutations)]
@@ -347,16 +347,19 @@ def _ridge(
     train: IndexArray,
     test: IndexArray,
 ) -> Floats:
-    """Predictions (test, columns) by a ridge regression in its dual form."""
+    """Predictions (test, columns) by a ridge regression in its smaller form, primal or dual."""
     center = means[train].mean(axis=0)
     spread = means[train].std(axis=0)
     spread[spread == 0] = 1.0
     scale = spread * means.shape[1] ** 0.5
     x = (means[train] - center) / scale
-    gram = x @ x.T + RIDGE * np.eye(len(train))
     middle = targets[train].mean(axis=0)
-    dual = np.linalg.solve(gram, targets[train] - middle)
-    return np.asarray((means[test] - center) / scale @ x.T @ dual + middle)
+    y = targets[train] - middle
+    if len(x) > x.shape[1]:
+        weight = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ y)
+    else:
+        weight = x.T @ np.linalg.solve(x @ x.T + RIDGE * np.eye(len(x)), y)
+    return np.asarray((means[test] - center) / scale @ weight + middle)
 
 
 def _permuted(metric: str, scores: Sequence[float]) -> Permuted:

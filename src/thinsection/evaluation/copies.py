@@ -27,8 +27,10 @@ import numpy as np
 from thinsection.evaluation.metrics import FloatVector, IndexArray
 from thinsection.types import Floats, Reals
 
-# number of tiles of each slide that are sampled for the background
+# largest number of tiles of each slide that are sampled for the background, and of all slides;
+# every slide has one at least
 SAMPLED_TILES = 32
+ALL_SAMPLED_TILES = 32 * 1024
 # At most so many tiles of the smaller slide of a pair are compared, each with at most so many tiles
 # of the larger slide and with at most so many background tiles of other slides.
 MAX_SMALLER_TILES = 256
@@ -56,6 +58,9 @@ BLANK_RATIO = 0.5
 CLIP = 6.0
 # smallest number of slides from which copies can be told
 MIN_SLIDES = 6
+# largest number of slides whose cosines with each other say what chance allows
+MAX_LEVEL_SLIDES = 1000
+_BLOCK = 512  # number of slides that are compared with all others at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +91,16 @@ def sum_of_directions(tiles: Floats) -> FloatVector:
     return np.asarray(weights @ tiles)
 
 
-def spread_rows(num_tiles: int, most: int = SAMPLED_TILES) -> IndexArray:
+def spread_rows(num_tiles: int, most: int) -> IndexArray:
     """Row numbers of at most `most` tiles, evenly spaced."""
     if num_tiles <= most:
         return np.arange(num_tiles)
     return np.linspace(0, num_tiles - 1, most).round().astype(np.int64)
+
+
+def samples_per_slide(num_slides: int) -> int:
+    """Number of tiles of each of `num_slides` slides that are sampled."""
+    return max(1, min(SAMPLED_TILES, ALL_SAMPLED_TILES // max(1, num_slides)))
 
 
 def copied_slides(
@@ -115,7 +125,8 @@ def copied_slides(
         digests: hash of the embeddings of each slide; equal embeddings have one hash.
         num_tiles: number of tiles of each slide.
 
-    Memory: 8 d² + 8 D (MAX_BACKGROUND_TILES + MAX_LARGER_TILES) bytes for d different slides.
+    Memory: 24 d (D + _BLOCK) + 24 MAX_LEVEL_SLIDES² + 32 D (MAX_BACKGROUND_TILES +
+    MAX_LARGER_TILES) bytes for d different slides. Their pairs are compared in blocks.
     """
     if len(means) < MIN_SLIDES:
         return []
@@ -191,35 +202,70 @@ def _copies_among(
     if len(means) < MIN_SLIDES:
         return []
     z = _standardised(means, *_scale(means))
-    similar = z @ z.T
-    distance = np.sqrt(np.maximum(0, 2 - 2 * similar))
-    distance[cases[:, None] == cases] = np.inf
-    level = chance_level(similar, cases)
+    level = _level_among(z, cases)
     copies = []
-    # distance of each pair of a slide and one of its nearest slides
-    near: dict[tuple[int, int], float] = {}
-    for i, row in enumerate(distance):
-        for j in np.argsort(row, kind="stable")[:NEIGHBOURS].tolist():
-            if np.isfinite(row[j]):
-                near[min(i, j), max(i, j)] = float(row[j])
-    for i, j in sorted(near, key=lambda pair: near[pair])[:MAX_PAIRS]:
+    for i, j in _near_pairs(z, cases):
+        others = np.flatnonzero((cases != cases[i]) & (cases != cases[j]))
+        if not len(others):
+            continue  # no third case says what is usual
         # the rows of the larger slide, and fewer of the smaller one
         smaller, larger = sorted((i, j), key=lambda slide: int(num_tiles[slide]))
         few = read(smaller, spread_rows(int(num_tiles[smaller]), MAX_SMALLER_TILES))
         many = read(larger, spread_rows(int(num_tiles[larger]), MAX_LARGER_TILES))
-        others = np.flatnonzero((cases != cases[i]) & (cases != cases[j]))
-        share = _tile_share(few, many, [sampled_tiles[int(k)] for k in others])
+        share = _tile_share(few, many, _background(sampled_tiles, others))
         # only some tiles of a large slide were compared, so that others could not match
         share = min(1.0, share * int(num_tiles[larger]) / len(many))
-        is_mutual = distance[i].argmin() == j and distance[j].argmin() == i
+        distance = _distances(z, cases, np.array([i, j]))
+        is_mutual = distance[0].argmin() == j and distance[1].argmin() == i
         if share >= MIN_TILE_SHARE:
             copies.append(CopyPair(i, j, share, "tiles"))
-        elif is_mutual and similar[i, j] > level:
+        elif is_mutual and z[i] @ z[j] > level:
             # slides of other cases must be clearly farther from both
-            to_others = np.minimum(distance[i, others], distance[j, others])
-            if len(to_others) and distance[i, j] < MAX_MEAN_RATIO * to_others.min():
+            to_others = distance[:, others]
+            if distance[0, j] < MAX_MEAN_RATIO * to_others.min():
                 copies.append(CopyPair(i, j, share, "means"))
     return copies
+
+
+def _distances(z: Floats, cases: IndexArray, rows: IndexArray) -> Floats:
+    """Distances (R, d) of some rows of unit vectors (d, D) to all; infinite within a case."""
+    distance = np.sqrt(np.maximum(0, 2 - 2 * (z[rows] @ z.T)))
+    distance[cases[rows, None] == cases] = np.inf
+    return np.asarray(distance)
+
+
+def _near_pairs(z: Floats, cases: IndexArray) -> list[tuple[int, int]]:
+    """Pairs of a slide and one of its NEIGHBOURS nearest slides of other cases, nearest first.
+
+    At most MAX_PAIRS. Memory: 24 d _BLOCK bytes for d slides.
+    """
+    near: dict[tuple[int, int], float] = {}
+    for start in range(0, len(z), _BLOCK):
+        rows = np.arange(start, min(start + _BLOCK, len(z)))
+        distance = _distances(z, cases, rows)
+        for _ in range(NEIGHBOURS):
+            nearest = distance.argmin(axis=1)
+            least = distance[np.arange(len(rows)), nearest]
+            distance[np.arange(len(rows)), nearest] = np.inf
+            for i, j, between in zip(
+                rows.tolist(), nearest.tolist(), least.tolist(), strict=True
+            ):
+                if between < np.inf:
+                    near[min(i, j), max(i, j)] = between
+        # later slides can only add nearer pairs
+        near = dict(sorted(near.items(), key=lambda pair: pair[1])[:MAX_PAIRS])
+    return [*near]
+
+
+def _level_among(z: Floats, cases: IndexArray) -> float:
+    """`chance_level` of the pairs of all slides.
+
+    Of more than MAX_LEVEL_SLIDES slides, the variance is that of so many, evenly spaced.
+    """
+    sample = spread_rows(len(z), MAX_LEVEL_SLIDES)
+    per_case = np.unique(cases, return_counts=True)[1]
+    num_pairs = (len(z) ** 2 - int((per_case**2).sum())) // 2
+    return chance_level(z[sample] @ z[sample].T, cases[sample], num_pairs)
 
 
 def _scale(x: Floats) -> tuple[FloatVector, FloatVector]:
@@ -234,8 +280,12 @@ def _standardised(x: Floats, middle: FloatVector, spread: FloatVector) -> Floats
     return directions(np.clip((x - middle) / spread, -CLIP, CLIP))
 
 
-def chance_level(similar: Floats, cases: IndexArray) -> float:
+def chance_level(
+    similar: Floats, cases: IndexArray, num_pairs: int | None = None
+) -> float:
     """Cosine that the most similar pair of unrelated slides exceeds with the probability CHANCE.
+
+    `num_pairs` is the number of pairs that are looked at, if there are more than in `similar`.
 
     Fisher's z of a cosine of d independent channels has the variance 1 / (d - 2). The variance is
     taken from the cohort's own cosines. So d is small if classes, sites and stains make many slides
@@ -250,17 +300,27 @@ def chance_level(similar: Floats, cases: IndexArray) -> float:
     fisher_z = np.arctanh(np.clip(cosines, -0.999999, 0.999999))
     low, middle, high = np.quantile(fisher_z, (0.025, 0.5, 0.975))
     error = max((high - middle) / 1.96, (middle - low) / 1.96)
-    quantile = -ndtri(CHANCE / len(cosines))
+    quantile = -ndtri(CHANCE / (num_pairs or len(cosines)))
     return float(np.tanh(middle + quantile * error))
 
 
-def _tile_share(few: Reals, many: Reals, others: Sequence[Reals]) -> float:
-    """Share of the tiles in `few` that match one of `many`, but no tile of the other slides.
+def _background(sampled_tiles: Sequence[Reals], slides: IndexArray) -> Floats:
+    """Directions (T, D) of at most MAX_BACKGROUND_TILES sampled tiles of these slides."""
+    ends = np.cumsum([len(sampled_tiles[slide]) for slide in slides.tolist()])
+    rows = spread_rows(int(ends[-1]), MAX_BACKGROUND_TILES)
+    places = np.searchsorted(ends, rows, side="right")
+    tiles = [
+        sampled_tiles[slides[place]][row - ends[place]]
+        for place, row in zip(places.tolist(), rows.tolist(), strict=True)
+    ]
+    return np.stack(tiles).astype(np.float64)
 
-    `others` are directions of tiles of slides of other cases.
+
+def _tile_share(few: Reals, many: Reals, background: Floats) -> float:
+    """Share of the tiles in `few` that match one of `many`, but no tile of the background.
+
+    `background` has directions of tiles of slides of other cases.
     """
-    background = np.concatenate(others).astype(np.float64)
-    background = background[spread_rows(len(background), MAX_BACKGROUND_TILES)]
     middle, spread = _scale(background)
     if not np.isfinite(spread).any():
         return 0.0

@@ -22,6 +22,7 @@ from thinsection.evaluation.cases import Groups, listed_names
 from thinsection.evaluation.copies import (
     chance_level,
     directions,
+    samples_per_slide,
     spread_rows,
     sum_of_directions,
 )
@@ -117,7 +118,7 @@ class NamedTiles(NamedTuple):
 
     slide: str
     place: str  # where they come from, for messages
-    tiles: Reals  # (N, D)
+    tiles: Reals | EmbeddingRows  # (N, D)
 
 
 class _SlideContents(NamedTuple):
@@ -181,7 +182,7 @@ def read_contents(files: Sequence[Path]) -> Contents:
     """Reads each file once.
 
     Memory: a few MiB, or one file's embeddings if it is not an HDF5 file, and
-    2 n D (SAMPLED_TILES + 8) bytes.
+    n D (16 + 2 samples_per_slide(n)) bytes.
 
     Raises DatasetError, InvalidInputError: a file that cannot be used, another number of channels
     than in the first, or only zeros.
@@ -197,11 +198,13 @@ def read_usable(
     files: Mapping[str, Path], leave_out: Callable[[str, str], None]
 ) -> Contents:
     """Contents of the files that can be used; the others go to `leave_out` with the reason."""
-    return _joined(_usable_slides(files, leave_out))
+    return _joined(
+        _usable_slides(files, leave_out, samples=samples_per_slide(len(files)))
+    )
 
 
 def _usable_slides(
-    files: Mapping[str, Path], leave_out: Callable[[str, str], None]
+    files: Mapping[str, Path], leave_out: Callable[[str, str], None], *, samples: int
 ) -> Iterator[_SlideContents]:
     """Contents of each file that can be used."""
     for slide, path in files.items():
@@ -216,19 +219,21 @@ def _usable_slides(
                 check_finite(
                     tiles, [f"row {i} of {path.name}" for i in range(len(tiles))]
                 )
-            read = _slide_contents(path.stem, str(path), tiles)
+            named = NamedTiles(path.stem, str(path), tiles)
+            read = _slide_contents(named, samples=samples)
         if read is not None:
             yield read
 
 
-def contents_of(slides: Iterable[NamedTiles]) -> Contents:
-    """Contents of slides whose finite embeddings (N, D) come one after another.
+def contents_of(slides: Iterable[NamedTiles], num_slides: int) -> Contents:
+    """Contents of so many slides, whose finite embeddings (N, D) come one after another.
 
     Memory: as `read_contents`.
 
     Raises DatasetError: another number of channels than in the first, or only zeros.
     """
-    return _joined(_slide_contents(*slide) for slide in slides)
+    samples = samples_per_slide(num_slides)
+    return _joined(_slide_contents(slide, samples=samples) for slide in slides)
 
 
 def _joined(slides: Iterable[_SlideContents]) -> Contents:
@@ -259,18 +264,17 @@ def _joined(slides: Iterable[_SlideContents]) -> Contents:
     )
 
 
-def _slide_contents(
-    slide: str, place: str, tiles: Reals | EmbeddingRows
-) -> _SlideContents:
-    """Contents of one slide, whose embeddings (N, D) are read and checked once.
+def _slide_contents(named: NamedTiles, *, samples: int) -> _SlideContents:
+    """Contents of one slide, whose embeddings are read and checked once; `samples` tiles of it.
 
     Memory: some blocks of _BLOCK_VALUES values.
     """
+    slide, place, tiles = named
     num_tiles, dim = tiles.shape
     digest = _ContentDigest()
-    sampled = spread_rows(num_tiles)
+    sampled = spread_rows(num_tiles, samples)
     total, direction = np.zeros(dim), np.zeros(dim)
-    samples = []
+    read_samples = []
     is_zero = True
     first = 0
     for block in _blocks(tiles, max(1, _BLOCK_VALUES // max(1, dim))):
@@ -279,7 +283,7 @@ def _slide_contents(
         x = block.astype(np.float64)
         direction += sum_of_directions(x)
         rows = sampled[np.searchsorted(sampled, first) :]
-        samples.append(x[rows[rows < first + len(x)] - first])
+        read_samples.append(x[rows[rows < first + len(x)] - first])
         # rows are added in their order, as NumPy adds those of one array
         x[0] += total
         total = x.sum(axis=0)
@@ -291,7 +295,7 @@ def _slide_contents(
         mean=total / num_tiles,
         num_tiles=num_tiles,
         direction=direction / num_tiles,
-        sampled_tiles=directions(np.concatenate(samples)).astype(np.float16),
+        sampled_tiles=directions(np.concatenate(read_samples)).astype(np.float16),
         is_zero=is_zero,
     )
 

@@ -56,7 +56,8 @@ def audit(
         `warnings`, `notes` and `unknown` as sentences, with the figures behind them; `print` lists
         them.
 
-    Memory: 8 N² bytes, 2 N D (SAMPLED_TILES + 8), and the embeddings of two rows.
+    Memory: N D floats, five times, some 64 MiB for pairs and sampled tiles, and the embeddings of
+    two rows.
 
     Raises:
         InvalidInputError: another length, a missing value, embeddings of another shape.
@@ -81,7 +82,7 @@ def audit(
                 f"embeddings must have one entry per row, got {len(embeddings)} for "
                 f"{num_rows} labels"
             )
-        contents = contents_of(_tiles_of_rows(embeddings, rows.cases))
+        contents = contents_of(_tiles_of_rows(embeddings, rows.cases), num_rows)
     leaks: list[str] = []
     if folds is not None:
         parts = [_fold_cases(fold, num_rows) for fold in folds]

@@ -128,7 +128,7 @@ def interval(
     Returns:
         `value`, `low` and `high`; `missing` says why there is no interval.
 
-    Memory: 64 MiB of row weights, and about 6 arrays of their size; 16 N² bytes for 'c_index'.
+    Memory: 64 MiB of row weights, and about 6 arrays of their size.
 
     Raises:
         InvalidInputError: another length, a missing value, scores that do not fit the metric.

@@ -8,7 +8,7 @@ each case is the unit of every interval.
 Shapes: n cases, T times, G patients.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -35,6 +35,7 @@ from thinsection.evaluation.metrics import (
 )
 from thinsection.types import Floats
 
+PAIRS = 2**20  # pairs of cases, or of a case and a time, that are held at a time
 SURVIVAL_BINS = 5  # largest number of bins of a survival calibration
 MIN_OF_BIN = 10  # smallest number of cases in a bin
 PERFECT = 30.0  # log hazard ratio from which the values are taken to order all events perfectly
@@ -45,18 +46,26 @@ MIN_OF_EACH = (
 
 def comparable_pairs(
     event: Flags, time: FloatVector, fold: IndexArray | None = None
-) -> Flags:
-    """(n, n), True where case i is known to have its event before case j.
+) -> Iterator[tuple[slice, Flags]]:
+    """Rows i and (rows, n) flags: True where case i is known to have its event before case j.
 
     Case i had the event and time_i < time_j, or the times are equal and j was censored; with
-    `fold` (n,) both were scored by the same model. Memory: 4 n².
+    `fold` (n,) both were scored by the same model. Memory: 4 bytes for each of PAIRS pairs.
     """
-    earlier = time[:, None] < time
-    tied = (time[:, None] == time) & ~event
-    pairs = event[:, None] & (earlier | tied)
-    if fold is not None:
-        pairs &= fold[:, None] == fold
-    return np.asarray(pairs)
+    for rows in row_blocks(len(time), len(time), PAIRS):
+        earlier = time[rows, None] < time
+        tied = (time[rows, None] == time) & ~event
+        pairs = event[rows, None] & (earlier | tied)
+        if fold is not None:
+            pairs &= fold[rows, None] == fold
+        yield rows, np.asarray(pairs)
+
+
+def row_blocks(num_rows: int, num_columns: int, most: int) -> Iterator[slice]:
+    """Slices of rows of a matrix, of at most `most` values each, or of one row."""
+    step = max(1, most // max(1, num_columns))
+    for start in range(0, num_rows, step):
+        yield slice(start, min(start + step, num_rows))
 
 
 def martingale_residuals(event: Flags, time: FloatVector) -> FloatVector:
@@ -87,16 +96,18 @@ def concordance(
     `fold` (n,) only risks of the same model are compared, and a fold counts by its pairs. The score
     is NaN if no pair is comparable.
 
-    Memory: 16 n².
+    Memory: 32 PAIRS bytes, and 8 (B, n).
 
     Source: Harrell et al., "Evaluating the yield of medical tests", JAMA 247 (1982).
     """
-    comparable = comparable_pairs(event, time, fold).astype(np.float64)
-    concordant = comparable * (np.sign(risk[:, None] - risk) / 2 + 0.5)
 
     def weighted(weights: Weights) -> FloatVector:
-        top = ((weights @ concordant) * weights).sum(axis=1)
-        bottom = ((weights @ comparable) * weights).sum(axis=1)
+        top, bottom = np.zeros((2, len(weights)))
+        for rows, pairs in comparable_pairs(event, time, fold):
+            comparable = pairs.astype(np.float64)
+            concordant = comparable * (np.sign(risk[rows, None] - risk) / 2 + 0.5)
+            top += ((weights @ concordant.T) * weights[:, rows]).sum(axis=1)
+            bottom += ((weights @ comparable.T) * weights[:, rows]).sum(axis=1)
         return ratio(top, bottom, empty=np.nan)
 
     return weighted
@@ -121,8 +132,10 @@ def survival_curve(event: Flags, time: FloatVector, groups: Groups) -> SurvivalC
     The variance of the log survival is the sum of squares of its derivatives by the weight of each
     patient. It is Greenwood's variance if each patient has one case.
 
-    Memory: 16 n T. Source: Kaplan and Meier, JASA 53 (1958); Kalbfleisch and Prentice (1980);
-    Williams, Biometrics 51 (1995): clusters.
+    Memory: 32 bytes for each of PAIRS pairs of a case and a time, or for all of one patient.
+
+    Source: Kaplan and Meier, JASA 53 (1958); Kalbfleisch and Prentice (1980); Williams, Biometrics
+    51 (1995): clusters.
     """
     from scipy.special import ndtri
 
@@ -131,13 +144,21 @@ def survival_curve(event: Flags, time: FloatVector, groups: Groups) -> SurvivalC
     died = np.array([int(event[time == t].sum()) for t in times])
     survival = np.cumprod(1 - died / at_risk)
     hazard = died / at_risk
-    surplus = (time[:, None] == times) & event[:, None]
-    residual = surplus - (time[:, None] >= times) * hazard
-    of_patient = np.zeros((groups.total, len(times)))
-    np.add.at(of_patient, groups.codes, residual)
+    squares = np.zeros(len(times))
     with np.errstate(divide="ignore", invalid="ignore"):
-        influence = np.cumsum(of_patient / (at_risk - died), axis=1)
-        spread = np.sqrt((influence**2).sum(axis=0)) / np.log(survival)
+        weight = 1 / (at_risk - died)
+        order = np.argsort(groups.codes, kind="stable")
+        counts = np.bincount(groups.codes, minlength=groups.total)
+        ends = np.cumsum(counts)
+        starts = ends - counts
+        for patients in row_blocks(groups.total, len(times), PAIRS):
+            rows = order[starts[patients.start] : ends[patients.stop - 1]]
+            surplus = (time[rows, None] == times) & event[rows, None]
+            residual = surplus - (time[rows, None] >= times) * hazard
+            of_patient = np.zeros((patients.stop - patients.start, len(times)))
+            np.add.at(of_patient, groups.codes[rows] - patients.start, residual)
+            squares += (np.cumsum(of_patient * weight, axis=1) ** 2).sum(axis=0)
+        spread = np.sqrt(squares) / np.log(survival)
         reach = float(ndtri(1 - TAIL)) * spread
         low = survival ** np.exp(-reach)
         high = survival ** np.exp(reach)

@@ -321,7 +321,8 @@ def forecast(study: Study) -> Iterator[str]:
     rows, fold = test_rows(study)
     truth = cohort.array[rows]
     if cohort.target.kind in ("cox", "discrete"):
-        pairs = comparable_pairs(truth[:, 0] == 1, truth[:, 1], fold).sum()
+        blocks = comparable_pairs(truth[:, 0] == 1, truth[:, 1], fold)
+        pairs = sum(int(block.sum()) for _, block in blocks)
         if not pairs:
             raise DatasetError(
                 "folds must have cases whose times can be compared, got none in "

@@ -74,7 +74,7 @@ def write_validation(
         table: file with the labels.
         results: folder of the embeddings.
 
-    Memory: BLOCK_BYTES of weights, 16 n² bytes for survival, and `read_slides`.
+    Memory: BLOCK_BYTES of weights, and `read_slides`.
 
     Raises DatasetError: no case is left, or no two times can be compared.
     """

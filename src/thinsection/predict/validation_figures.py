@@ -318,7 +318,8 @@ def _survival(rows: Tested, lock: Lock) -> tuple[dict[str, Score], Document, lis
         time=rows.truth[:, 1],
         risk=rows.target.risk(rows.answers),
     )
-    if not comparable_pairs(cases.event, cases.time, rows.fold).any():
+    blocks = comparable_pairs(cases.event, cases.time, rows.fold)
+    if not any(block.any() for _, block in blocks):
         raise DatasetError(
             "labels must contain two cases whose times can be compared, got none in "
             f"{len(cases.time)} cases; add cases with an event before the end of another case"
