@@ -1,6 +1,7 @@
 """Embeddings are given to nobody before the file that they stand in was checked."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import h5py
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from thinsection.errors import InvalidInputError, StoreError
+from thinsection.store import tile_tables
 from thinsection.store.hdf5 import CHECKSUM, add_dataset
 from thinsection.store.ledger import SlideLedger, StageRecord
 from thinsection.store.tile_tables import EmbeddingRows
@@ -179,3 +181,106 @@ def test_a_checked_file_is_checked_once(tmp_path: Path) -> None:
     assert not (rows[[1, 2]] == first).all()
     with pytest.raises(StoreError, match="bytes that were written"):
         EmbeddingRows(path)[[1, 2]]
+
+
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that have just been written count as old."""
+    monkeypatch.setattr(tile_tables, "_SETTLED_NS", -(10**12))
+    monkeypatch.setattr(tile_tables, "_CHECKED", {})
+
+
+def count_checks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Files whose values are read for a check, from now on."""
+    checked: list[Path] = []
+    read_blocks, read_values = tile_tables.read_blocks, tile_tables.read_values
+
+    def blocks(
+        dataset: h5py.Dataset, path: Path, num_rows: int
+    ) -> Iterator[np.ndarray]:
+        checked.append(path)
+        return read_blocks(dataset, path, num_rows)
+
+    def values(file: h5py.File, name: str, path: Path) -> np.ndarray:
+        if name == "features":
+            checked.append(path)
+        return read_values(file, name, path)
+
+    monkeypatch.setattr(tile_tables, "read_blocks", blocks)
+    monkeypatch.setattr(tile_tables, "read_values", values)
+    return checked
+
+
+Reader = Callable[[Path], np.ndarray]
+
+
+def read_whole(path: Path) -> np.ndarray:
+    return np.asarray(EmbeddingRows(path)[:])
+
+
+def read_some(path: Path) -> np.ndarray:
+    return np.asarray(EmbeddingRows(path)[3:])
+
+
+def read_blockwise(path: Path) -> np.ndarray:
+    return np.concatenate([*EmbeddingRows(path).checked_blocks(50)])
+
+
+READERS = (read_whole, read_some, read_blockwise)
+
+
+def test_one_process_checks_the_values_of_a_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(monkeypatch)
+    paths = results(tmp_path, "a", "b")
+    checked = count_checks(monkeypatch)
+    for read in READERS:
+        assert [read(path)[-1, 0] for path in paths] == [
+            h5py.File(path)["features"][-1, 0]  # type: ignore[index]
+            for path in paths
+        ]
+    assert checked == paths
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_file_that_has_changed_is_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Reader
+) -> None:
+    """Also if its size and its time of change are put back."""
+    settled(monkeypatch)
+    first, second = results(tmp_path, "a", "b")
+    for path in (first, second):
+        read(path)
+    before = first.stat()
+    with h5py.File(first, "r+") as file:
+        file["features"][5, 5] += 1  # type: ignore[index]
+    os.utime(first, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert first.stat().st_size == before.st_size
+    with pytest.raises(StoreError, match="bytes that were written"):
+        read(first)
+    read(second)
+
+
+def test_a_file_that_was_just_written_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tile_tables, "_CHECKED", {})
+    (path,) = results(tmp_path, "a")
+    checked = count_checks(monkeypatch)
+    for _ in range(2):
+        read_whole(path)
+    assert checked == [path, path]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_the_ledger_of_a_known_file_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Reader
+) -> None:
+    settled(monkeypatch)
+    first, second = results(tmp_path, "a", "b")
+    for path in (first, second):
+        read(path)
+    damaged_ledger(first, second)
+    with pytest.raises(StoreError, match=r"slide\.json"):
+        read(first)
+    read(second)

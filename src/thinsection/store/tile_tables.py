@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,12 @@ OWN_COLUMN = "column_"
 
 # Bytes of a file that a check reads at a time.
 _BLOCK_BYTES = 8 * MIB
+
+# Files whose values this process has compared with their checksums, and what told them from others
+# then: device, number, size, and times of the last changes.
+_CHECKED: dict[Path, tuple[int, ...]] = {}
+# Time stamps are coarse: a file that has just been written may be written again with the same ones.
+_SETTLED_NS = 5 * 10**9
 
 RowIndex = slice | int | Sequence[int] | npt.NDArray[np.integer] | npt.NDArray[np.bool_]
 
@@ -143,7 +150,8 @@ class EmbeddingRows:
 
     Before the first rows are returned, the whole file is checked: its checksums, its coordinates,
     the slide's ledger, and that all values are finite. A file of another tool without checksums
-    is read without this check.
+    is read without this check. Values that this process has checked are not checked again, as long
+    as the file is the same by its number, size and times, and these are older than five seconds.
 
     Scattered rows are read directly from their offsets. A compressed file is read completely (files
     of ours, TRIDENT and CLAM are not compressed). A single vector has the shape (1, D).
@@ -218,9 +226,9 @@ class EmbeddingRows:
             StoreError: the file is damaged, or not the one that the slide's ledger lists.
             InvalidInputError: a value is not finite.
         """
-        if not self._is_checked:
+        if not self._is_known():
             row_bytes = self.dtype.itemsize * self.shape[1]
-            for _ in self.checked_blocks(max(1, _BLOCK_BYTES // max(1, row_bytes))):
+            for _ in self._checking(max(1, _BLOCK_BYTES // max(1, row_bytes))):
                 pass
 
     def checked_blocks(self, num_rows: int) -> Iterator[Embeddings]:
@@ -233,9 +241,20 @@ class EmbeddingRows:
         Raises:
             StoreError, InvalidInputError: see `check`.
         """
-        if self._is_checked:
-            yield from self.blocks(num_rows)
-            return
+        yield from (self.blocks if self._is_known() else self._checking)(num_rows)
+
+    def _is_known(self) -> bool:
+        """True if this process has checked the values; what stands beside them is checked again."""
+        known = _CHECKED.get(self._path)
+        if not self._is_checked and known and known == _stamp(self._path):
+            with open_h5(self._path) as file:
+                self._check_beside(file, self._dataset(file))
+            self._is_checked = True
+        return self._is_checked
+
+    def _checking(self, num_rows: int) -> Iterator[Embeddings]:
+        """`checked_blocks` of a file that is not known."""
+        stamp = _stamp(self._path)
         with open_h5(self._path) as file:
             data = self._dataset(file)
             self._check_beside(file, data)
@@ -248,7 +267,14 @@ class EmbeddingRows:
                 first_row += len(values)
                 for start in range(0, len(values), num_rows):
                     yield values[start : start + num_rows]
+        self._note_checked(stamp)
+
+    def _note_checked(self, stamp: tuple[int, ...]) -> None:
+        """The file that had this stamp before the check has no damage."""
         self._is_checked = True
+        age_ns = time.time_ns() - max(stamp[-2:], default=time.time_ns())
+        if age_ns > _SETTLED_NS and stamp == _stamp(self._path):
+            _CHECKED[self._path] = stamp
 
     def blocks(self, num_rows: int) -> Iterator[Embeddings]:
         """Yields all rows in blocks of `num_rows`; the last one may be smaller.
@@ -278,15 +304,16 @@ class EmbeddingRows:
         )
 
     def _read_whole(self) -> Values:
+        stamp = _stamp(self._path)
         with open_h5(self._path) as file:
             data = self._dataset(file)
-            if self._is_checked:
+            if self._is_known():
                 return np.asarray(data[...]).reshape(self.shape)
             self._check_beside(file, data)
             values = read_values(file, self._name(file), self._path)
         values = values.reshape(self.shape)
         check_finite(values, self._path)
-        self._is_checked = True
+        self._note_checked(stamp)
         return values
 
     def _read_scattered(
@@ -316,6 +343,15 @@ class EmbeddingRows:
 
     def __repr__(self) -> str:
         return f"<EmbeddingRows {self.shape} {self.dtype} in {self._path.name!r}>"
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Device, number, size and two times of a file; () if there is none."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def add_rows(file: "h5py.File", name: str, rows: EmbeddingRows, num_rows: int) -> None:
