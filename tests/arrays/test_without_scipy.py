@@ -34,6 +34,21 @@ def test_an_opening_by_a_square_is_scipys(shape: tuple[int, int], edge_px: int) 
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
+def test_a_median_around_each_pixel_is_scipys(
+    shape: tuple[int, int], dtype: type
+) -> None:
+    rng = np.random.default_rng(3)
+    image = (rng.random(shape) * 9).astype(dtype)
+    if dtype is not np.uint8:
+        image[rng.random(shape) < 0.4] = np.inf
+    expected = ndimage.median_filter(image, size=3, mode="nearest")
+    got = filters.median_around(NS, image)
+    assert got.dtype == expected.dtype
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.45, 0.6, 0.9, 1.0])
 @pytest.mark.parametrize("connectivity", [4, 8])
 def test_labels_and_their_numbers_are_scipys(

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
+
 from thinsection.arrays import Array, ArrayNamespace, filters, morphology
 from thinsection.arrays.bands import row_bands
 from thinsection.errors import ConfigError
@@ -151,7 +153,7 @@ class Focus(QcCheck, kind="focus"):
                 warnings=(f"{self.name}: no tissue whose focus can be measured",),
             )
         # the median removes specks and keeps borders
-        smooth = ns.ndimage.median_filter(ratio_by_block, size=3, mode="nearest")
+        smooth = filters.median_around(ns, ratio_by_block)
         del ratio_by_block
         measured = _finite_values(ns, smooth, tissue)
         usual = self.relative * float(
@@ -365,7 +367,7 @@ class _Sharpness:
         for blocks in (sharp, measured):
             table = xp.bincount(colour[blocks], minlength=edge**3)
             table = table.reshape(edge, edge, edge).astype(xp.float32)
-            tables.append(self._ns.ndimage.gaussian_filter(table, 1.0).ravel())
+            tables.append(_blurred_table(self._ns, table).ravel())
         share = tables[0] / xp.maximum(tables[1], _LEAST_WEIGHT)
         of_block = xp.empty(colour.shape, dtype=share.dtype)
         # an index by int32 is copied as int64, so colours are looked up band by band
@@ -486,6 +488,19 @@ def structure_amplitude(ns: ArrayNamespace, gray: Array, block_px: int) -> Array
     grid = filters.block_means(ns, gray, _STRUCTURE_PX)
     smooth = filters.gaussian(ns, grid, _STRUCTURE_SIGMA)
     return filters.block_means(ns, abs(grid - smooth), block_px // _STRUCTURE_PX)
+
+
+def _blurred_table(ns: ArrayNamespace, table: Array) -> Array:
+    """A cube under a Gaussian of one step along each axis, mirrored at its borders."""
+    kernel = filters.gaussian_kernel(1.0)
+    reach = len(kernel) // 2
+    steps = np.pad(np.eye(len(table)), ((reach, reach), (0, 0)), mode="symmetric")
+    weights = [kernel @ steps[row : row + len(kernel)] for row in range(len(table))]
+    matrix = ns.xp.asarray(np.stack(weights), dtype=table.dtype)
+    for _ in range(3):
+        # the first axis becomes the last
+        table = ns.xp.tensordot(table, matrix, axes=(0, 1))
+    return table
 
 
 def _glass_in_tissue(view: QcView) -> Array:
