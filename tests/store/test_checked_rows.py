@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from thinsection.errors import InvalidInputError, StoreError
-from thinsection.store import tile_tables
+from thinsection.store import hdf5, tile_tables
 from thinsection.store.hdf5 import CHECKSUM, add_dataset
 from thinsection.store.ledger import SlideLedger, StageRecord
 from thinsection.store.tile_tables import EmbeddingRows
@@ -192,7 +192,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 def count_checks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Files whose values are read for a check, from now on."""
     checked: list[Path] = []
-    read_blocks, read_values = tile_tables.read_blocks, tile_tables.read_values
+    read_blocks, read_values = hdf5.read_blocks, hdf5.read_values
 
     def blocks(
         dataset: h5py.Dataset, path: Path, num_rows: int
