@@ -52,14 +52,14 @@ _SUSPECT = 1.15
 # The sharpest tissue has at least this multiple of `min_ratio`; if not, the noise of the glass
 # exceeds that of the tissue, and is not subtracted.
 _SHARP_TIMES = 1.5
-# A block shows little but noise if its finest band has more than this multiple of the next band,
-# and less than this share of the 90th percentile of the tissue. White noise has 4.6 times as much
-# in the finest band, and sharp tissue 0.6 to 1.7 times.
+# On a slide without glass, a block shows little but noise if its finest band has more than this
+# multiple of the next band, and less than this share of the 90th percentile of the tissue. White
+# noise has 4.6 times as much in the finest band, and sharp tissue 0.6 to 1.7 times.
 _NOISE_TIMES = 2.5
 _NOISE_SHARE = 0.7
 # Percentile of the noise of these blocks that is subtracted; after the median, half of them would
 # keep some detail that is none.
-_NOISE_PERCENTILE = 90
+_NOISE_PERCENTILE = 90.0
 # µm/px; on coarser images blur is not visible.
 _COARSEST_MPP = 1.05
 # Image pixels per pixel of the grid of structures, and sigma on that grid: structures of 4 to 12 µm
@@ -409,30 +409,31 @@ class _Sharpness:
 
     def _ratio(self, tissue: Array) -> tuple[Array, float]:
         """Ratio per block, and the ratio of the slide's sharp tissue."""
-        ratio = self._ratio_without(self._noise_blocks(tissue))
+        ratio = self._ratio_without(*self._noise_blocks(tissue))
         sharp = self._sharp(ratio, tissue)
         if sharp <= _SHARP_TIMES * self._check.min_ratio:
             # the tissue has less noise than the glass, so nothing is subtracted
-            ratio = self._ratio_without(self._glass & False)
+            ratio = self._ratio_without(self._glass & False, 50.0)
             sharp = self._sharp(ratio, tissue)
         return ratio, sharp
 
-    def _noise_blocks(self, tissue: Array) -> Array:
-        """Blocks that show little but noise: of glass, or of tissue without detail, bool."""
+    def _noise_blocks(self, tissue: Array) -> tuple[Array, float]:
+        """Blocks that show little but noise, bool, and the percentile of them that is the noise."""
         # light tissue that looks like glass has structures
-        blocks = self._glass & (self._structures < _LEAST_STRUCTURE)
-        if bool(tissue.any()):
-            fine, coarse = self._bands
-            strong = self._ns.xp.percentile(fine[tissue], 90, overwrite_input=True)
-            blocks |= (fine > _NOISE_TIMES * coarse) & (fine < _NOISE_SHARE * strong)
-        return blocks & self._read_blocks
+        glass = self._glass & (self._structures < _LEAST_STRUCTURE) & self._read_blocks
+        if bool(glass.any()) or not bool(tissue.any()):
+            return glass, 50.0
+        fine, coarse = self._bands
+        strong = self._ns.xp.percentile(fine[tissue], 90, overwrite_input=True)
+        noisy = (fine > _NOISE_TIMES * coarse) & (fine < _NOISE_SHARE * strong)
+        return noisy & self._read_blocks, _NOISE_PERCENTILE
 
     def _sharp(self, ratio: Array, tissue: Array) -> float:
         if not bool(tissue.any()):
             return 0.0
         return float(self._ns.xp.percentile(ratio[tissue], 75, overwrite_input=True))
 
-    def _ratio_without(self, noisy: Array) -> Array:
+    def _ratio_without(self, noisy: Array, percentile: float) -> Array:
         """Ratio per block, after subtracting the light noise measured in some blocks."""
         xp = self._ns.xp
         noise = [0.0, 0.0]
@@ -440,7 +441,7 @@ class _Sharpness:
             # the variance of light noise is proportional to the light
             light = filters.gray_from_rgb(self._ns, self._rgb[noisy]) + 0.01
             noise = [
-                float(xp.percentile(band[noisy] ** 2 / light, _NOISE_PERCENTILE))
+                float(xp.percentile(band[noisy] ** 2 / light, percentile))
                 for band in self._bands
             ]
         ratio = xp.empty(noisy.shape)
