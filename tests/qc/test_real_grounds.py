@@ -16,6 +16,7 @@ from PIL import Image
 # Copies are allowed to use and show pictures; none of these is in the package.
 LICENCES = {
     "Apache-2.0",
+    "Artistic-2.0",
     "BSD-3-Clause",
     "BSD-3-Clause-Clear",
     "CC-BY-NC-SA-4.0",
@@ -82,6 +83,17 @@ def test_a_density_and_polygons_make_the_truth_of_a_cut_picture(
     assert 4 * 100 <= (~inked.counted).sum() <= 6 * 100
 
 
+@pytest.mark.parametrize("brightness", [0.6, 0.8])
+def test_the_truth_under_a_dim_lamp_is_relative_to_its_glass(
+    checkouts: Path, brightness: float
+) -> None:
+    folder = fetched(PICTURE, checkouts)
+    bright = PICTURE.truth(folder).tissue
+    dim = (PICTURE.read(folder) * brightness).astype(np.uint8)
+    Image.fromarray(dim).save(folder / "drawn.png")
+    assert (PICTURE.truth(folder).tissue == bright).mean() > 0.99
+
+
 def test_the_mask_of_the_owner_is_the_truth_where_there_is_one(checkouts: Path) -> None:
     box = (10, 20, 110, 80)
     owned = replace(PICTURE, density=0.0, mask_path="docs/mask.png", mask_box=box)
@@ -105,7 +117,7 @@ def test_every_picture_has_one_role_a_licence_and_a_truth() -> None:
     roles = [ground.role for ground in table]
     assert roles.count("chosen") >= 10
     assert roles.count("judge") >= 15
-    assert roles.count("blind") >= 7
+    assert roles.count("blind") >= 3
 
 
 @pytest.mark.parametrize(

@@ -417,6 +417,79 @@ def test_thick_cores_and_thin_strands_beside_tissue_are_judged(seed: int) -> Non
     assert not any("thinner" in warning for warning in outcome.warnings)
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_thin_cores_that_the_artefact_network_adds_are_judged(seed: int) -> None:
+    image, places = thin_cores(40.0, seed=seed)
+    view = view_of(image)
+    check = load_pipeline("auto").checks[0]
+    maps = {name: np.zeros(places.shape, np.uint8) for name in CLASSES}
+    nothing_added = check(replace(view, artefact_maps=lambda: maps))
+    assert "thinner than 80 µm" in nothing_added.warnings[-1]
+    added = maps | {"tissue": places.astype(np.uint8) * 230}
+    outcome = check(replace(view, artefact_maps=lambda: added))
+    assert outcome.mask_use is not None
+    assert iou(outcome.mask_use, places) > 0.9
+    assert not any("thinner" in warning for warning in outcome.warnings)
+    assert outcome.unjudged_area is None
+
+
+def on_clipped_glass(seed: int, *, px_um: float) -> tuple[np.ndarray, np.ndarray]:
+    """A section of 12 x 9 mm on glass that is clipped to pure white, and its place."""
+    rng = np.random.default_rng(seed)
+    height, width = round(12_000 / px_um), round(16_000 / px_um)
+    rows, columns = np.mgrid[:height, :width]
+    angle = np.arctan2(rows - height / 2, columns - width / 2)
+    radius = 1 + 0.12 * np.sin(3 * angle + rng.uniform(0, 6))
+    across = (columns - width / 2) / (0.37 * width)
+    down = (rows - height / 2) / (0.37 * height)
+    place = np.hypot(across, down) < radius
+    image = np.full((height, width, 3), 262.0)
+    image[place] = (rng.normal(0, 12, (height, width, 1)) + PINK)[place]
+    image = ndimage.gaussian_filter(image, (0.5, 0.5, 0))
+    return image.clip(0, 255).round().astype(np.uint8), place
+
+
+@pytest.mark.parametrize("px_um", [24.0, 60.0])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_glass_that_is_clipped_to_white_keeps_the_rim_of_the_tissue(
+    seed: int, px_um: float
+) -> None:
+    image, place = on_clipped_glass(seed, px_um=px_um)
+    assert (image == 255).all(axis=2).mean() > 0.4
+    mask, _ = segment_tissue(image, TissueConfig(), px_um=px_um)
+    assert iou(mask, place) > 0.97
+    # white that was not scanned, beside dim glass, is no tissue either
+    scanned = np.full_like(place, True)
+    scanned[:, : place.shape[1] // 8] = False
+    scanned[: place.shape[0] // 8] = False
+    dim = np.where(scanned[..., None], np.minimum(image, 235), 255).astype(np.uint8)
+    mask, _ = segment_tissue(dim, TissueConfig(), px_um=px_um)
+    assert iou(mask, place & scanned) > 0.97
+
+
+@pytest.mark.parametrize("film", [(238, 224, 240), (232, 226, 236)])
+@pytest.mark.parametrize("px_um", [16.0, 60.0])
+def test_a_smooth_film_beside_tissue_is_no_tissue_and_pale_tissue_is(
+    px_um: float, film: tuple[int, int, int]
+) -> None:
+    rng = np.random.default_rng(round(px_um))
+    image = rng.normal(0, 1, (200, 300, 3)) + WHITE
+    tissue = np.zeros(image.shape[:2], dtype=bool)
+    tissue[30:170, 40:140] = True
+    smeared = np.zeros_like(tissue)
+    smeared[60:140, 140:170] = True
+    pale = np.zeros_like(tissue)
+    pale[30:170, 210:270] = True
+    texture = rng.normal(0, 12, (*tissue.shape, 1))
+    image[tissue] = (np.array((150, 70, 130)) + texture)[tissue]
+    image[smeared] = (rng.normal(0, 1, image.shape) + film)[smeared]
+    image[pale] = (0.7 * texture + film)[pale]
+    rgb = ndimage.gaussian_filter(image, (0.5, 0.5, 0)).clip(0, 255).astype(np.uint8)
+    mask, _ = segment_tissue(rgb, TissueConfig(), px_um=px_um)
+    assert iou(mask, tissue | pale) > 0.95
+    assert mask[smeared].mean() < 0.15
+
+
 def framed(side: int, *, crossed: bool) -> tuple[np.ndarray, np.ndarray]:
     """A slide of 12 x 9 mm at 16 µm/px with a frame along one side, and its tissue."""
     rng = np.random.default_rng(side)

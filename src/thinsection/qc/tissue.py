@@ -155,7 +155,7 @@ def tissue_mask(slide: Slide, config: TissueConfig | None = None) -> TissueMask:
         thumbnail=picture.thumbnail,
         stain=detected.stain,
         pen_fraction=pen_fraction,
-        warning=detected.warning,
+        warning=detected.warning_of(detected.mask),
     )
 
 

@@ -91,6 +91,10 @@ _BAND_ELONGATION = 4.0
 _GREY_COLOUR = 0.008
 _COLOURED_SHARE = 0.1
 
+# A film on the glass is as smooth as the glass, and has less than this fraction of the tissue's
+# density: a wash of stain, or the halo of a piece.
+_FILM_SHARE = 0.25
+
 # A smaller piece is dirt if less than a tenth of it has this fraction of the tissue's density. Pale
 # tissue of any size has more than the second value.
 _PALE_PIECE_UM2 = 1_000_000.0
@@ -143,6 +147,9 @@ _SHADE = 0.1
 _SHADE_COLOUR = 0.04
 _SHADE_TINT = 0.15
 _SHADE_REACH_UM = 80.0
+# Pure white was not scanned, and its margin is removed too, if at least this fraction of the px
+# beside it is glass. On real slides it is 0.81 to 1.0, and 0.50 to 0.61 where white is glass.
+_GLASS_BESIDE_WHITE = 0.7
 # Radius of the disk that closes gaps in solid tissue, and in the net of fat cells: gaps of up to
 # twice this width.
 _GAP_UM = 32.0
@@ -202,12 +209,13 @@ class Tissue(QcCheck, kind="tissue", removes_glass=True):
         outcome = view.left(view.mask_use & mask, self.name)
         scores = {**outcome.scores, "stain": detected.stain}
         outcome = replace(outcome, scores=scores, stain=detected.stain)
-        if not detected.warning:
+        warning = detected.warning_of(mask)
+        if not warning:
             return outcome
         return replace(
             outcome,
             unjudged_area=view.mask_use & mask,
-            warnings=(*outcome.warnings, f"{self.name}: {detected.warning}"),
+            warnings=(*outcome.warnings, f"{self.name}: {warning}"),
         )
 
     @property
@@ -223,9 +231,23 @@ class Detected:
     mask: Array  # bool (H, W)
     stain: Stain
     shows_glass: bool  # False if tissue fills the field
-    # says that the share of tissue was not judged: the mask is the area that single cells span, as
-    # in a smear, or the tissue is too thin; '' elsewhere
-    warning: str
+    # True if the mask is the area that single cells span, as in a smear
+    is_scattered: bool
+    # bool: coloured pieces that are too thin for the mask; a px is `factor` px of the mask wide
+    thin: Array
+    factor: int
+
+    def warning_of(self, mask: Array) -> str:
+        """Says why the share of tissue was not judged; '' if it was.
+
+        `mask` is the mask, or what a network left of it and added to it.
+        """
+        if self.is_scattered:
+            return _SCATTERED
+        sampled = mask[:: self.factor, :: self.factor]
+        thin_px = int((self.thin & ~sampled).sum())
+        is_thin = thin_px > _THIN_SHARE * (thin_px + int(sampled.sum()))
+        return _THIN if is_thin else ""
 
 
 def detect_tissue(
@@ -267,26 +289,25 @@ def detect_tissue(
     net = _find_net(ns, evidence.lines & ~near_solid, evidence.strong_lines, px)
     closed = _close(ns, mask | net, px(_GAP_UM))
     mask = morphology.opened_by_disk(ns, closed, px(32.0))
-    thin = closed & ~morphology.dilated_by_disk(ns, mask, px(_BESIDE_UM))
-    del closed  # frees memory
-    mask = morphology.fill_small(ns, mask, max(min_hole_px / area_factor, 1.0))
     # a piece that fills a field is kept, even if the field is smaller than the least piece
     least_piece = min(min_piece_px / area_factor, mask.size / 2)
+    thin = closed & ~morphology.dilated_by_disk(ns, mask, px(_BESIDE_UM))
+    del closed  # frees memory
+    thin = morphology.drop_small(ns, thin, least_piece)
+    thin = morphology.mostly(ns, thin, evidence.coloured, 0.5)
+    mask = morphology.fill_small(ns, mask, max(min_hole_px / area_factor, 1.0))
     mask = morphology.drop_small(ns, mask, least_piece)
     mask = morphology.mostly(ns, mask, evidence.coloured, _COLOURED_SHARE)
     large = morphology.drop_small(ns, mask, _PALE_PIECE_UM2 / (px_um * factor) ** 2)
     mask = large | morphology.mostly(ns, mask & ~large, evidence.dense, _DENSE_PART)
-    warning = ""
-    if _is_scattered(ns, evidence, mask):
-        warning = _SCATTERED
-    elif _is_thin(ns, evidence, thin, mask, least_piece):
-        warning = _THIN
     enlarged = mask.repeat(factor, axis=0).repeat(factor, axis=1)
     return Detected(
         mask=enlarged[: rgb.shape[0], : rgb.shape[1]],
         stain=_measure_stain(ns, absorption, mask),
         shows_glass=shows_glass,
-        warning=warning,
+        is_scattered=_is_scattered(ns, evidence, mask),
+        thin=thin,
+        factor=factor,
     )
 
 
@@ -473,10 +494,10 @@ def _find_evidence(
     outside = _find_outside(ns, light, textured, px)
     outside |= _find_frame(ns, body | ~light.seen, px, px_um)
     body &= ~outside
-    grey, coloured, dense_parts = _find_grey(ns, light, body)
-    outside |= grey
-    body &= ~grey
-    del grey
+    dirt, coloured, dense_parts = _find_dirt(ns, light, body, textured)
+    outside |= dirt
+    body &= ~dirt
+    del dirt
     closed = _close(ns, body, px(_GAP_UM))
     return _Evidence(
         body=morphology.opened_by_disk(ns, closed, px(_THIN_UM)),
@@ -489,13 +510,13 @@ def _find_evidence(
     )
 
 
-def _find_grey(
-    ns: ArrayNamespace, light: _Light, body: Array
+def _find_dirt(
+    ns: ArrayNamespace, light: _Light, body: Array, textured: float
 ) -> tuple[Array, Array, Array]:
-    """Masks of grey matter, and of pixels with enough colour and density for a piece of tissue.
+    """Masks of dirt, and of pixels with enough colour and density for a piece of tissue.
 
-    On a slide without coloured tissue nothing is grey, and all pixels have enough colour. On a
-    faint slide all have enough density.
+    Dirt is grey matter, or a film. On a slide without coloured tissue nothing is dirt, and all
+    pixels have enough colour. On a faint slide nothing is dirt, and all have enough density.
     """
     xp = ns.xp
     nowhere = xp.zeros_like(body)
@@ -519,7 +540,11 @@ def _find_grey(
     is_coloured = float(xp.quantile(light.colour[strong], 0.1)) > 2 * _GREY_COLOUR
     coloured = light.colour > _GREY_COLOUR if is_coloured else ~nowhere
     dense = light.near > min(_PALE_SHARE * usual, _MOST_PALE)
-    return grey | band, coloured, dense
+    dirt = grey | band
+    if is_coloured and bool(light.glass.any()):
+        is_smooth = light.texture < textured
+        dirt |= body & is_smooth & (light.near < _FILM_SHARE * usual)
+    return dirt, coloured, dense
 
 
 def _find_frame(ns: ArrayNamespace, dark: Array, px: Px, px_um: float) -> Array:
@@ -588,10 +613,20 @@ def _find_outside(ns: ArrayNamespace, light: _Light, textured: float, px: Px) ->
     shade = (light.near > _SHADE) & (light.colour < tint)
     shade &= light.texture < xp.maximum(textured, 0.06 * light.near)
     edge = morphology.at_border(ns, shade | ~light.seen)
+    white = edge & ~light.seen & (light.near < _PALE)
+    if not _is_unscanned(ns, light, white):
+        edge &= ~white
     outside = ~light.seen
     if bool(edge.any()):
         outside |= morphology.dilated_by_disk(ns, edge, px(_SHADE_REACH_UM))
     return outside
+
+
+def _is_unscanned(ns: ArrayNamespace, light: _Light, white: Array) -> bool:
+    """True if glass lies beside pure white; tissue lies beside glass that is clipped to white."""
+    beside = morphology.dilated_by_square(ns, white, 3) & ~white
+    glass_px = int((beside & light.glass).sum())
+    return glass_px >= _GLASS_BESIDE_WHITE * int(beside.sum())
 
 
 def _is_scattered(ns: ArrayNamespace, evidence: _Evidence, mask: Array) -> bool:
@@ -610,20 +645,6 @@ def _is_scattered(ns: ArrayNamespace, evidence: _Evidence, mask: Array) -> bool:
         return False
     cores = ~morphology.dilated_by_square(ns, ~dark, _TOUCHING_PX)
     return _largest(ns, cores) < _LARGEST_SPECK_SHARE * int(cores.sum())
-
-
-def _is_thin(
-    ns: ArrayNamespace,
-    evidence: _Evidence,
-    thin: Array,
-    mask: Array,
-    least_piece: float,
-) -> bool:
-    """True if much of what is found is coloured, and too thin for the mask."""
-    thin = morphology.drop_small(ns, thin, least_piece)
-    thin = morphology.mostly(ns, thin, evidence.coloured, 0.5)
-    thin_px = int(thin.sum())
-    return thin_px > _THIN_SHARE * (thin_px + int(mask.sum()))
 
 
 def _largest(ns: ArrayNamespace, mask: Array) -> int:
