@@ -123,24 +123,16 @@ def test_fluid_of_the_hue_of_a_stain_in_a_round_area_is_no_layer_and_a_dot_of_in
         assert bool(found[:, 75:].any()) == is_ink
 
 
-# Cosines of the angle to the hue of the walls: 0.91, 0.94.
-NEAR_WALLS = {"brown": (0.22, 0.4, 0.4), "violet": (0.45, 0.35, 0.2)}
-
-
-@pytest.mark.parametrize(
-    "color",
-    [COLORS["blue"], COLORS["orange"], *NEAR_WALLS.values()],
-    ids=["blue", "orange", *NEAR_WALLS],
-)
+@pytest.mark.parametrize("name", ["blue", "orange"])
 def test_a_stroke_that_ends_in_a_dense_lesion_is_a_layer_up_to_there(
-    color: Colors, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network takes the lesion for ink, too. Unlike ink, its density changes slowly."""
     lesion = box(30, 100, 90, 150)
     stroke = box(55, 69, 15, 130)
     shades = lesion * np.linspace(0, 3.0, SHAPE[1]) ** 2 / 4
     density = lung() + shades[..., None] * WALLS
-    picture = seen(density + stroke[..., None] * np.array(color))
+    picture = seen(density + stroke[..., None] * np.array(COLORS[name]))
     found = layers(picture, 0.9 * (lesion | stroke), monkeypatch)
     assert found[stroke & ~lesion].mean() > 0.8
     assert found[lesion & ~stroke].mean() < 0.05

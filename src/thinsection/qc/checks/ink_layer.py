@@ -73,12 +73,11 @@ _LEAST_FINE = 0.045
 _FINE_RATIO = (0.5, 1.7)
 # A region is cut at most so often. It is not cut if the median deviation of its density is at most
 # this share of it. Parts have no bridges narrower than twice this radius, and at least so many
-# pixels. Their hue is not that of the tissue: largest cosine of the angle.
+# pixels. Their hue is not that of the tissue.
 _MOST_CUTS = 3
 _ONE_SHADE = 0.05
 _LEAST_RADIUS_PX = 1.5
 _LEAST_SHADE_PX = 25
-_CUT_HUE = 0.95
 # A stroke is longer than wide: least area in squares of its largest width.
 LEAST_LENGTH = 2.0
 # Holes of at most this share of a region do not make it a stroke, as the inside of a ring does.
@@ -213,7 +212,7 @@ def _num_possible(region: MaskArray, part: _Part) -> int:
     colors = part.colors[region]
     lengths = np.linalg.norm(colors, axis=1) * np.linalg.norm(tissue)
     is_likely = part.probability[region] > _LEAST_MEAN
-    return int(np.count_nonzero(is_likely & (colors @ tissue < _CUT_HUE * lengths)))
+    return int(np.count_nonzero(is_likely & (colors @ tissue < _OTHER_HUE * lengths)))
 
 
 def _cut(part: _Part, within: tuple[slice, ...]) -> _Part:
@@ -271,7 +270,7 @@ def _layer(
         # a gap in a region does not make it a stroke
         whole = fill_small(ns, region, HOLE_SHARE * np.count_nonzero(region))
         is_stroke = length_of(ns, whole) > LEAST_LENGTH
-        if not is_stroke or (is_cut and cosine > _CUT_HUE):
+        if is_cut or not is_stroke:
             return nothing
     if cosine > _TISSUE_HUE and uneven > _UNEVEN_OF_TISSUE:
         return nothing
