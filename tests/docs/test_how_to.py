@@ -1,16 +1,29 @@
 """Every script of docs/how-to runs as it stands, in a folder of its own, in another process."""
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+import subprocess
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.support.warm_scripts import warm_process
+from tests.support.warm_python import warm_python
 
 from .pages import ROOT
 
 SCRIPTS = sorted((ROOT / "docs" / "how-to").glob("*.py"))
+# runs scripts one after the other, each in a new folder of its name
+ONE_AFTER_THE_OTHER = """
+import os, runpy, sys
+from pathlib import Path
+
+top = Path.cwd()
+for script in map(Path, sys.argv[1:]):
+    (top / script.stem).mkdir()
+    os.chdir(top / script.stem)
+    sys.argv = [str(script)]
+    runpy.run_path(str(script), run_name="__main__")
+"""
 
 
 def packages_of(script: Path) -> set[str]:
@@ -39,23 +52,25 @@ def grouped() -> list[list[Path]]:
 
 
 @pytest.fixture(scope="module")
-def run_scripts() -> Iterator[Callable[[Sequence[Path], Path], None]]:
-    with warm_process() as run:
-        yield run
+def python() -> Iterator[str]:
+    with warm_python() as program:
+        yield program
 
 
 @pytest.mark.check
 @pytest.mark.parametrize(
     "scripts", grouped(), ids=lambda paths: " ".join(path.stem for path in paths)
 )
-def test_a_script_runs(
-    scripts: list[Path],
-    tmp_path: Path,
-    run_scripts: Callable[[Sequence[Path], Path], None],
-) -> None:
+def test_a_script_runs(scripts: list[Path], tmp_path: Path, python: str) -> None:
     packages = {name for script in scripts for name in packages_of(script)}
     missing = [name for name in sorted(packages) if not find_spec(name)]
     if missing:
         names = " and ".join(script.name for script in scripts)
         pytest.skip(f"{names} needs {', '.join(missing)}")
-    run_scripts(scripts, tmp_path)
+    ended = subprocess.run(
+        [python, "-c", ONE_AFTER_THE_OTHER, *map(str, scripts)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -25,6 +25,6 @@ def hangs(device: str, smoke: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    gpu_proof.STEP_S = 1
+    gpu_proof.SMOKE_LIMITS_S = (600.0, 1)
     known = {"a": good, "b": good, "c": wrong, "d": dies, "e": hangs, "f": good}
     gpu_proof.main(lambda: known, "tests.support.failing_proof")
