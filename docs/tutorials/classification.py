@@ -1,6 +1,6 @@
 # %% [markdown]
 # # Train a classifier
-# From 60 slides and a table to a model with scores that hold, its page, and predictions of new slides. The slides are
+# From 40 slides and a table to a model with scores that hold, its page, and predictions of new slides. The slides are
 # generated: the nuclei of the high-grade ones are twice as large. Put your folder and your table in their place.
 
 # %%
@@ -18,7 +18,7 @@ from thinsection.testing.synthetic import write_he_slide
 folder = Path(tempfile.mkdtemp())
 slides, rows = folder / "slides", []
 slides.mkdir()
-for number in range(60):
+for number in range(40):
     high = number % 2
     size, mpp = ((1200, 900), 0.5) if high else ((2400, 1800), 0.25)
     write_he_slide(slides / f"s{number:02}.svs", size, seed=number, mpp=mpp)

@@ -1,6 +1,6 @@
 # %% [markdown]
 # # From a model to a heatmap in QuPath
-# A model that was trained on one label a slide says of every tile what it adds to the answer. Here 60 slides are
+# A model that was trained on one label a slide says of every tile what it adds to the answer. Here 40 slides are
 # generated, every other one with a small patch of crowded nuclei, and the model never hears where it lies. The end is a
 # picture, a sheet of the top tiles, and a file that QuPath opens.
 
@@ -43,7 +43,7 @@ def write_slide(path, number, lesion):
 
 
 rows = []
-for number in range(60):
+for number in range(40):
     lesion = (250 + number * 6, 150 + number * 4, 380) if number % 2 else None
     write_slide(slides / f"s{number:02}.tif", number, lesion)
     rows.append({"slide_id": f"s{number:02}", "lesion": "yes" if lesion else "no"})

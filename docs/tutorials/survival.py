@@ -1,6 +1,6 @@
 # %% [markdown]
 # # Train on survival
-# 60 slides, a time and an event: the larger the nuclei, the earlier the event. The slides are generated.
+# 40 slides, a time and an event: the larger the nuclei, the earlier the event. The slides are generated.
 
 # %%
 import tempfile
@@ -18,7 +18,7 @@ from thinsection.testing.synthetic import write_he_slide
 folder, rng = Path(tempfile.mkdtemp()), np.random.default_rng(0)
 slides, rows = folder / "slides", []
 slides.mkdir()
-for number in range(60):
+for number in range(40):
     mpp = float(
         rng.uniform(0.25, 0.5)
     )  # of the file; at the tiles' 0.5 nuclei are mpp / 0.5 as large
