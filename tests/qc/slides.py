@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Self
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image
+from tests.support.pixel_examples import STAINS, tissue_picture
 
 from thinsection.types import CoordsL0, Level, Mpp, PointL0, RgbArray, Size, TileArray
 
@@ -23,6 +25,15 @@ REAL = (
 needs_real_slide = pytest.mark.skipif(
     not REAL.exists(), reason=f"{REAL.name} is not under THINSECTION_TEST_SLIDES"
 )
+
+
+@cache
+def drawn_tissue(edge_px: int = 900, stain: int = 0) -> npt.NDArray[np.uint8]:
+    """(edge_px, edge_px - 140, 3), 0.5 µm/px; drawn once a process, so nobody writes into it."""
+    light = tissue_picture(np.random.default_rng(3), edge_px, STAINS[stain])
+    picture = np.asarray((light * 255).astype(np.uint8)[:, : edge_px - 140])
+    picture.setflags(write=False)
+    return picture
 
 
 class ArraySlide:

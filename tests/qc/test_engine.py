@@ -1,6 +1,7 @@
 """Whole pipelines on slides that are unlike what the checks were made for."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image
-from tests.qc.slides import ArraySlide, reduced
-from tests.support.pixel_examples import STAINS, tissue_picture
+from tests.qc.slides import ArraySlide, drawn_tissue, reduced
 
 import thinsection
 from thinsection.qc import (
@@ -29,34 +29,35 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def tissue(edge_px: int = 900, stain: int = 0) -> npt.NDArray[np.uint8]:
-    light = tissue_picture(np.random.default_rng(3), edge_px, STAINS[stain])
-    return np.asarray((light * 255).astype(np.uint8)[:, : edge_px - 140])
-
-
 def plain(value: int, shape: tuple[int, int] = (900, 700)) -> npt.NDArray[np.uint8]:
     return np.full((*shape, 3), value, dtype=np.uint8)
 
 
+# how its pixels are made, what is stated of it, and the warning
+ODD_SLIDES: dict[str, tuple[Callable[[], npt.NDArray[np.uint8]], dict[str, Any], str]]
 ODD_SLIDES = {
-    "white": ([plain(243)], {}, "of one colour"),
-    "black": ([plain(0)], {}, "of one colour"),
-    "fluorescence": ([(tissue() * 0.1).astype(np.uint8)], {}, "background is dark"),
-    "ihc": ([tissue(stain=3)], {}, "much of the tissue is brown"),
+    "white": (lambda: plain(243), {}, "of one colour"),
+    "black": (lambda: plain(0), {}, "of one colour"),
+    "fluorescence": (
+        lambda: (drawn_tissue() * 0.1).astype(np.uint8),
+        {},
+        "background is dark",
+    ),
+    "ihc": (lambda: drawn_tissue(stain=3), {}, "much of the tissue is brown"),
     "no mpp": (
-        [tissue()],
+        drawn_tissue,
         {"slide_mpp": None},
         "states no resolution, so 0.5 µm/px is assumed from its 20x",
     ),
-    "no power": ([tissue()], {"objective_power": None}, "states no objective power"),
+    "no power": (drawn_tissue, {"objective_power": None}, "states no objective power"),
     "neither": (
-        [tissue()],
+        drawn_tissue,
         {"slide_mpp": None, "objective_power": None},
         "neither resolution nor objective power, so",
     ),
-    "not square": ([tissue()], {"slide_mpp": (0.5, 0.6)}, "pixels are not square"),
-    "tiny": ([plain(200, (9, 7))], {}, "only 9 pixels long"),
-    "one px": ([plain(200, (1, 1))], {}, "only 1 pixel long"),
+    "not square": (drawn_tissue, {"slide_mpp": (0.5, 0.6)}, "pixels are not square"),
+    "tiny": (lambda: plain(200, (9, 7)), {}, "only 9 pixels long"),
+    "one px": (lambda: plain(200, (1, 1)), {}, "only 1 pixel long"),
 }
 
 
@@ -65,8 +66,8 @@ ODD_SLIDES = {
 def test_an_odd_slide_is_a_row_with_a_warning_under_every_preset(
     odd: str, preset: str, cache: Path
 ) -> None:
-    levels, facts, warning = ODD_SLIDES[odd]
-    slide = ArraySlide(levels, **facts)  # type: ignore[arg-type]
+    draw, facts, warning = ODD_SLIDES[odd]
+    slide = ArraySlide([draw()], **facts)
     result = run_qc(slide, load_pipeline(preset), cache_dir=cache)
     row = result.row
     assert 0 <= float(row["pixels_to_use"]) <= result.mask_use.size
@@ -93,7 +94,7 @@ def pipeline(*checks: dict[str, Any], **settings: Any) -> Pipeline:
 def test_a_by_example_check_holds_in_the_end_even_where_a_later_one_fills_it(
     cache: Path, tmp_path: Path
 ) -> None:
-    rgb = tissue()
+    rgb = drawn_tissue().copy()
     ink = np.zeros(rgb.shape[:2], dtype=bool)
     ink[400:480, 300:420] = True
     rgb[ink] = (30, 40, 140)
@@ -115,7 +116,7 @@ def test_a_by_example_check_holds_in_the_end_even_where_a_later_one_fills_it(
 
 
 def test_the_work_size_follows_objective_power_or_mpp_as_asked() -> None:
-    slide = ArraySlide([tissue()], slide_mpp=(0.25, 0.25), objective_power=20.0)
+    slide = ArraySlide([drawn_tissue()], slide_mpp=(0.25, 0.25), objective_power=20.0)
     bright = {"kind": "intensity", "upper_gray": 0.9}
     sizes = [
         run_qc(slide, pipeline(bright, work_from=rule)).frame.size_th
@@ -125,7 +126,7 @@ def test_the_work_size_follows_objective_power_or_mpp_as_asked() -> None:
 
 
 def test_a_given_mpp_wins_over_what_the_file_says() -> None:
-    slide = ArraySlide([tissue()], slide_mpp=None, objective_power=40.0)
+    slide = ArraySlide([drawn_tissue()], slide_mpp=None, objective_power=40.0)
     result = run_qc(slide, pipeline({"kind": "intensity"}), slide_mpp=0.5)
     assert result.frame.size_th == (47, 56)
     assert result.mpp_th == pytest.approx(0.5 * 900 / 56)
@@ -133,7 +134,7 @@ def test_a_given_mpp_wins_over_what_the_file_says() -> None:
 
 
 def test_the_coarsest_level_that_will_do_is_read_and_only_that(cache: Path) -> None:
-    rgb = tissue()
+    rgb = drawn_tissue()
     slide = ArraySlide([rgb, reduced(rgb, 4), reduced(rgb, 16)])
     run_qc(slide, load_pipeline("histoqc-default"), cache_dir=cache)
     expected = sum(level.size[0] * level.size[1] for level in slide.levels[1:])
@@ -167,7 +168,7 @@ def test_what_a_pipeline_is_changes_with_its_settings_and_the_pictures_it_reads(
 def test_a_preset_a_file_and_a_pipeline_are_the_same_argument(
     cache: Path, tmp_path: Path
 ) -> None:
-    slide, light = ArraySlide([tissue()]), load_pipeline("histoqc-light")
+    slide, light = ArraySlide([drawn_tissue()]), load_pipeline("histoqc-light")
     (tmp_path / "my.toml").write_text(dump_pipeline(light))
     rows = [
         thinsection.run_qc(slide, chosen, cache_dir=cache).row
@@ -180,7 +181,7 @@ def test_a_result_is_shown_in_a_line_and_in_a_notebook_with_its_overlay(
     cache: Path,
 ) -> None:
     result = run_qc(
-        ArraySlide([tissue()]), pipeline({"kind": "intensity", "upper_gray": 0.8})
+        ArraySlide([drawn_tissue()]), pipeline({"kind": "intensity", "upper_gray": 0.8})
     )
     share = f"{result.mask_use.mean():.1%}"
     size = "47 x 56 px, 8.036 µm/px"
@@ -195,14 +196,14 @@ def test_a_result_is_shown_in_a_line_and_in_a_notebook_with_its_overlay(
 
 def test_the_brightest_cluster_and_the_local_minimum_write_a_column_each() -> None:
     both = pipeline({"kind": "local_minimum"}, {"kind": "brightest_cluster"})
-    result = run_qc(ArraySlide([tissue()]), both)
+    result = run_qc(ArraySlide([drawn_tissue()]), both)
     assert {"brightestPixels", "brightest_cluster"} <= set(result.scores)
     assert not any("of an earlier check" in warning for warning in result.warnings)
 
 
 def test_a_column_that_two_checks_write_is_a_warning() -> None:
     twice = pipeline({"kind": "fragments"}, {"kind": "fragments", "name": "again"})
-    result = run_qc(ArraySlide([tissue()]), twice)
+    result = run_qc(ArraySlide([drawn_tissue()]), twice)
     assert "again writes the column areaThresh of an earlier check" in result.warnings
 
 
@@ -214,7 +215,7 @@ GREEDY_FRAGMENTS, COUNT = (
 
 def test_a_check_that_would_take_all_tissue_warns_and_the_tissue_is_kept() -> None:
     guarded = pipeline({"kind": "tissue"}, GREEDY_FRAGMENTS, COUNT, work_mpp=4.0)
-    result = run_qc(ArraySlide([tissue()]), guarded)
+    result = run_qc(ArraySlide([drawn_tissue()]), guarded)
     assert result.mask_use.mean() > 0.2
     (warning,) = (w for w in result.warnings if w.startswith("areathresh"))
     assert "would remove all remaining tissue and was ignored" in warning
@@ -237,7 +238,7 @@ class DirtEverywhere(QcCheck, kind="dirt_everywhere"):
 def test_an_overruled_check_does_not_enforce_its_area_on_the_tiles(guard: bool) -> None:
     found_tissue = pipeline({"kind": "tissue"}, work_mpp=4.0, guard=guard)
     chosen = replace(found_tissue, checks=(*found_tissue.checks, DirtEverywhere()))
-    result = run_qc(ArraySlide([tissue()]), chosen)
+    result = run_qc(ArraySlide([drawn_tissue()]), chosen)
     assert any("was ignored" in warning for warning in result.warnings)
     assert result.tissue.mask.mean() > 0.2
     # without the guard the mask of the table is HistoQC's, which nothing overrules
@@ -246,7 +247,7 @@ def test_an_overruled_check_does_not_enforce_its_area_on_the_tiles(guard: bool) 
 
 def test_strict_gives_each_check_its_way() -> None:
     guarded = pipeline({"kind": "tissue"}, GREEDY_FRAGMENTS, COUNT, work_mpp=4.0)
-    result = run_qc(ArraySlide([tissue()]), guarded, strict=True)
+    result = run_qc(ArraySlide([drawn_tissue()]), guarded, strict=True)
     assert not result.mask_use.any()
     assert not result.tissue.mask.any()
     assert (
@@ -259,7 +260,7 @@ def test_histoqcs_presets_measure_as_it_does_while_tiles_keep_the_tissue() -> No
     theirs = pipeline(
         {"kind": "otsu"}, GREEDY_FRAGMENTS, COUNT, work_mpp=4.0, guard=False
     )
-    result = run_qc(ArraySlide([tissue()]), theirs)
+    result = run_qc(ArraySlide([drawn_tissue()]), theirs)
     assert not result.mask_use.any()
     assert result.scores["tissue_pieces_num_regions"] == 0
     assert result.tissue.mask.any()
@@ -273,7 +274,7 @@ def test_a_check_has_other_settings_for_the_stain_that_was_measured() -> None:
         for v in ({}, {"IHC": {"stains": {"stain": "hdx_from_rgb"}}})
     )
     for stain, same in ((0, True), (3, False)):
-        slide = ArraySlide([tissue(stain=stain)])
+        slide = ArraySlide([drawn_tissue(stain=stain)])
         one, other = (run_qc(slide, chosen).row for chosen in (plain, varied))
         assert one["stain"] == ("H&E" if same else "IHC")
         assert (one["deconv_c1_mean"] == other["deconv_c1_mean"]) is same

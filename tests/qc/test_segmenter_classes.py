@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.qc.slides import ArraySlide
-from tests.qc.test_engine import tissue
+from tests.qc.slides import ArraySlide, drawn_tissue
 
 from thinsection.errors import ConfigError, InvalidInputError
 from thinsection.qc import (
@@ -35,7 +34,7 @@ wrinkle = "folds"
 blur = "focus"
 """
 TISSUE = '[[check]]\nkind = "tissue"\n'
-PX = tissue()  # (900, 760, 3) of 0.5 µm/px: the work image has (112, 95) px
+WIDTH, HEIGHT = 760, 900  # of the slide, px of 0.5 µm; the work image has 95 x 112 px
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Given:
 def given(labels: npt.NDArray[np.uint8]) -> Given:
     """Labels of the whole slide; their px may be of any size."""
     height, width = labels.shape
-    size_l0 = (PX.shape[1], PX.shape[0])
+    size_l0 = (WIDTH, HEIGHT)
     return Given(labels, MaskFrame(size_th=(width, height), size_l0=size_l0))
 
 
@@ -61,7 +60,12 @@ def pipeline(folder: Path, more: str = TISSUE) -> Pipeline:
 
 
 def checked(folder: Path, found: Given, *, strict: bool = False) -> QcResult:
-    return run_qc(ArraySlide([PX]), pipeline(folder), segmentation=found, strict=strict)
+    return run_qc(
+        ArraySlide([drawn_tissue()]),
+        pipeline(folder),
+        segmentation=found,
+        strict=strict,
+    )
 
 
 def test_the_area_of_a_check_is_that_of_its_classes(tmp_path: Path) -> None:
@@ -126,7 +130,9 @@ def test_a_class_check_may_have_a_place_and_settings(tmp_path: Path) -> None:
     labels[20:24, 30:36] = 1  # 384 µm²
     labels[60:65, 30:36] = 1  # 480 µm²
     result = run_qc(
-        ArraySlide([PX]), pipeline(tmp_path, TISSUE + more), segmentation=given(labels)
+        ArraySlide([drawn_tissue()]),
+        pipeline(tmp_path, TISSUE + more),
+        segmentation=given(labels),
     )
     assert result.masks["folds"].sum() == 30
 
@@ -154,7 +160,11 @@ def test_presets_take_no_classes(name: str) -> None:
     preset = load_pipeline(name)
     assert "segmenter" not in preset.as_mapping()
     with pytest.raises(ConfigError, match="segmentation must be left out"):
-        run_qc(ArraySlide([PX]), preset, segmentation=given(np.zeros((2, 2), np.uint8)))
+        run_qc(
+            ArraySlide([drawn_tissue()]),
+            preset,
+            segmentation=given(np.zeros((2, 2), np.uint8)),
+        )
 
 
 @pytest.mark.parametrize(
@@ -196,7 +206,7 @@ def test_a_table_without_classes_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_foreign_and_unknown_classes_are_refused(tmp_path: Path) -> None:
-    slide = ArraySlide([PX])
+    slide = ArraySlide([drawn_tissue()])
     own = pipeline(tmp_path)
     with pytest.raises(ConfigError, match=r"must be given .*net.toml', got None"):
         run_qc(slide, own)
