@@ -26,7 +26,8 @@ from thinsection.predict.tested import Tested
 
 DIM = 4
 SIZES = (20, 60, 200)  # cases
-POPULATION = 40_000
+POPULATION = 40_000  # cases that give the true scores
+SMOKE_POPULATION = 2_000
 TRUTHS = 12  # cohorts whose models score everybody
 WEAK, STRONG, NEAR = 0.4, 0.85, 0.97  # correlation of the first channel and the grade
 PREVALENCES = (0.5, 0.3, 0.15)  # of three labels
@@ -128,13 +129,13 @@ def counted(cohorts: list[Tested], truth: dict[str, float]) -> dict[str, Any]:
 
 
 def cover_grades(
-    grades: Grades, n: int, each: int, mode: str, sets: int
+    grades: Grades, n: int, each: int, mode: str, sets: int, *, population: int
 ) -> dict[str, Any]:
     """Coverage of ordered classes."""
     rng = np.random.default_rng([n, each, grades.classes, len(mode)])
     names = tuple(str(k + 1) for k in range(grades.classes))
     target = Target(kind="ordinal", columns=("grade",), names=names)
-    everybody, labels, owner = grades.draw(np.random.default_rng(99), POPULATION, 1)
+    everybody, labels, owner = grades.draw(np.random.default_rng(99), population, 1)
     cohorts = []
     truths = []
     for _ in range(sets):
@@ -159,14 +160,14 @@ def cover_grades(
                 np.tile(labels, size),
                 np.concatenate(parts),
                 np.tile(owner, size),
-                np.zeros(size * POPULATION, int),
+                np.zeros(size * population, int),
             )
             truths.append(scores(pooled))
     truth_of = {name: float(np.mean([one[name] for one in truths])) for name in ORDERED}
     return counted(cohorts, truth_of)
 
 
-def cover_labels(n: int, each: int, sets: int) -> dict[str, Any]:
+def cover_labels(n: int, each: int, sets: int, *, population: int) -> dict[str, Any]:
     """Coverage of the mean over three labels with blanks, by a fixed model."""
     rng = np.random.default_rng([n, each])
     names = ("first", "second", "third")
@@ -183,7 +184,7 @@ def cover_labels(n: int, each: int, sets: int) -> dict[str, Any]:
         answers = norm.cdf((0.6 * signal - cut) / 0.8)
         return tested(target, truth, answers, patient, np.zeros(count, int))
 
-    truth = scores(draw(np.random.default_rng(99), POPULATION, 1))
+    truth = scores(draw(np.random.default_rng(99), population, 1))
     cohorts = []
     for _ in range(sets):
         cases = draw(rng, n, each)
@@ -195,11 +196,13 @@ def cover_labels(n: int, each: int, sets: int) -> dict[str, Any]:
     return counted(cohorts, truth)
 
 
-def tasks(sets: int, sizes: tuple[int, ...]) -> Iterator[tuple[str, Callable[[], Any]]]:
+def tasks(
+    sets: int, sizes: tuple[int, ...], population: int
+) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Every cell with its name."""
     for n in sizes:
         for each in (1, 3):
-            cell = partial(cover_labels, n, each, sets)
+            cell = partial(cover_labels, n, each, sets, population=population)
             yield f"labels n={n} cases={each}", cell
             for classes in (3, 5):
                 for ratio in (1, 10):
@@ -207,7 +210,15 @@ def tasks(sets: int, sizes: tuple[int, ...]) -> Iterator[tuple[str, Callable[[],
                         for mode in ("test", "train"):
                             grades = Grades(classes=classes, ratio=ratio, signal=signal)
                             name = f"{mode} classes={classes} 1:{ratio} {signal:g}"
-                            cell = partial(cover_grades, grades, n, each, mode, sets)
+                            cell = partial(
+                                cover_grades,
+                                grades,
+                                n,
+                                each,
+                                mode,
+                                sets,
+                                population=population,
+                            )
                             yield f"{name} n={n} cases={each}", cell
 
 
@@ -221,9 +232,10 @@ def main() -> None:
     args = arguments(__doc__ or "", jobs="processes")
     sets = 6 if args.smoke else 300
     sizes = SIZES[1:2] if args.smoke else SIZES
+    population = SMOKE_POPULATION if args.smoke else POPULATION
     results: dict[str, Any] = {"cohorts": sets, "cells": {}}
     with ProcessPoolExecutor(int(args.jobs or 1)) as pool:
-        for name, cell in pool.map(run, tasks(sets, sizes)):
+        for name, cell in pool.map(run, tasks(sets, sizes, population)):
             results["cells"][name] = cell
             print(name, cell, flush=True)
     finish("bench_label_kinds", results, args)
