@@ -460,6 +460,24 @@ def test_beside_a_pen_brown_stain_that_two_models_take_for_ink_is_left(
     assert found[both].all()
 
 
+@pytest.mark.parametrize("darker", [1.0, 1.7, 2.3])
+@pytest.mark.parametrize("pen", [(1.0, 1.0, 1.0), DENSE_GREEN])
+def test_strokes_that_cross_from_glass_to_tissue_are_ink_on_both(
+    pen: tuple[float, float, float], darker: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ink network is sure of two strokes on glass alone, where most of them lies."""
+    tissue = (250 * (tissue_picture() / 250) ** darker).round().astype(np.uint8)
+    glass = box(0, 240, 120, 320)
+    tissue[glass] = 245
+    strokes = box(60, 84, 40, 300) | box(150, 174, 40, 300)
+    picture = with_ink(tissue, strokes, pen)
+    likely = 0.95 * (strokes & glass) + 0.3 * (strokes & ~glass)
+    found = with_models(picture, strokes, strokes, likely, monkeypatch).ink
+    assert found[strokes & glass].mean() > 0.95
+    assert found[strokes & ~glass].mean() > 0.9
+    assert found[~strokes & ~box(40, 200, 20, 320)].mean() == 0
+
+
 def test_beside_a_known_pen_another_one_is_ink_if_the_network_is_sure_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

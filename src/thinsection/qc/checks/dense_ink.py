@@ -13,12 +13,13 @@ tissue. The rest of what the two models find is ink if it adds this colour.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from thinsection.arrays import Array, ArrayNamespace
+from thinsection.arrays import Array, ArrayNamespace, filters
 from thinsection.arrays.bands import row_bands
 from thinsection.arrays.morphology import dilated_by_square, drop_small, mostly
 from thinsection.qc.checks.check import COARSEST_MPP
@@ -35,9 +36,11 @@ _LEAST_SHARE = 0.3
 # with fewer sure pixels shows no colour of a pen.
 _SURE = 140
 _LEAST_SURE_PX = 8
-# Ink adds the colour of a pen if the cosine of the angle is larger than the first one, and if it
-# adds more than the second share of its density.
-_PEN_HUE = 0.9
+# Ink has the hue of a pen if the cosine of the angle is larger than the first one where the pen was
+# seen on tissue, and than the second one where it was seen on glass. It has more than a share of
+# the pen's density.
+_HUE_ON_TISSUE = 0.9
+_HUE_ON_GLASS = 0.965
 _LEAST_PEN_SHARE = 0.5
 # Regions that show a pen to those that show none.
 _MOST_PENS = 4
@@ -46,8 +49,43 @@ _MOST_PENS = 4
 _AWAY_PX = 7
 _LEAST_TISSUE_PX = 50
 _SAMPLE_STEP = 2
+# Width of the square around a pixel in which its ground is looked for, in pixels, and the share of
+# it, without ink, that is glass where nothing lies below the ink.
+_AROUND_PX = 41
+_LEAST_GLASS = 0.8
 
 Added = npt.NDArray[np.float32]
+Box = tuple[slice, ...]
+
+
+class Pen(NamedTuple):
+    """Usual colour of the sure ink of a region."""
+
+    added: Added  # density that it adds to what lies below, (3,)
+    whole: Added  # density of the ink and what lies below, (3,)
+    is_on_glass: bool  # True if nothing lies below: then its hue is known better
+
+    def is_added(self, added: Added, least_share: float) -> MaskArray:
+        """What is added in the hue of the pen, with more than a share of its density, bool."""
+        least_hue = _HUE_ON_GLASS if self.is_on_glass else _HUE_ON_TISSUE
+        return _is_like(added, self.added, least_share, least_hue)
+
+    def is_whole(self, colors: Added, least_share: float) -> MaskArray:
+        """What has the hue of the ink as it was seen, bool."""
+        return _is_like(colors, self.whole, least_share, _HUE_ON_GLASS)
+
+
+def _is_like(
+    densities: Added, usual: Added, least_share: float, least_hue: float
+) -> MaskArray:
+    """Densities with the hue of another one, and more than a share of it, bool.
+
+    The hue is the same if the cosine of the angle is larger than `least_hue`.
+    """
+    amount = densities @ usual
+    length = float(np.linalg.norm(usual))
+    has_hue = amount > least_hue * length * np.linalg.norm(densities, axis=-1)
+    return np.asarray(has_hue & (amount > least_share * length**2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +95,7 @@ class DenseInk:
     mask: MaskArray
     # ink on which three models agree, bool (H, W); None if the artefact network did not look
     sure: MaskArray | None = None
-    # density of the usual tissue, (3,)
-    below: Added = field(default_factory=lambda: np.zeros(3, np.float32))
-    # density that each pen adds to it, (3,)
-    pens: list[Added] = field(default_factory=list)
+    pens: list[Pen] = field(default_factory=list)  # those of the largest regions
 
 
 def find_dense_ink(
@@ -85,7 +120,7 @@ def find_dense_ink(
         probability: of ink in `small`, by the ink network.
         tables: `density_tables` of `small`.
 
-    Memory: about 10 bytes per pixel of `small`, 40 MB, 40 bytes per pixel of the largest box around
+    Memory: about 34 bytes per pixel of `small`, 40 MB, 40 bytes per pixel of the largest box around
         a region, and that of `ink_within`.
     """
     factor = round(thumbnail.shape[0] / small.shape[0])
@@ -125,59 +160,71 @@ def _known_ink(
     The pen is that of the sure ink of the same region; in a region without any, each pen of the
     regions with the most. If no region shows a pen, all ink is left.
     """
-    tissue = tissue_away(ns, ink, small, tables)
-    below = np.zeros(3, np.float32)
-    if len(tissue) >= _LEAST_TISSUE_PX:
-        below = np.median(tissue, axis=0)
+    ground = Ground.beside(ns, ink, small, tables)
     labels, boxes = boxes_of(ns, ink)
-    pens: dict[int, Added] = {}
+    pens: dict[int, Pen] = {}
     num_sure: dict[int, int] = {}
     for number, box in enumerate(boxes, start=1):
-        added = colors_of(small[box], tables) - below
         core = (labels[box] == number) & sure[box]
-        pen = pen_of(added, core)
+        pen = ground.pen_of(box, core)
         if pen is not None:
             pens[number] = pen
             num_sure[number] = int(np.count_nonzero(core))
     largest = sorted(num_sure, key=lambda number: -num_sure[number])[:_MOST_PENS]
     known = [pens[number] for number in largest]
     if not known:
-        return DenseInk(mask=ink, sure=ink & sure, below=below)
+        return DenseInk(mask=ink, sure=ink & sure)
     kept = ink & sure
     for number, box in enumerate(boxes, start=1):
-        added = colors_of(small[box], tables) - below
-        own = [pens[number]] if number in pens else known
-        kept[box] |= (labels[box] == number) & adds_pen(added, own, _LEAST_PEN_SHARE)
-    return DenseInk(mask=kept, sure=ink & sure, below=below, pens=known)
+        colors = colors_of(small[box], tables)
+        for pen in [pens[number]] if number in pens else known:
+            shows = pen.is_added(colors - ground.below, _LEAST_PEN_SHARE)
+            if pen.is_on_glass:
+                shows |= pen.is_whole(colors, _LEAST_PEN_SHARE)
+            kept[box] |= (labels[box] == number) & shows
+    return DenseInk(mask=kept, sure=ink & sure, pens=known)
 
 
-def pen_of(added: Added, core: MaskArray) -> Added | None:
-    """Usual density that sure ink adds, (3,), or None if there is too little of it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What lies below the ink of a picture: glass, or the usual tissue."""
 
-    Args:
-        added: densities less those of the usual tissue, (H, W, 3).
-        core: sure ink, bool (H, W).
-    """
-    if np.count_nonzero(core) < _LEAST_SURE_PX:
+    rgb: RgbArray
+    tables: list[Array]  # `density_tables` of the picture
+    glass: MaskArray  # bool (H, W), where nearly all that lies around, without ink, is glass
+    below: Added  # density of the usual tissue, (3,); 0 if too little of it is seen
+
+    @classmethod
+    def beside(
+        cls, ns: ArrayNamespace, ink: MaskArray, rgb: RgbArray, tables: list[Array]
+    ) -> Self:
+        """The ground of a picture with this ink. Memory: 24 bytes per pixel."""
+        tissue = tissue_away(ns, ink, rgb, tables)
+        below = np.zeros(3, np.float32)
+        if len(tissue) >= _LEAST_TISSUE_PX:
+            below = np.median(tissue, axis=0)
+        away = ~dilated_by_square(ns, ink, _AWAY_PX)
+        glass = away & (colors_of(rgb, tables).mean(axis=2) < GLASS_DENSITY)
+        shares = [
+            filters.box_mean(ns, mask.astype(np.float32), _AROUND_PX)
+            for mask in (glass, away)
+        ]
+        is_glass = (shares[0] > _LEAST_GLASS * shares[1]) & (shares[1] > 0)
+        return cls(rgb=rgb, tables=tables, glass=is_glass, below=below)
+
+    def pen_of(self, box: Box, core: MaskArray) -> Pen | None:
+        """Pen of the sure ink of a box; None if there is too little ink.
+
+        Where a stroke crosses from glass to tissue, it is measured on glass.
+        """
+        on_glass = core & self.glass[box]
+        for part, is_on_glass in ((on_glass, True), (core, False)):
+            if np.count_nonzero(part) >= _LEAST_SURE_PX:
+                colors = colors_of(self.rgb[box], self.tables)[part]
+                whole = np.asarray(np.median(colors, axis=0))
+                below = 0 if is_on_glass else self.below
+                return Pen(whole - below, whole, is_on_glass)
         return None
-    return np.asarray(np.median(added[core], axis=0))
-
-
-def adds_pen(
-    added: Added, pens: list[Added], least_share: float, least_hue: float = _PEN_HUE
-) -> MaskArray:
-    """What has the hue of one of some pens and more than a share of its density, bool (H, W).
-
-    The hue is the same if the cosine of the angle is larger than `least_hue`.
-    """
-    lengths = np.linalg.norm(added, axis=-1)
-    result = np.zeros(lengths.shape, bool)
-    for pen in pens:
-        amount = added @ pen
-        length = float(np.linalg.norm(pen))
-        has_hue = amount > least_hue * length * lengths
-        result |= has_hue & (amount > least_share * length**2)
-    return result
 
 
 def tissue_away(

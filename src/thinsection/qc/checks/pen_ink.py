@@ -40,10 +40,9 @@ from thinsection.qc.checks.border import CONTEXT_UM
 from thinsection.qc.checks.check import PenInk
 from thinsection.qc.checks.dense_ink import (
     DenseInk,
-    adds_pen,
+    Ground,
     enlarged,
     find_dense_ink,
-    pen_of,
     reduced,
     tissue_away,
 )
@@ -316,21 +315,22 @@ def _of_sure_pens(
     """
     if known.sure is None or not known.pens:
         return strokes
+    ns = get_namespace("cpu")
+    ground = Ground.beside(ns, strokes | known.mask, picture.rgb, picture.tables)
     kept = strokes & known.sure
     for box, region in _pieces(strokes):
         colors = picture.colors(box)
-        added = colors - known.below
-        pen = pen_of(added, region & known.sure[box])
+        added = colors - ground.below
+        pen = ground.pen_of(box, region & known.sure[box])
         if pen is not None:
-            on_glass = [pen + known.below]
-            kept[box] |= region & (
-                adds_pen(added, [pen], _LEAST_SHARE_OF_PEN)
-                | adds_pen(colors, on_glass, _LEAST_SHARE_OF_PEN, _STROKE_HUE)
-            )
+            has_pen = pen.is_added(added, _LEAST_SHARE_OF_PEN)
+            has_pen |= pen.is_whole(colors, _LEAST_SHARE_OF_PEN)
+            kept[box] |= region & has_pen
             continue
-        usual = np.median(added[region], axis=0)
+        on_glass = ground.glass[box][..., None]
+        usual = np.median(np.where(on_glass, colors, added)[region], axis=0)
         is_sure = np.median(probability[box][region]) > _SURE_OF_OTHER_PEN
-        if is_sure or adds_pen(usual, known.pens, 0.0):
+        if is_sure or any(one.is_added(usual, 0.0) for one in known.pens):
             kept[box] |= region
     return kept
 
