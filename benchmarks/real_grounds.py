@@ -167,8 +167,8 @@ def _density(rgb: RgbArray) -> npt.NDArray[np.float64]:
     is_scanned = values.min(axis=2) < 254
     counts = np.histogram(grey[is_scanned], 256, (0, 256))[0]
     smooth = ndimage.uniform_filter1d(counts.astype(float), 5)
-    # the glass under a dim lamp is darker
-    first = 180 if smooth[180:].any() else 100
+    # the glass under a dim lamp is darker; a glint may be brighter
+    first = 180 if counts[180:].sum() > 0.01 * counts.sum() else 100
     peak = first + int(smooth[first:].argmax())
     glass = np.median(values[is_scanned & (abs(grey - peak) < 4)], axis=0)
     density = -np.log10(np.maximum(values, 1) / glass)

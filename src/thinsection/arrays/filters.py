@@ -281,7 +281,7 @@ def _extreme_around(
 def median_around(ns: ArrayNamespace, image: Array) -> Array:
     """Median of the 3 x 3 pixels around each pixel; border pixels repeat outside.
 
-    SciPy's `median_filter` to the byte, without its import.
+    SciPy's `median_filter` to the byte, without its import, for an image without NaN.
 
     Memory: twice the image, and some ten times `_BLOCK_PX` rows.
     """

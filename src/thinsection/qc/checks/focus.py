@@ -49,8 +49,8 @@ _SQUARE_BLOCKS = 8
 _FEW_SQUARES = 400
 # Squares whose ratio is below the limit times this factor are suspect: all squares around are read.
 _SUSPECT = 1.15
-# The sharpest tissue has at least this multiple of `min_ratio`; if not, the noise of the glass
-# exceeds that of the tissue, and is not subtracted.
+# The sharpest tissue has at least this multiple of `min_ratio`; if not, the measured noise exceeds
+# that of the tissue, and is not subtracted.
 _SHARP_TIMES = 1.5
 # On a slide without glass, a block shows little but noise if its finest band has more than this
 # multiple of the next band, and less than this share of the 90th percentile of the tissue. White
@@ -412,7 +412,7 @@ class _Sharpness:
         ratio = self._ratio_without(*self._noise_blocks(tissue))
         sharp = self._sharp(ratio, tissue)
         if sharp <= _SHARP_TIMES * self._check.min_ratio:
-            # the tissue has less noise than the glass, so nothing is subtracted
+            # the tissue has less noise than was measured, so nothing is subtracted
             ratio = self._ratio_without(self._glass & False, 50.0)
             sharp = self._sharp(ratio, tissue)
         return ratio, sharp
