@@ -3,7 +3,7 @@
 import hashlib
 import tracemalloc
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import h5py
 import numpy as np
@@ -17,18 +17,20 @@ from thinsection.evaluation import leaks
 from thinsection.evaluation.copies import SAMPLED_TILES, directions, spread_rows
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.leaks import (
-    BLOCK_ROWS,
+    BLOCK_VALUES,
     Contents,
     read_contents,
     read_usable,
     rounded,
 )
+from thinsection.store import hdf5, tile_tables
 from thinsection.store.hdf5 import CHECKSUM
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.types import MIB
 
 DIM = 64
-ROWS = 2 * BLOCK_ROWS + 77  # neither size of a block divides it
+BLOCK_ROWS = BLOCK_VALUES // DIM
+ROWS = 2 * BLOCK_ROWS + 77  # the size of a block does not divide it
 
 Array = npt.NDArray[np.generic]
 
@@ -189,8 +191,18 @@ def test_contents_stay_with_their_slides_if_a_slide_between_is_damaged(
         check_one(found.contents, number, x[name])
 
 
-def test_a_file_that_was_checked_is_not_checked_again(tmp_path: Path) -> None:
+def test_a_file_that_was_checked_is_not_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks of one reading, and of the next, are the same rows."""
+    checked_rows: list[int] = []
+    check_finite = hdf5.check_finite
+
+    def counted(values: Array, path: Path, *, first_row: int) -> None:
+        checked_rows.append(len(values))
+        check_finite(values, path, first_row=first_row)
+
+    monkeypatch.setattr(tile_tables, "check_finite", counted)
     path = tmp_path / "a.h5"
     x = slides()["plain"]
     write_embeddings(path, x)
@@ -200,6 +212,65 @@ def test_a_file_that_was_checked_is_not_checked_again(tmp_path: Path) -> None:
     for _ in range(2):
         np.testing.assert_array_equal(np.concatenate([*rows.checked_blocks(1000)]), x)
     assert leaks.content_digest(rows) == leaks.content_digest(x)
+    assert sum(checked_rows) == ROWS
+
+
+@pytest.mark.parametrize("num_rows", [1, 37])
+def test_a_digest_does_not_depend_on_how_an_array_lies_in_memory(num_rows: int) -> None:
+    """PyTorch, which is loaded here, refuses some of these arrays."""
+    x = np.random.default_rng(2).normal(size=(num_rows, 5)).astype(np.float32)
+    packed = np.zeros(num_rows, [("tile", np.float32, 5), ("kind", np.uint8)])
+    packed["tile"] = x
+    unaligned = np.zeros(num_rows, [("kind", np.uint8), ("tile", np.float32, 5)])
+    unaligned["tile"] = x
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    arrays = [
+        x[::-1],
+        x[:, ::-1],
+        x[::2, ::2],
+        packed["tile"],
+        unaligned["tile"],
+        np.asfortranarray(x),
+        frozen,
+        x.astype(">f4"),
+    ]
+    for array in arrays:
+        copy = np.array(array, np.float32, order="C")
+        assert leaks.content_digest(array) == leaks.content_digest(copy)
+    assert leaks.content_digest(x[:, ::-1]) != leaks.content_digest(x)
+
+
+def test_a_digest_needs_nothing_of_a_module_that_is_still_being_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = np.random.default_rng(3).normal(size=(37, 5)).astype(np.float32)
+    expected = leaks.content_digest(x)
+    modules = {"torch": ModuleType("torch")}
+    monkeypatch.setattr(leaks, "sys", SimpleNamespace(modules=modules))
+    assert leaks.content_digest(x) == expected
+
+
+@pytest.mark.parametrize("suffix", ["npy", "h5"])
+def test_memory_of_many_slides_is_that_of_the_formula(
+    tmp_path: Path, suffix: str
+) -> None:
+    """Means are held twice, and the directions of the sampled tiles once."""
+    num_slides, dim = 40, 4096
+    x = np.random.default_rng(4).normal(size=(2, dim)).astype(np.float32)
+    paths = []
+    for number in range(num_slides):
+        paths.append(tmp_path / f"{number}.{suffix}")
+        if suffix == "npy":
+            np.save(paths[-1], x + np.float32(number))
+        else:
+            write_embeddings(paths[-1], x + np.float32(number))
+    read_contents(paths[:2])  # loads what is loaded once
+    tracemalloc.start()
+    read_contents(paths)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < num_slides * dim * (32 + 2 * 2) + MIB
 
 
 def test_pytorch_rounds_to_float16_as_numpy_does(
@@ -214,11 +285,12 @@ def test_pytorch_rounds_to_float16_as_numpy_does(
         [np.nextafter(exact, np.float32(-1)), exact, np.nextafter(exact, np.inf)]
     )
     x = np.stack([x, -x])
+    small = np.ascontiguousarray(x[:, np.abs(x[0]) < 65_519])
     digests, halves = [], []
     for modules in ({"torch": torch}, dict[str, object]()):
         # the room asks this table alone whether PyTorch is loaded
         monkeypatch.setattr(leaks, "sys", SimpleNamespace(modules=modules))
-        halves.append(leaks.rounded(x[:, np.abs(x[0]) < 65_519]))
+        halves.append(leaks.rounded(small))
         digests.append(leaks.content_digest(x))
     monkeypatch.undo()
     assert halves[0].dtype == np.float16

@@ -20,7 +20,7 @@ from thinsection.errors import DatasetError
 from thinsection.evaluation.label_values import LabelsConfig
 from thinsection.evaluation.labels import read_cohort
 from thinsection.evaluation.leaks import (
-    BLOCK_ROWS,
+    BLOCK_VALUES,
     SKETCH_NEAR,
     content_digest,
     crossing_equals,
@@ -325,7 +325,11 @@ def test_a_digest_knows_values_through_float16_and_tells_small_ones_apart() -> N
 @pytest.mark.parametrize("last", [1.0, 1e6])
 def test_a_digest_of_blocks_is_that_of_the_whole(tmp_path: Path, last: float) -> None:
     """Also if only the last block has a value that does not fit into float16."""
-    x = np.random.default_rng(0).normal(size=(BLOCK_ROWS + 5, 3)).astype(np.float32)
+    x = (
+        np.random.default_rng(0)
+        .normal(size=(BLOCK_VALUES // 3 + 5, 3))
+        .astype(np.float32)
+    )
     x[-1, 0] = last
     x[3, 1] = -0.0
     path = tmp_path / "a.h5"

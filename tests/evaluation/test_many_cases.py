@@ -6,10 +6,13 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pytest
+from scipy.stats import norm
 from tests.support.units import units
 
 from thinsection.evaluation import comparison, copies, survival
+from thinsection.evaluation.comparison import permuted_labels
 from thinsection.evaluation.copies import copied_slides, samples_per_slide
+from thinsection.evaluation.splits import stratified_folds
 from thinsection.evaluation.survival import (
     comparable_pairs,
     concordance,
@@ -66,6 +69,41 @@ def test_a_c_index_in_blocks_counts_every_pair_once(
     assert num_pairs == (event[:, None] & earlier & ones).sum() > 50
 
 
+def plain_band(
+    event: npt.NDArray[np.bool_], time: Floats, patients: npt.NDArray[np.int64]
+) -> tuple[list[float], list[float]]:
+    """Log-log intervals of Kaplan and Meier's estimate, patient by patient and time by time."""
+    low, high = [], []
+    survival = 1.0
+    influence = dict.fromkeys(patients.tolist(), 0.0)  # of each patient on log survival
+    for t in sorted(set(time.tolist())):
+        at_risk = int((time >= t).sum())
+        died = int(((time == t) & event).sum())
+        survival *= 1 - died / at_risk
+        if survival == 0:
+            low.append(0.0)
+            high.append(0.0)
+            continue
+        for patient, died_now, follow_up_end in zip(
+            patients.tolist(),
+            ((time == t) & event).tolist(),
+            time.tolist(),
+            strict=True,
+        ):
+            if follow_up_end >= t:
+                surplus = died_now - died / at_risk
+                influence[patient] += surplus / (at_risk - died)
+        if survival == 1:
+            low.append(1.0)
+            high.append(1.0)
+            continue
+        error = sum(part**2 for part in influence.values()) ** 0.5
+        reach = norm.ppf(0.975) * error / abs(np.log(survival))
+        low.append(survival ** np.exp(reach))
+        high.append(survival ** np.exp(-reach))
+    return low, high
+
+
 @pytest.mark.parametrize("pairs_at_a_time", [1, 90])
 def test_a_band_in_blocks_of_patients_is_that_of_all(
     monkeypatch: pytest.MonkeyPatch, pairs_at_a_time: int
@@ -80,6 +118,9 @@ def test_a_band_in_blocks_of_patients_is_that_of_all(
     assert len(np.unique(patients)) < 30
     np.testing.assert_allclose(found.low, whole.low, rtol=1e-12)
     np.testing.assert_allclose(found.high, whole.high, rtol=1e-12)
+    low, high = plain_band(event, time, patients)
+    np.testing.assert_allclose(found.low, low, rtol=1e-9)
+    np.testing.assert_allclose(found.high, high, rtol=1e-9)
 
 
 def test_survival_of_many_cases_takes_a_few_mib() -> None:
@@ -115,6 +156,39 @@ def test_a_ridge_of_many_cases_has_no_matrix_of_cases() -> None:
     rows = np.arange(8000)
     peak = peak_of(lambda: comparison._ridge(means, targets, rows[500:], rows[:500]))
     assert peak < 16 * MIB  # a matrix of the cases has 430
+
+
+def test_a_ridge_of_many_channels_has_no_matrix_of_channels_by_labels() -> None:
+    rng = np.random.default_rng(4)
+    means, targets = rng.normal(size=(60, 4000)), rng.normal(size=(60, 2000))
+    rows = np.arange(60)
+    peak = peak_of(lambda: comparison._ridge(means, targets, rows[20:], rows[:20]))
+    assert peak < 16 * MIB  # that matrix has 61
+
+
+@pytest.mark.parametrize(("n", "dim"), [(100, 4000), (400, 50)])
+def test_permuted_labels_take_the_memory_of_the_formula(n: int, dim: int) -> None:
+    """More channels than cases, and fewer."""
+    means = np.random.default_rng(9).normal(size=(n, dim))
+    labels = np.arange(n) % 4
+    folds = stratified_folds(labels, folds=5, seed=0)
+    columns = 4 * 100
+
+    def score() -> None:
+        permuted_labels(
+            means,
+            labels.astype(np.float64),
+            4,
+            folds,
+            np.arange(n),
+            seed=0,
+            permutations=99,
+        )
+
+    score()  # loads what is loaded once
+    floats = 3 * n * dim + 6 * n * columns + 2 * min(n, dim) ** 2
+    floats += 3 * dim * columns if dim < n else 0
+    assert peak_of(score) < 8 * floats + MIB / 2
 
 
 def looked_for(
@@ -184,3 +258,8 @@ def test_many_slides_have_fewer_samples_each() -> None:
     assert samples_per_slide(1) == samples_per_slide(1000) == copies.SAMPLED_TILES
     assert samples_per_slide(10_000) == 3
     assert samples_per_slide(10**6) == 1
+
+
+def test_a_single_sample_is_not_at_the_border() -> None:
+    assert [copies.spread_rows(n, 1).tolist() for n in (1, 2, 9)] == [[0], [1], [4]]
+    assert copies.spread_rows(9, 3).tolist() == [0, 4, 8]

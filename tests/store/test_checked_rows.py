@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -195,10 +196,11 @@ def count_checks(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     read_blocks, read_values = hdf5.read_blocks, hdf5.read_values
 
     def blocks(
-        dataset: h5py.Dataset, path: Path, num_rows: int
+        dataset: h5py.Dataset, path: Path, num_rows: int, *, verify: bool
     ) -> Iterator[np.ndarray]:
-        checked.append(path)
-        return read_blocks(dataset, path, num_rows)
+        if verify:
+            checked.append(path)
+        return read_blocks(dataset, path, num_rows, verify=verify)
 
     def values(file: h5py.File, name: str, path: Path) -> np.ndarray:
         if name == "features":
@@ -264,12 +266,119 @@ def test_a_file_that_has_changed_is_checked_again(
 def test_a_file_that_was_just_written_is_not_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tile_tables, "_SETTLED_NS", 10**15)
     monkeypatch.setattr(tile_tables, "_CHECKED", {})
     (path,) = results(tmp_path, "a")
     checked = count_checks(monkeypatch)
     for _ in range(2):
         read_whole(path)
     assert checked == [path, path]
+
+
+@pytest.mark.parametrize("age_s", [0, 60])
+def test_a_file_that_is_written_while_it_is_checked_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: int
+) -> None:
+    """Time stamps tick every 2 s, and the check lasts 6 s, longer than a file must be old."""
+    path, other = results(tmp_path, "a", "b")
+    tick = 2 * 10**9
+    clock = SimpleNamespace(now_ns=1000 * tick)
+    times = {path: clock.now_ns - age_s * 10**9, other: 0}
+
+    def stamp(asked: Path) -> tuple[int, ...]:
+        rounded = times[asked] // tick * tick
+        return 1, 1, asked.stat().st_size, rounded, rounded
+
+    monkeypatch.setattr(tile_tables, "_CHECKED", {})
+    monkeypatch.setattr(tile_tables, "_stamp", stamp)
+    monkeypatch.setattr(
+        tile_tables, "time", SimpleNamespace(time_ns=lambda: clock.now_ns)
+    )
+    starts = EmbeddingRows(path)._chunk_starts
+    assert starts is not None
+    read_blockwise(other)
+    blocks = EmbeddingRows(path).checked_blocks(50)
+    next(blocks)
+    clock.now_ns += tick // 2
+    times[path] = clock.now_ns
+    with path.open("r+b") as file:
+        file.seek(int(starts[0]))
+        file.write(np.float32(7).tobytes())
+    clock.now_ns += 6 * 10**9
+    for _ in blocks:
+        pass
+    assert [*tile_tables._CHECKED] == [other]
+    with pytest.raises(StoreError, match="bytes that were written"):
+        read_blockwise(path)
+
+
+def test_a_known_file_is_opened_once_for_all_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(monkeypatch)
+    paths = results(tmp_path, "a", "b")
+    for path in paths:
+        read_blockwise(path)
+    opened: list[Path] = []
+    open_h5 = hdf5.open_h5
+
+    def counted(path: Path) -> h5py.File:
+        opened.append(path)
+        return open_h5(path)
+
+    known = [EmbeddingRows(path) for path in paths]
+    monkeypatch.setattr(tile_tables, "open_h5", counted)
+    for rows in known:
+        assert sum(map(len, rows.checked_blocks(50))) == NUM_TILES
+    assert opened == paths
+
+
+def test_no_more_than_so_many_files_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(monkeypatch)
+    monkeypatch.setattr(tile_tables, "_MOST_CHECKED", 2)
+    for path in results(tmp_path, "a", "b", "c"):
+        read_some(path)
+        assert path in tile_tables._CHECKED
+        assert len(tile_tables._CHECKED) <= 2
+
+
+@pytest.mark.parametrize("num_rows", [128, 2500, 20_000])
+def test_each_compressed_chunk_is_decompressed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_rows: int
+) -> None:
+    """Two files, whose chunks have 8192 and 1000 rows; also when they are known."""
+    settled(monkeypatch)
+    x = np.random.default_rng(0).normal(size=(8192, 8)).astype(np.float32)
+    read_rows: list[tuple[int, int]] = []
+    read_part = hdf5._read_part
+
+    def noted(dataset: h5py.Dataset, part: slice, path: Path) -> np.ndarray:
+        if dataset.name == "/features":
+            read_rows.append((part.start, part.stop))
+        return read_part(dataset, part, path)
+
+    monkeypatch.setattr(hdf5, "_read_part", noted)
+    for chunk_rows in (8192, 1000):
+        path = tmp_path / f"{chunk_rows}.h5"
+        with h5py.File(path, "w") as file:
+            file.create_dataset(
+                "features", data=x, chunks=(chunk_rows, 8), compression="gzip"
+            )
+        for _ in range(2):
+            read_rows.clear()
+            blocks = [*EmbeddingRows(path).checked_blocks(num_rows)]
+            assert max(map(len, blocks)) <= num_rows
+            np.testing.assert_array_equal(np.concatenate(blocks), x)
+            chunks = [
+                chunk
+                for start, stop in read_rows
+                for chunk in range(
+                    start // chunk_rows, -(-min(stop, 8192) // chunk_rows)
+                )
+            ]
+            assert chunks == [*range(-(-8192 // chunk_rows))]
 
 
 @pytest.mark.parametrize("read", READERS)

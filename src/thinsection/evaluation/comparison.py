@@ -309,7 +309,7 @@ def permuted_labels(
     are computed within folds, as by `train`. None if the true labels or all permutations have no
     score, because no fold has two classes.
 
-    Memory: 3 n D + n K P floats, and 2 min(n, D)².
+    Memory: 3 n D + 6 n K P + 2 min(n, D)² floats, and 3 D K P if D < n.
     """
     rng = np.random.default_rng(seed)
     orders = [permute_patients(patients, rng) for _ in range(permutations)]
@@ -355,11 +355,13 @@ def _ridge(
     x = (means[train] - center) / scale
     middle = targets[train].mean(axis=0)
     y = targets[train] - middle
+    x_test = (means[test] - center) / scale
     if len(x) > x.shape[1]:
         weight = np.linalg.solve(x.T @ x + RIDGE * np.eye(x.shape[1]), x.T @ y)
-    else:
-        weight = x.T @ np.linalg.solve(x @ x.T + RIDGE * np.eye(len(x)), y)
-    return np.asarray((means[test] - center) / scale @ weight + middle)
+        return np.asarray(x_test @ weight + middle)
+    dual = np.linalg.solve(x @ x.T + RIDGE * np.eye(len(x)), y)
+    # in this order there is no matrix of channels by columns
+    return np.asarray((x_test @ x.T) @ dual + middle)
 
 
 def _permuted(metric: str, scores: Sequence[float]) -> Permuted:

@@ -92,9 +92,12 @@ def sum_of_directions(tiles: Floats) -> FloatVector:
 
 
 def spread_rows(num_tiles: int, most: int) -> IndexArray:
-    """Row numbers of at most `most` tiles, evenly spaced."""
+    """Row numbers of at most `most` tiles, evenly spaced; the middle row if there is one only."""
     if num_tiles <= most:
         return np.arange(num_tiles)
+    if most == 1:
+        # the first tile lies at the border of the tissue
+        return np.array([num_tiles // 2])
     return np.linspace(0, num_tiles - 1, most).round().astype(np.int64)
 
 
@@ -252,7 +255,7 @@ def _near_pairs(z: Floats, cases: IndexArray) -> list[tuple[int, int]]:
             ):
                 if between < np.inf:
                     near[min(i, j), max(i, j)] = between
-        # later slides can only add nearer pairs
+        # pairs beyond MAX_PAIRS never come back
         near = dict(sorted(near.items(), key=lambda pair: pair[1])[:MAX_PAIRS])
     return [*near]
 

@@ -56,9 +56,8 @@ _MINUS_ZERO = np.float16(-0.0).view(np.uint16)
 _MAGNITUDE = np.uint16(0x7FFF)
 # embeddings whose largest value is smaller than 2**-10 lose too many bits in float16
 _LEAST_LARGEST = np.float16(2**-10).view(np.uint16)
-BLOCK_ROWS = 4096  # rows of embeddings that are hashed at a time
 # Values of embeddings that are read at a time, 1 MiB in float64: they stay in the cache of a CPU
-_BLOCK_VALUES = 2**17
+BLOCK_VALUES = 2**17
 _SHOWN_PAIRS = 3  # pairs that a sentence names
 _BLOCK = 1024  # number of rows that are compared with all others at a time
 
@@ -182,7 +181,8 @@ def read_contents(files: Sequence[Path]) -> Contents:
     """Reads each file once.
 
     Memory: a few MiB, or one file's embeddings if it is not an HDF5 file, and
-    n D (16 + 2 samples_per_slide(n)) bytes.
+    n D (32 + 2 samples_per_slide(n)) bytes: each mean twice while they are stacked. See
+    `EmbeddingRows.checked_blocks` for compressed files.
 
     Raises DatasetError, InvalidInputError: a file that cannot be used, another number of channels
     than in the first, or only zeros.
@@ -215,7 +215,8 @@ def _usable_slides(
                 raise DatasetError(
                     f"a slide must have tiles, got none in {str(path)!r}"
                 )
-            if isinstance(tiles, np.ndarray):  # HDF5 files are checked while read
+            # HDF5 files are checked while they are read
+            if isinstance(tiles, np.ndarray) and not _is_finite(tiles):
                 check_finite(
                     tiles, [f"row {i} of {path.name}" for i in range(len(tiles))]
                 )
@@ -223,6 +224,12 @@ def _usable_slides(
             read = _slide_contents(named, samples=samples)
         if read is not None:
             yield read
+
+
+def _is_finite(tiles: Embeddings) -> bool:
+    """True if all values are finite: their sum in float64 cannot overflow."""
+    with np.errstate(invalid="ignore"):
+        return bool(np.isfinite(tiles.sum(dtype=np.float64)))
 
 
 def contents_of(slides: Iterable[NamedTiles], num_slides: int) -> Contents:
@@ -267,7 +274,7 @@ def _joined(slides: Iterable[_SlideContents]) -> Contents:
 def _slide_contents(named: NamedTiles, *, samples: int) -> _SlideContents:
     """Contents of one slide, whose embeddings are read and checked once; `samples` tiles of it.
 
-    Memory: some blocks of _BLOCK_VALUES values.
+    Memory: some blocks of BLOCK_VALUES values.
     """
     slide, place, tiles = named
     num_tiles, dim = tiles.shape
@@ -277,7 +284,7 @@ def _slide_contents(named: NamedTiles, *, samples: int) -> _SlideContents:
     read_samples = []
     is_zero = True
     first = 0
-    for block in _blocks(tiles, max(1, _BLOCK_VALUES // max(1, dim))):
+    for block in _blocks(tiles):
         digest.update(block)
         is_zero = is_zero and not block.any()
         x = block.astype(np.float64)
@@ -303,10 +310,11 @@ def _slide_contents(named: NamedTiles, *, samples: int) -> _SlideContents:
 def content_digest(tiles: Reals | EmbeddingRows) -> str:
     """Hash of embeddings (N, D); float32 values and the same values in float16 have one hash.
 
-    Memory: one block of BLOCK_ROWS rows, three times. Rows on disk are read in blocks.
+    Memory: one block of BLOCK_VALUES values, three times. Rows on disk are read as by
+    `EmbeddingRows.checked_blocks`.
     """
     digest = _ContentDigest()
-    for block in _blocks(tiles, BLOCK_ROWS):
+    for block in _blocks(tiles):
         digest.update(block)
     return digest.of(tiles)
 
@@ -329,7 +337,7 @@ class _ContentDigest:
         if _fits_half(self._largest):
             return self._of_halves.hexdigest()
         digest = hashlib.sha256()
-        for block in _blocks(tiles, BLOCK_ROWS):
+        for block in _blocks(tiles):
             digest.update(np.ascontiguousarray(block, dtype=np.float32).data)
         return digest.hexdigest()
 
@@ -356,10 +364,13 @@ def _as_half(x: Reals) -> npt.NDArray[np.float16]:
     NumPy's conversion takes as long as all else that is read of a slide. That of PyTorch gives the
     same bits in a tenth of the time, where PyTorch is loaded already.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and x.dtype == np.float32 and x.flags.writeable:
-        half: npt.NDArray[np.float16] = torch.from_numpy(x).half().numpy()
-        return np.ascontiguousarray(half)
+    # a module that is being imported by another thread may lack the function
+    from_numpy = getattr(sys.modules.get("torch"), "from_numpy", None)
+    # `carray`: contiguous, aligned and writeable
+    if from_numpy is not None and x.dtype == np.float32 and x.flags.carray:
+        # PyTorch refuses some strides even where an axis has one entry, so it gets a flat array
+        half: npt.NDArray[np.float16] = from_numpy(x.reshape(-1)).half().numpy()
+        return half.reshape(x.shape)
     with np.errstate(over="ignore"):
         return x.astype(np.float16, order="C")
 
@@ -369,8 +380,9 @@ def _fits_half(largest: int) -> bool:
     return bool(_LEAST_LARGEST <= largest < _INFINITE)
 
 
-def _blocks(tiles: Reals | EmbeddingRows, num_rows: int) -> Iterator[Reals]:
-    """Blocks of `num_rows` rows; a file is checked while it is read."""
+def _blocks(tiles: Reals | EmbeddingRows) -> Iterator[Reals]:
+    """Blocks of at most BLOCK_VALUES values, or of one row; a file is checked while it is read."""
+    num_rows = max(1, BLOCK_VALUES // max(1, tiles.shape[1]))
     if isinstance(tiles, EmbeddingRows):
         yield from tiles.checked_blocks(num_rows)
         return

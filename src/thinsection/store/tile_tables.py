@@ -48,8 +48,10 @@ OWN_COLUMN = "column_"
 _BLOCK_BYTES = 8 * MIB
 
 # Files whose values this process has compared with their checksums, and what told them from others
-# then: device, number, size, and times of the last changes.
+# then: device, number, size, and times of the last changes. All are forgotten when there are
+# _MOST_CHECKED: these take 60 MiB.
 _CHECKED: dict[Path, tuple[int, ...]] = {}
+_MOST_CHECKED = 100_000
 # Time stamps are coarse: a file that has just been written may be written again with the same ones.
 _SETTLED_NS = 5 * 10**9
 
@@ -151,7 +153,8 @@ class EmbeddingRows:
     Before the first rows are returned, the whole file is checked: its checksums, its coordinates,
     the slide's ledger, and that all values are finite. A file of another tool without checksums
     is read without this check. Values that this process has checked are not checked again, as long
-    as the file is the same by its number, size and times, and these are older than five seconds.
+    as the file is the same by its number, size and times, and these were older than five seconds
+    when the check began. In a network folder a change by another machine may be seen late.
 
     Scattered rows are read directly from their offsets. A compressed file is read completely (files
     of ours, TRIDENT and CLAM are not compressed). A single vector has the shape (1, D).
@@ -220,61 +223,65 @@ class EmbeddingRows:
     def check(self) -> None:
         """Checks the whole file, once.
 
-        Memory: 8 MiB, or one row if that is larger.
+        Memory: 8 MiB, or what is larger: one row, or the rows of one compressed chunk.
 
         Raises:
             StoreError: the file is damaged, or not the one that the slide's ledger lists.
             InvalidInputError: a value is not finite.
         """
-        if not self._is_known():
-            row_bytes = self.dtype.itemsize * self.shape[1]
-            for _ in self._checking(max(1, _BLOCK_BYTES // max(1, row_bytes))):
-                pass
+        if self._is_checked:
+            return
+        if _is_known(self._path):
+            with open_h5(self._path) as file:
+                self._check_beside(file, self._dataset(file))
+            self._is_checked = True
+            return
+        row_bytes = self.dtype.itemsize * self.shape[1]
+        for _ in self.checked_blocks(max(1, _BLOCK_BYTES // max(1, row_bytes))):
+            pass
 
     def checked_blocks(self, num_rows: int) -> Iterator[Embeddings]:
-        """Yields all rows in blocks of `num_rows`, and checks the file while it is read, once.
+        """Yields all rows in blocks of at most `num_rows`, and checks the file while it is read.
 
-        An error may come after the last block: before it, nothing is certain.
+        An error may come after the last block: before it, nothing is certain. Values that this
+        process has checked are not checked again.
 
-        Memory: one block; the whole slide if it is stored with an axis for batches.
+        Memory: one block; the rows of one compressed chunk, twice, if these are more; the whole
+        slide if it is stored with an axis for batches.
 
         Raises:
             StoreError, InvalidInputError: see `check`.
         """
-        yield from (self.blocks if self._is_known() else self._checking)(num_rows)
-
-    def _is_known(self) -> bool:
-        """True if this process has checked the values; what stands beside them is checked again."""
-        known = _CHECKED.get(self._path)
-        if not self._is_checked and known and known == _stamp(self._path):
-            with open_h5(self._path) as file:
-                self._check_beside(file, self._dataset(file))
-            self._is_checked = True
-        return self._is_checked
-
-    def _checking(self, num_rows: int) -> Iterator[Embeddings]:
-        """`checked_blocks` of a file that is not known."""
-        stamp = _stamp(self._path)
+        stamp = _settled_stamp(self._path)
         with open_h5(self._path) as file:
             data = self._dataset(file)
-            self._check_beside(file, data)
+            if not self._is_checked:
+                self._check_beside(file, data)
+            verify = not (self._is_checked or _is_known(self._path))
+            step = self._rows_per_read(data, num_rows)
             first_row = 0
-            # a vector, or a batch of one slide, is one block
-            step = num_rows if data.shape == self.shape else len(data)
-            for block in read_blocks(data, self._path, step):
+            for block in read_blocks(data, self._path, step, verify=verify):
                 values = block.reshape(-1, self.shape[1])
-                check_finite(values, self._path, first_row=first_row)
+                if verify:
+                    check_finite(values, self._path, first_row=first_row)
                 first_row += len(values)
                 for start in range(0, len(values), num_rows):
                     yield values[start : start + num_rows]
-        self._note_checked(stamp)
-
-    def _note_checked(self, stamp: tuple[int, ...]) -> None:
-        """The file that had this stamp before the check has no damage."""
         self._is_checked = True
-        age_ns = time.time_ns() - max(stamp[-2:], default=time.time_ns())
-        if age_ns > _SETTLED_NS and stamp == _stamp(self._path):
-            _CHECKED[self._path] = stamp
+        if verify:
+            _note_checked(self._path, stamp)
+
+    def _rows_per_read(self, data: "h5py.Dataset", num_rows: int) -> int:
+        """Number of entries of the first axis to read at a time for blocks of `num_rows` rows.
+
+        Compressed chunks are read whole, so that each is decompressed once.
+        """
+        if data.shape != self.shape:
+            return len(data)  # a vector, or a batch of one slide
+        if not _has_filters(data):
+            return num_rows
+        chunk_rows = int(data.chunks[0])
+        return chunk_rows * max(1, num_rows // chunk_rows)
 
     def blocks(self, num_rows: int) -> Iterator[Embeddings]:
         """Yields all rows in blocks of `num_rows`; the last one may be smaller.
@@ -304,16 +311,19 @@ class EmbeddingRows:
         )
 
     def _read_whole(self) -> Values:
-        stamp = _stamp(self._path)
+        stamp = _settled_stamp(self._path)
         with open_h5(self._path) as file:
             data = self._dataset(file)
-            if self._is_known():
+            if not self._is_checked:
+                self._check_beside(file, data)
+            if self._is_checked or _is_known(self._path):
+                self._is_checked = True
                 return np.asarray(data[...]).reshape(self.shape)
-            self._check_beside(file, data)
             values = read_values(file, self._name(file), self._path)
         values = values.reshape(self.shape)
         check_finite(values, self._path)
-        self._note_checked(stamp)
+        self._is_checked = True
+        _note_checked(self._path, stamp)
         return values
 
     def _read_scattered(
@@ -354,6 +364,32 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
+def _settled_stamp(path: Path) -> tuple[int, ...]:
+    """Stamp of a file that last changed more than five seconds ago; otherwise ().
+
+    A caller asks before it opens the file. A change after this moment then gives another stamp,
+    however long the check lasts.
+    """
+    now_ns = time.time_ns()
+    stamp = _stamp(path)
+    is_settled = now_ns - max(stamp[-2:], default=now_ns) > _SETTLED_NS
+    return stamp if is_settled else ()
+
+
+def _is_known(path: Path) -> bool:
+    """True if this process has checked the values of the file, which has not changed since."""
+    stamp = _CHECKED.get(path)
+    return stamp is not None and stamp == _stamp(path)
+
+
+def _note_checked(path: Path, stamp: tuple[int, ...]) -> None:
+    """Remembers a file without damage, which had this settled stamp before the check."""
+    if stamp and stamp == _stamp(path):
+        if len(_CHECKED) >= _MOST_CHECKED:
+            _CHECKED.clear()
+        _CHECKED[path] = stamp
+
+
 def add_rows(file: "h5py.File", name: str, rows: EmbeddingRows, num_rows: int) -> None:
     """Writes rows as a dataset with its checksum, in blocks of `num_rows`.
 
@@ -369,9 +405,14 @@ def add_rows(file: "h5py.File", name: str, rows: EmbeddingRows, num_rows: int) -
     dataset.attrs[CHECKSUM] = dataset_checksum(dataset, digest)
 
 
+def _has_filters(data: "h5py.Dataset") -> bool:
+    """True if chunks are compressed, or changed in another way, when they are written."""
+    return bool(data.id.get_create_plist().get_nfilters())
+
+
 def _find_chunks(data: "h5py.Dataset") -> npt.NDArray[np.int64] | None:
     """Offset of each chunk in the file; None if chunks are compressed or do not hold whole rows."""
-    if data.id.get_create_plist().get_nfilters() or data.file.userblock_size:
+    if _has_filters(data) or data.file.userblock_size:
         return None
     if data.chunks is None:
         start = data.id.get_offset()
