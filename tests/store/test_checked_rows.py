@@ -230,6 +230,17 @@ def read_blockwise(path: Path) -> np.ndarray:
 READERS = (read_whole, read_some, read_blockwise)
 
 
+def known_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Reader
+) -> list[Path]:
+    """Files of two slides that this process has checked."""
+    settled(monkeypatch)
+    paths = results(tmp_path, "a", "b")
+    for path in paths:
+        read(path)
+    return paths
+
+
 def test_one_process_checks_the_values_of_a_file_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,10 +260,7 @@ def test_a_file_that_has_changed_is_checked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Reader
 ) -> None:
     """Also if its size and its time of change are put back."""
-    settled(monkeypatch)
-    first, second = results(tmp_path, "a", "b")
-    for path in (first, second):
-        read(path)
+    first, second = known_files(tmp_path, monkeypatch, read)
     before = first.stat()
     with h5py.File(first, "r+") as file:
         file["features"][5, 5] += 1  # type: ignore[index]
@@ -315,10 +323,7 @@ def test_a_file_that_is_written_while_it_is_checked_is_not_remembered(
 def test_a_known_file_is_opened_once_for_all_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settled(monkeypatch)
-    paths = results(tmp_path, "a", "b")
-    for path in paths:
-        read_blockwise(path)
+    paths = known_files(tmp_path, monkeypatch, read_blockwise)
     opened: list[Path] = []
     open_h5 = hdf5.open_h5
 
@@ -385,10 +390,7 @@ def test_each_compressed_chunk_is_decompressed_once(
 def test_the_ledger_of_a_known_file_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Reader
 ) -> None:
-    settled(monkeypatch)
-    first, second = results(tmp_path, "a", "b")
-    for path in (first, second):
-        read(path)
+    first, second = known_files(tmp_path, monkeypatch, read)
     damaged_ledger(first, second)
     with pytest.raises(StoreError, match=r"slide\.json"):
         read(first)

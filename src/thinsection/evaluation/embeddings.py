@@ -31,7 +31,7 @@ from thinsection.store.hdf5 import open_h5
 from thinsection.store.ledger import LEDGER_NAME, SLIDES, load_ledger, load_ledgers
 from thinsection.store.outcome import grid_of, ledger_facts
 from thinsection.store.tile_tables import EmbeddingRows
-from thinsection.types import Reals
+from thinsection.types import Floats, Reals
 
 Embeddings = npt.NDArray[np.float32]  # (N, D)
 # reason for a slide whose embeddings are in its ledger but not on disk
@@ -447,6 +447,27 @@ def check_finite(embeddings: Reals, ids: Sequence[str]) -> None:
             f"embeddings must be finite, got NaN or inf in {len(bad)} of {len(ids)} rows "
             f'({names}); compute these again with precision="fp32"'
         )
+
+
+def check_finite_rows(tiles: Reals, path: Path) -> None:
+    """Raises InvalidInputError naming rows of a file (N, D) with NaN or inf.
+
+    Memory: O(N) if a value is not finite.
+    """
+    # a sum in float32 may overflow although every value is finite, so check them one by one
+    with np.errstate(over="ignore", invalid="ignore"):
+        is_finite = np.isfinite(tiles.sum())
+    if not is_finite:
+        check_finite(tiles, [f"row {i} of {path.name}" for i in range(len(tiles))])
+
+
+def added_in_order(total: Floats, rows: Floats) -> Floats:
+    """Sum (D,) of `total` and of rows (N, D): the bits that NumPy gives for one array of all rows.
+
+    The first row becomes part of the sum: pass rows of your own.
+    """
+    rows[0] += total
+    return np.asarray(rows.sum(axis=0))
 
 
 def check_vectors(embeddings: Embeddings, ids: Sequence[str]) -> None:

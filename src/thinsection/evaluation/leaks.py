@@ -29,7 +29,8 @@ from thinsection.evaluation.copies import (
 from thinsection.evaluation.covariates import with_covariates
 from thinsection.evaluation.embeddings import (
     Embeddings,
-    check_finite,
+    added_in_order,
+    check_finite_rows,
     feature_files,
     open_embeddings,
     unsigned_note,
@@ -216,20 +217,12 @@ def _usable_slides(
                     f"a slide must have tiles, got none in {str(path)!r}"
                 )
             # HDF5 files are checked while they are read
-            if isinstance(tiles, np.ndarray) and not _is_finite(tiles):
-                check_finite(
-                    tiles, [f"row {i} of {path.name}" for i in range(len(tiles))]
-                )
+            if isinstance(tiles, np.ndarray):
+                check_finite_rows(tiles, path)
             named = NamedTiles(path.stem, str(path), tiles)
             read = _slide_contents(named, samples=samples)
         if read is not None:
             yield read
-
-
-def _is_finite(tiles: Embeddings) -> bool:
-    """True if all values are finite: their sum in float64 cannot overflow."""
-    with np.errstate(invalid="ignore"):
-        return bool(np.isfinite(tiles.sum(dtype=np.float64)))
 
 
 def contents_of(slides: Iterable[NamedTiles], num_slides: int) -> Contents:
@@ -291,9 +284,7 @@ def _slide_contents(named: NamedTiles, *, samples: int) -> _SlideContents:
         direction += sum_of_directions(x)
         rows = sampled[np.searchsorted(sampled, first) :]
         read_samples.append(x[rows[rows < first + len(x)] - first])
-        # rows are added in their order, as NumPy adds those of one array
-        x[0] += total
-        total = x.sum(axis=0)
+        total = added_in_order(total, x)
         first += len(x)
     return _SlideContents(
         slide=slide,

@@ -20,7 +20,11 @@ import numpy.typing as npt
 import torch
 
 from thinsection.errors import DatasetError
-from thinsection.evaluation.embeddings import check_finite, open_embeddings
+from thinsection.evaluation.embeddings import (
+    added_in_order,
+    check_finite_rows,
+    open_embeddings,
+)
 from thinsection.store.hdf5 import open_h5, read_values
 from thinsection.store.tile_tables import EmbeddingRows
 from thinsection.store.tiles_h5 import TilesFile, check_numbers
@@ -216,7 +220,7 @@ class StoredBag:
             if isinstance(slide, EmbeddingRows):
                 slide.check()
             else:
-                _check_values(slide, path)
+                check_finite_rows(slide, path)
 
     def __len__(self) -> int:
         return sum(len(slide) for slide in self.slides)
@@ -271,9 +275,8 @@ def mean_of_blocks(blocks: Iterable[Reals]) -> Floats:
     total = None
     count = 0
     for block in blocks:
-        # the sum so far is the first row, so that rows are added in their order
-        rows = block if total is None else np.concatenate([total[None], block])
-        total = rows.sum(axis=0, dtype=np.float64)
+        rows = block.astype(np.float64)
+        total = rows.sum(axis=0) if total is None else added_in_order(total, rows)
         count += len(block)
     assert total is not None, "a bag has tiles"
     return np.asarray(total / count)
@@ -283,15 +286,8 @@ def _joined(slides: Sequence[Reals], paths: Sequence[Path]) -> npt.NDArray[np.fl
     """Embeddings of all slides as finite float32."""
     joined = slides[0] if len(slides) == 1 else np.concatenate(slides)
     features = np.ascontiguousarray(joined, dtype=np.float32)
-    _check_values(features, paths[0])
+    check_finite_rows(features, paths[0])
     return features
-
-
-def _check_values(tiles: Reals, path: Path) -> None:
-    """Raises InvalidInputError: a value is not finite."""
-    # a sum in float32 may overflow although every value is finite, so check them one by one
-    if not np.isfinite(tiles.sum()):
-        check_finite(tiles, [f"row {i} of {path.name}" for i in range(len(tiles))])
 
 
 def _check_slides(slides: Sequence[Stored], paths: Sequence[Path]) -> None:

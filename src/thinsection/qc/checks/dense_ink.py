@@ -40,7 +40,7 @@ _LEAST_SURE_PX = 8
 # seen on tissue, and than the second one where it was seen on glass. It has more than a share of
 # the pen's density.
 _HUE_ON_TISSUE = 0.9
-_HUE_ON_GLASS = 0.965
+HUE_ON_GLASS = 0.965
 _LEAST_PEN_SHARE = 0.5
 # Regions that show a pen to those that show none.
 _MOST_PENS = 4
@@ -67,12 +67,12 @@ class Pen(NamedTuple):
 
     def is_added(self, added: Added, least_share: float) -> MaskArray:
         """What is added in the hue of the pen, with more than a share of its density, bool."""
-        least_hue = _HUE_ON_GLASS if self.is_on_glass else _HUE_ON_TISSUE
+        least_hue = HUE_ON_GLASS if self.is_on_glass else _HUE_ON_TISSUE
         return _is_like(added, self.added, least_share, least_hue)
 
     def is_whole(self, colors: Added, least_share: float) -> MaskArray:
         """What has the hue of the ink as it was seen, bool."""
-        return _is_like(colors, self.whole, least_share, _HUE_ON_GLASS)
+        return _is_like(colors, self.whole, least_share, HUE_ON_GLASS)
 
 
 def _is_like(
@@ -199,11 +199,11 @@ class Ground:
         cls, ns: ArrayNamespace, ink: MaskArray, rgb: RgbArray, tables: list[Array]
     ) -> Self:
         """The ground of a picture with this ink. Memory: 24 bytes per pixel."""
-        tissue = tissue_away(ns, ink, rgb, tables)
+        away = away_from(ns, ink)
+        tissue = tissue_in(away, rgb, tables)
         below = np.zeros(3, np.float32)
         if len(tissue) >= _LEAST_TISSUE_PX:
             below = np.median(tissue, axis=0)
-        away = ~dilated_by_square(ns, ink, _AWAY_PX)
         glass = away & (colors_of(rgb, tables).mean(axis=2) < GLASS_DENSITY)
         shares = [
             filters.box_mean(ns, mask.astype(np.float32), _AROUND_PX)
@@ -227,13 +227,17 @@ class Ground:
         return None
 
 
-def tissue_away(
-    ns: ArrayNamespace, ink: MaskArray, small: RgbArray, tables: list[Array]
+def away_from(ns: ArrayNamespace, ink: MaskArray) -> MaskArray:
+    """What shows no ink, not even the soft edge of a stroke, bool (H, W)."""
+    return np.asarray(~dilated_by_square(ns, ink, _AWAY_PX))
+
+
+def tissue_in(
+    area: MaskArray, small: RgbArray, tables: list[Array]
 ) -> npt.NDArray[np.float32]:
-    """Densities of red, green and blue of a sample of the tissue away from ink, (N, 3)."""
-    away = ~dilated_by_square(ns, ink, _AWAY_PX)
+    """Densities of red, green and blue of a sample of the tissue in an area, (N, 3)."""
     step = np.s_[::_SAMPLE_STEP, ::_SAMPLE_STEP]
-    colors = colors_of(small[step], tables)[away[step]]
+    colors = colors_of(small[step], tables)[area[step]]
     return np.asarray(colors[colors.mean(axis=1) > GLASS_DENSITY])
 
 

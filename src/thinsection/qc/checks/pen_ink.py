@@ -39,12 +39,14 @@ from thinsection.qc.checks.artefact_network import (
 from thinsection.qc.checks.border import CONTEXT_UM
 from thinsection.qc.checks.check import PenInk
 from thinsection.qc.checks.dense_ink import (
+    HUE_ON_GLASS,
     DenseInk,
     Ground,
+    away_from,
     enlarged,
     find_dense_ink,
     reduced,
-    tissue_away,
+    tissue_in,
 )
 from thinsection.qc.checks.ink_layer import (
     GLASS_DENSITY,
@@ -112,12 +114,11 @@ _OPAQUE = 1.2
 # Least density in its strongest channel of a stroke that cannot be compared with tissue.
 _LEAST_ALONE = 0.3
 # Ink on glass lies in what is at most twice as wide as this, in µm. There, and where it is dense, a
-# stroke is followed down to this probability, in 255ths, if the hue stays the same: least cosine of
-# the angle. It is not followed if its hue is nearer to the slide's stain than this cosine.
+# stroke is followed down to this probability, in 255ths, if it keeps its hue (`HUE_ON_GLASS`). Its
+# hue must not be nearer to the slide's stain than this cosine of the angle.
 _NARROW_UM = 320.0
 _STAIN_HUE = 0.97
 _FOLLOWED = 8
-_STROKE_HUE = 0.965
 # The part of a stroke in a square of this edge length adds at least this share of what the stroke
 # adds at its edge.
 _TRIMMED_PX = 7
@@ -283,7 +284,7 @@ def _followed(
     ns = get_namespace("cpu")
     colors = picture.colors()
     shows_hue = _shows_hue(colors, picture.px_um)
-    tissue = tissue_away(ns, dense, picture.rgb, picture.tables)
+    tissue = tissue_in(away_from(ns, dense), picture.rgb, picture.tables)
     stains = [usual_stain(ns, picture.rgb, picture.tables), stain_of(ns, tissue)]
     likely = strokes | (shows_hue & (probability > _FOLLOWED))
     labels, boxes = boxes_of(ns, likely)
@@ -295,7 +296,7 @@ def _followed(
             continue
         hue = np.median(known, axis=0)
         hue /= np.linalg.norm(hue)
-        same = colors[box] @ hue > _STROKE_HUE * np.linalg.norm(colors[box], axis=2)
+        same = colors[box] @ hue > HUE_ON_GLASS * np.linalg.norm(colors[box], axis=2)
         if all(hue @ stain < _STAIN_HUE for stain in stains):
             followed[box] |= region & shows_hue[box] & same
     return np.asarray(mostly(ns, followed, strokes, 0.0))
@@ -387,7 +388,7 @@ def _known_pens(
     hues: list[_Floats] = []
     for densities in shown[:_MOST_STROKES]:
         pen = pen_colour(densities, tissue)
-        if pen is not None and all(pen.hue @ hue < _STROKE_HUE for hue in hues):
+        if pen is not None and all(pen.hue @ hue < HUE_ON_GLASS for hue in hues):
             hues.append(pen.hue)
             yield pen
 
