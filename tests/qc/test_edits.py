@@ -390,6 +390,25 @@ def test_a_check_that_holds_the_tissue_back_is_named(result: QcResult) -> None:
     assert len(result.with_edits(others).warnings) == num_before
 
 
+def test_areas_to_keep_and_to_remove_that_overlap_are_named(result: QcResult) -> None:
+    # rows 12 to 18 are removed by ink and by blur
+    lost = edit("keep", "ink", 2, 12, 8, 30)
+    held = edit("keep", "blur", 12, 12, 18, 30, file="a.geojson")
+    apart = edit("remove", "blur", 35, 0, 40, 10)
+    over = edit("remove", "ink", 0, 10, 25, 35)
+    num_before = len(result.warnings)
+    assert len(result.with_edits([lost, apart]).warnings) == num_before
+    assert result.with_edits([lost, over]).warnings[num_before:] == (
+        "areas of the classes 'keep ink', 'remove ink' overlap; there 'remove' wins",
+    )
+    everything = edit("remove", "", 0, 0, 40, 60)
+    warnings = result.with_edits([lost, held, everything]).warnings
+    assert warnings[num_before:] == (
+        "areas of the classes 'keep blur', 'keep ink', 'remove' overlap; there 'remove' wins",
+        "all tissue was removed by hand",
+    )
+
+
 def test_other_corrections_replace_the_earlier_ones(result: QcResult) -> None:
     first = result.with_edits([edit("remove", "", 0, 0, 40, 60)])
     second = first.with_edits([edit("keep", "ink", 0, 12, 5, 30)])
@@ -645,8 +664,72 @@ def test_a_column_gives_the_path_of_each_slide(tmp_path: Path) -> None:
     path.write_text("[]")
     assert edits_file("mine", entry("a", mine=str(path))) == path
     assert edits_file("mine", entry("a")) is None
-    with pytest.raises(InvalidInputError, match=r"got no file '.*y.geojson' for 'a'"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"got no file '.*y.geojson' for 'a'; .*, or leave the cell empty",
+    ):
         edits_file("mine", entry("a", mine=str(tmp_path / "y.geojson")))
+
+
+def test_a_file_belongs_to_one_slide(tmp_path: Path) -> None:
+    """Two scans with one name in two folders, two pictures of one file, two rows of a table."""
+    (tmp_path / "a.svs.geojson").write_text("[]")
+    (tmp_path / "b.geojson").write_text("[]")
+    scans = [
+        SlideEntry(slide_id=slide_id, slide_path=slide_path)
+        for slide_id, slide_path in (
+            ("a-1", "/x/a.svs"),
+            ("a-2", "/y/a.svs"),
+            ("b", "/b"),
+        )
+    ]
+    messages: list[str] = []
+    with pytest.raises(
+        ConfigError,
+        match=r"file of its own .* got '.*a.svs.geojson' for 'a-1' and 'a-2'",
+    ):
+        check_edits_source(str(tmp_path), scans, messages.append)
+    assert check_edits_source(str(tmp_path), scans[1:], messages.append) == []
+    one, two = (str(tmp_path / name) for name in ("a.svs.geojson", "b.geojson"))
+    cohort = [entry("a", mine=one), entry("b", mine=two), entry("c")]
+    assert check_edits_source("mine", cohort, messages.append) == ["c"]
+    assert not messages
+    with pytest.raises(ConfigError, match=r"for 'a' and 'd'.* into the column"):
+        check_edits_source("mine", [*cohort, entry("d", mine=one)], messages.append)
+
+
+def test_a_folder_is_not_the_column_of_its_name_and_a_compressed_file_is_refused(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in ("a.geojson", "b.json"):
+        (folder / name).write_text("[]")
+    messages: list[str] = []
+    slides = [entry("a", mine="x.geojson"), entry("b", mine=""), entry("c")]
+    assert check_edits_source(str(folder), slides, messages.append) == ["c"]
+    (text,) = messages
+    assert f"the folder {str(folder)!r} is read, and not the column 'mine'" in text
+    (folder / "notes.zip").write_bytes(b"")
+    for name in ("c.geojson.gz", "c.svs.geojson.zip", "c.zip"):
+        path = folder / name
+        path.write_bytes(b"")
+        with pytest.raises(ConfigError, match=f"must be GeoJSON .*{name}'; unpack it"):
+            check_edits_source(str(folder), slides, messages.append)
+        check_edits_source(str(folder), slides[:2], messages.append)
+        path.unlink()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe[\x00]\x00"])
+def test_a_file_that_is_no_text_of_json_has_a_remedy(
+    content: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.geojson"
+    path.write_bytes(content)
+    with pytest.raises(
+        InvalidInputError, match=r"a\.geojson.*without corrections is {"
+    ):
+        read_edits(path, ["ink"])
 
 
 def test_files_that_fit_no_slide_are_named_before_the_run(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from thinsection.qc import (
     run_qc,
     tile_qc_columns,
 )
-from thinsection.qc.rules import parse_rule
+from thinsection.qc.checks.check import Score
+from thinsection.qc.result import usable_mm2
+from thinsection.qc.rules import parse_rule, unjudging_check
 from thinsection.qc.tissue import box_fractions
 from thinsection.types import MaskFrame
 
@@ -90,3 +92,54 @@ def test_each_check_with_a_mask_has_a_column_but_not_the_filling_one() -> None:
         InvalidInputError, match=r"coords_l0 must be int64 of shape \(N, 2\)"
     ):
         tile_qc_columns(result, np.zeros(4, np.int64), 256)
+
+
+def test_a_rule_knows_the_columns_that_only_other_slides_have() -> None:
+    checks = load_pipeline("auto").checks
+    judged: dict[str, Score] = {
+        "bubbles": 0.0,
+        "bubbles_unjudged_percent": 0.0,
+        "folds_removed_num_regions": 3.0,
+        "folds_removed_percent": 0.2,
+        "folds_unjudged_percent": 0.0,
+    }
+    coarse: dict[str, Score] = {
+        "bubbles_unjudged_percent": 1.0,
+        "folds_unjudged_percent": 1.0,
+        # a person marked a fold that the check could not judge
+        "folds_removed_percent": 0.5,
+        "edited_areas": 1.0,
+    }
+    cases = {
+        "bubbles<0.1": (True, False),
+        "folds_removed_num_regions>2": (True, False),
+        "folds_removed_percent>0.1": (True, True),
+        "edited_areas<1": (True, False),
+        "unjudged_percent==0": (True, True),
+        "glass_unjudged_percent<0.5": (True, True),
+    }
+    for rule, fails in cases.items():
+        got = tuple(qc_fail(row, rule, checks=checks) for row in (judged, coarse))
+        assert got == fails, rule
+    assert unjudging_check(coarse, "bubbles", checks) == "bubbles"
+    assert unjudging_check(coarse, "folds_removed_num_regions", checks) == "folds"
+    assert unjudging_check(judged, "bubbles", checks) == ""
+    for row in (judged, coarse):
+        for name in ("bubble", "pen_unjudged_percent", "contrast_percent"):
+            with pytest.raises(ConfigError, match=f"must name a column, got '{name}'"):
+                qc_fail(row, f"{name}>0", checks=checks)
+    with pytest.raises(ConfigError, match="got 'folds_removed_nm_regions'; did you"):
+        qc_fail(judged, "folds_removed_nm_regions>0", checks=checks)
+
+
+def test_the_area_of_the_usable_tissue_needs_a_resolution() -> None:
+    facts = {"mpp_x": 0.5, "mpp_y": 0.25}
+    size_l0, size_th = (2000, 1000), (100, 50)
+    # 1 mm x 0.25 mm, of which 5,000 pixels of the work image, or the whole as a share
+    for usable, area in ((1250.0, 0.0625), (1.0, 0.25), (0.5, 0.125), (0.0, 0.0)):
+        scores = {"pixels_to_use": usable}
+        row = usable_mm2(facts, scores, size_l0, size_th)
+        assert row == {"usable_mm2": area}, usable
+    for unknown in ({"mpp_x": 0.5}, {"mpp_x": 0.5, "mpp_y": "NA"}):
+        assert usable_mm2(unknown, {"pixels_to_use": 9.0}, size_l0, size_th) == {}
+    assert usable_mm2(facts, {}, size_l0, size_th) == {}

@@ -226,6 +226,28 @@ def test_tiles_lie_on_the_corrected_tissue_with_the_corrected_shares(
     assert added.sum() > 100
 
 
+def test_rules_read_the_corrected_row_that_the_table_has(
+    slides: Path, pipeline: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    draw(tmp_path / "edits" / "s0.geojson", ("keep", KEEP), ("remove", REMOVE))
+    work(slides, out, pipeline, until="qc", qc_edits=str(tmp_path / "edits"))
+    (name,) = (path.name for path in out.glob("qc_*.csv"))
+    area = {key: float(row["usable_mm2"]) for key, row in table(out / name).items()}
+    assert area["s0"] != area["s1"]
+    rules = {
+        "edited_areas>1": {"s0"},
+        "edited_areas<1": {"s1"},
+        f"usable_mm2<{max(area.values())}": {min(area, key=area.__getitem__)},
+    }
+    for rule, excluded in rules.items():
+        summary = work(slides, out, pipeline, until="qc", qc_fail=(rule,))
+        got = {key for key, value in states(summary).items() if value == "excluded"}
+        assert got == excluded, (rule, states(summary))
+        failing = {key for key, row in table(out / name).items() if row["fails"]}
+        assert failing == excluded
+
+
 def test_what_is_stored_is_used_until_a_file_or_the_word_none_takes_it_away(
     slides: Path, pipeline: str, tmp_path: Path, checks: Checks
 ) -> None:
@@ -263,6 +285,36 @@ def test_what_is_stored_is_used_until_a_file_or_the_word_none_takes_it_away(
     work(slides, out, pipeline, qc_edits="none")
     assert not load_qc(folder_of(out, "s1")).edits
     assert checks.runs == 3
+
+
+def test_a_slide_whose_file_is_gone_is_named_as_one_that_stays_corrected(
+    slides: Path, pipeline: str, tmp_path: Path
+) -> None:
+    """The slide is named by the id that the folder has given it."""
+    out = tmp_path / "out"
+    edits = tmp_path / "edits"
+    same_names = []
+    for number, slide in enumerate(sorted(slides.glob("*.svs"))):
+        path = tmp_path / str(number) / "same.svs"
+        path.parent.mkdir()
+        same_names.append(path)
+        os.link(slide, path)
+    work(same_names[:1], out, pipeline, until="qc")
+    draw(edits / "same.geojson", ("keep", KEEP))
+    lines: list[str] = []
+    chosen = {"until": "qc", "qc_edits": str(edits), "on_message": lines.append}
+    summary = work(same_names, out, pipeline, **chosen)
+    assert "same" in states(summary) and len(states(summary)) == 2
+    assert len(load_qc(folder_of(out, "same")).edits) == 1
+    assert not any("stored corrections" in line for line in lines)
+    (other,) = states(summary).keys() - {"same"}
+    (edits / "same.geojson").unlink()
+    draw(edits / f"{other}.geojson", ("remove", REMOVE))
+    work(same_names, out, pipeline, **chosen)
+    assert [line for line in lines if "stored corrections" in line] == [
+        "qc_edits: same keeps its stored corrections, because there is no file; "
+        "a file without annotations removes them"
+    ]
 
 
 def test_a_later_grid_and_a_run_after_qc_alone_take_the_corrected_masks(
@@ -426,7 +478,7 @@ def test_corrections_that_are_stored_with_other_checks_are_named(
     summary = work(slides / "s0.svs", out, pipeline, until="qc", qc_strict=True)
     text = str(summary.results[0].facts["warnings"])
     assert f"{first.name} has 2 corrected areas, which {first.name}_strict" in text
-    assert "pass qc_edits=" in text
+    assert "to use them, pass their file" in text
     summary = work(
         slides / "s0.svs", out, pipeline, until="qc", qc_strict=True, qc_edits=str(path)
     )

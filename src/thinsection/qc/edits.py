@@ -13,7 +13,7 @@ An outline that still has this shape is no correction; one that was changed is a
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +42,8 @@ ROLE = "qc_edits"
 # column with the number of corrected areas of a slide
 EDITED_AREAS = "edited_areas"
 SUFFIXES = (".geojson", ".json")
+# forms in which QuPath compresses GeoJSON
+_COMPRESSED = (".gz", ".zip")
 # colour of areas to keep, and of areas to remove
 EDIT_COLORS: Mapping[str, tuple[int, int, int]] = {
     "keep": (0, 150, 70),
@@ -110,37 +112,92 @@ def edits_key(edits: Iterable[QcEdit]) -> str:
 
 def check_edits_source(
     source: str, entries: Sequence[SlideEntry], on_message: Callable[[str], None]
-) -> None:
-    """Refuses a source of corrections that fits no slide; names the files that fit none.
+) -> list[str]:
+    """Refuses a source of corrections that fits no slide, or one file of several slides.
+
+    Says which files are not read, and that a folder is not the column of the same name.
+
+    Args:
+        source: a file, a folder, or a column of the cohort.
+        entries: slides with the ids under which their results are stored.
+        on_message: called with each line.
+
+    Returns:
+        Ids of the slides that have no file.
 
     Raises:
-        ConfigError: it does not exist, or has a file for none of the slides.
+        ConfigError: the source does not exist, has a file for none of the slides or one file for
+            several, or a slide's file is compressed.
     """
     if source == NO_EDITS:
-        return
+        return []
     check_source(source, ROLE, entries)
-    used: set[Path] = set()
+    slides_by_file: dict[Path, list[str]] = {}
+    without_file = []
+    is_faulty = False
     for entry in entries:
         try:
-            used.update(annotation_files(source, ROLE, entry, required=False))
+            paths = annotation_files(source, ROLE, entry, required=False)
         except InvalidInputError:
             # this slide will fail with this reason
-            used.add(Path())
-    if not used:
+            is_faulty = True
+            continue
+        if not paths:
+            without_file.append(entry.slide_id)
+        for path in paths:
+            slides_by_file.setdefault(path.resolve(), []).append(entry.slide_id)
+    folder = Path(source)
+    if folder.is_dir():
+        _name_unused(folder, slides_by_file, entries, on_message)
+        if any(folder.name in entry.more for entry in entries):
+            on_message(
+                f"{ROLE}: the folder {source!r} is read, and not the column {folder.name!r} of "
+                "the cohort"
+            )
+    for path, slide_ids in slides_by_file.items():
+        if len(slide_ids) > 1:
+            raise ConfigError(
+                f"{ROLE} must have a file of its own for each slide, got {str(path)!r} for "
+                f"{' and '.join(map(repr, slide_ids[:3]))}; name the files SLIDE_ID.geojson, or "
+                "write other paths into the column"
+            )
+    if not slides_by_file and not is_faulty:
         names = ", ".join(entry.slide_id for entry in entries[:3])
         raise ConfigError(
             f"{ROLE} must have a file for one of the slides, got none for {names} in {source!r}; "
             "name it SLIDE_ID.geojson"
         )
-    folder = Path(source)
-    if folder.is_dir():
-        files = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES]
-        unused = sorted(path.name for path in files if path not in used)
-        if unused:
-            more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-            on_message(
-                f"{ROLE}: {', '.join(unused[:3])}{more} in {source!r} fit no slide of this run"
+    return without_file
+
+
+def _name_unused(
+    folder: Path,
+    used: Collection[Path],
+    entries: Sequence[SlideEntry],
+    on_message: Callable[[str], None],
+) -> None:
+    """Says which files of a folder fit no slide. Raises ConfigError: a slide's is compressed."""
+    names = {entry.slide_id for entry in entries}
+    names.update(Path(entry.slide_path).name for entry in entries)
+    unused = []
+    for path in sorted(folder.iterdir()):
+        suffix = path.suffix.lower()
+        if suffix in SUFFIXES and path.resolve() not in used:
+            unused.append(path.name)
+        stem = path.stem
+        if Path(stem).suffix.lower() in SUFFIXES:
+            stem = Path(stem).stem
+        if suffix in _COMPRESSED and stem in names:
+            raise ConfigError(
+                f"{ROLE} must be GeoJSON ({' or '.join(SUFFIXES)}), got {str(path)!r}; "
+                "unpack it, or move it out of the folder"
             )
+    if unused:
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        verb = "fits" if len(unused) == 1 else "fit"
+        on_message(
+            f"{ROLE}: {', '.join(unused[:3])}{more} in {str(folder)!r} {verb} no slide of this run"
+        )
 
 
 def edits_file(source: str, entry: SlideEntry) -> Path | None:
@@ -182,7 +239,13 @@ def read_edits(
     """
     path = Path(path)
     edits = []
-    with rewording(f"{ROLE} must be readable", path, *_DAMAGE, error=InvalidInputError):
+    advice = (
+        "; export the annotations from QuPath again, as GeoJSON in UTF-8; a file without "
+        'corrections is {"type": "FeatureCollection", "features": []}'
+    )
+    with rewording(
+        f"{ROLE} must be readable", path, *_DAMAGE, error=InvalidInputError, more=advice
+    ):
         content = path.read_bytes()
         shapes = list(read_geojson(path))
         written = datetime.fromtimestamp(path.stat().st_mtime, UTC)

@@ -35,7 +35,7 @@ from thinsection.qc.tissue import (
     hues,
     overlay,
 )
-from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray
+from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray, Size
 
 _GLASS_COLOR: Color = (222, 226, 231)
 
@@ -81,8 +81,11 @@ class QcResult:
 
     @property
     def row(self) -> dict[str, Score]:
-        """Facts, scores and warnings by column name; numbers are float, others str."""
-        return {**self.facts, **self.scores, "warnings": "|".join(self.warnings)}
+        """Facts, scores, area and warnings by column name; numbers are float, others str."""
+        frame = self.frame
+        area = usable_mm2(self.facts, self.scores, frame.size_l0, frame.size_th)
+        row = {**self.facts, **self.scores, **area}
+        return row | {"warnings": "|".join(self.warnings)}
 
     @property
     def tissue(self) -> TissueMask:
@@ -130,6 +133,7 @@ class QcResult:
         check_names(edits, checked.editable_checks)
         edited = _with_edited_masks(checked, edits)
         warnings = [_edit_warning(checked, edited, edit) for edit in edits]
+        warnings.append(_overlap_warning(checked, edits))
         if checked.tissue.mask.any() and not edited.tissue.mask.any():
             warnings.append("all tissue was removed by hand")
         return replace(
@@ -236,6 +240,8 @@ def _edit_warning(checked: QcResult, edited: QcResult, edit: QcEdit) -> str:
     areas = edit_masks(edited.edits, checked.frame)
     wanted = edit_masks([edit], checked.frame).kept(edit.check)
     wanted &= checked.masks[edit.check] & ~checked.tissue.mask
+    # another warning says where areas to remove overlap it
+    wanted &= ~areas.removed(*areas.remove)
     holding = []
     for name in removing:
         removed = checked.masks[name] & ~areas.kept("", name)
@@ -247,6 +253,21 @@ def _edit_warning(checked: QcResult, edited: QcResult, edit: QcEdit) -> str:
         f"{place} gives no tissue back, because {' and '.join(holding)} remove"
         f"{'s' if len(holding) == 1 else ''} it too; the class 'keep' overrules all checks"
     )
+
+
+def _overlap_warning(checked: QcResult, edits: Sequence[QcEdit]) -> str:
+    """A sentence about areas to keep and to remove that share pixels; '' if none do."""
+    areas = edit_masks(edits, checked.frame)
+    classes: dict[str, None] = {}
+    for kept, keep_mask in areas.keep.items():
+        for removed, remove_mask in areas.remove.items():
+            if (keep_mask & remove_mask).any():
+                pair = (f"keep {kept}".strip(), f"remove {removed}".strip())
+                classes |= dict.fromkeys(pair)
+    if not classes:
+        return ""
+    names = ", ".join(sorted(map(repr, classes)))
+    return f"areas of the classes {names} overlap; there 'remove' wins"
 
 
 def _is_same(checked: QcResult, edited: QcResult) -> bool:
@@ -396,6 +417,32 @@ def tile_qc_columns(
         area = result.unjudged_tissue
         shares[UNJUDGED] = box_fractions(area, result.frame, coords_l0, size_l0)
     return shares
+
+
+def usable_mm2(
+    facts: Mapping[str, object],
+    scores: Mapping[str, object],
+    size_l0: Size,
+    size_th: Size,
+) -> dict[str, Score]:
+    """Column with the area of the usable tissue; {} if the resolution or the tissue is unknown.
+
+    A pipeline gives the usable tissue in pixels of the work image, or as a share of them.
+    """
+    usable = scores.get("pixels_to_use")
+    sizes_um = []
+    for name, size in zip(("mpp_x", "mpp_y"), size_l0):
+        mpp = facts.get(name)
+        if not isinstance(mpp, int | float) or mpp <= 0:
+            return {}
+        sizes_um.append(mpp * size)
+    if not isinstance(usable, int | float):
+        return {}
+    unit_mm2 = sizes_um[0] * sizes_um[1] / 1e6
+    is_share = 0 < usable <= 1
+    if not is_share:
+        unit_mm2 /= size_th[0] * size_th[1]
+    return {"usable_mm2": round(float(usable) * unit_mm2, 6)}
 
 
 def unjudged_shares(

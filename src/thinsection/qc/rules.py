@@ -2,13 +2,14 @@
 
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from thinsection.config import nearest
 from thinsection.errors import ConfigError
-from thinsection.qc.checks.check import Score
+from thinsection.qc.checks.check import UNJUDGED, QcCheck, Score
+from thinsection.qc.edits import EDITED_AREAS
 
 _OPERATORS = {
     "<=": operator.le,
@@ -49,16 +50,29 @@ def parse_rule(text: str) -> QcRule:
     return QcRule(column=match[1], symbol=match[2], limit=float(match[3]))
 
 
-def qc_fail(row: Mapping[str, Score], rule: QcRule | str) -> bool:
+def qc_fail(
+    row: Mapping[str, Score], rule: QcRule | str, *, checks: Sequence[QcCheck] = ()
+) -> bool:
     """True if the rule holds for the row of a `QcResult`.
 
+    Args:
+        row: values of the slide by column.
+        rule: the rule, or its text.
+        checks: checks of the pipeline. Their columns are known also if the slide has none: tissue
+            not judged and corrected areas are then 0, and a rule on a column of a check that did
+            not judge the slide does not hold.
+
     Raises:
-        ConfigError: the row has no such column of numbers.
+        ConfigError: there is no such column of numbers.
     """
     if isinstance(rule, str):
         rule = parse_rule(rule)
     name = rule.column
     if name not in row:
+        if name in _columns_of_others(checks):
+            return bool(rule.holds(0.0))
+        if unjudging_check(row, name, checks):
+            return False
         raise ConfigError(
             f"qc rule must name a column, got {name!r}{nearest(name, row)}"
         )
@@ -68,3 +82,38 @@ def qc_fail(row: Mapping[str, Score], rule: QcRule | str) -> bool:
             f"qc rule must name a column of numbers, got {name!r} = {value!r}"
         )
     return bool(rule.holds(value))
+
+
+def _columns_of_others(checks: Sequence[QcCheck]) -> list[str]:
+    """Columns that are 0 for the slides that do not have them."""
+    if not checks:
+        return []
+    names = [_unjudged_column(check) for check in checks]
+    return [EDITED_AREAS, f"{UNJUDGED}_percent", *names]
+
+
+def _unjudged_column(check: QcCheck) -> str:
+    return f"{check.name}_{UNJUDGED}_percent"
+
+
+def unjudging_check(
+    row: Mapping[str, Score], column: str, checks: Sequence[QcCheck]
+) -> str:
+    """Name of the check that would fill a column, if it did not judge the slide; '' if none is."""
+    if column in row:
+        return ""
+    for check in checks:
+        start = f"{check.name}_"
+        share_columns = (check.share_column, _unjudged_column(check))
+        may_abstain = _unjudged_column(check) in row
+        is_its_own = column == check.share_column or column.startswith(start)
+        if not (may_abstain and is_its_own):
+            continue
+        # a correction gives a share to a check that did not judge the slide
+        has_share = check.share_column in row and not row.get(EDITED_AREAS)
+        has_more = any(
+            name.startswith(start) and name not in share_columns for name in row
+        )
+        if not (has_share or has_more):
+            return check.name
+    return ""

@@ -191,7 +191,7 @@ def check_slides(
         write_histoqc(out, rows, headers)
     slide_ids = {result.slide_id for result in summary.results}
     rows = [row for row in rows if row["slide_id"] in slide_ids]
-    failing = tuple(failing_rules(rows, checks.qc_fail))
+    failing = tuple(failing_rules(rows, checks.qc_fail, pipeline.checks))
     return QcSummary(
         results=summary.results,
         failing=failing,

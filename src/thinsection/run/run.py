@@ -25,7 +25,7 @@ from thinsection.jobs.backend import Submitted, ignore_event
 from thinsection.jobs.execute import execute, skipped_line
 from thinsection.jobs.executor import check_gpus, chosen_executor
 from thinsection.jobs.task import Report, merge_reports
-from thinsection.qc.edits import check_edits_source
+from thinsection.qc.edits import NO_EDITS, ROLE, check_edits_source
 from thinsection.results import records
 from thinsection.results.records import RECORDS, Record, log
 from thinsection.run.ending import RunSummary, end_early, finish_run
@@ -41,8 +41,10 @@ from thinsection.run.process import OnEvent, RunEvent
 from thinsection.run.progress import chosen_progress, showing
 from thinsection.run.qc_device import with_chosen_qc_device
 from thinsection.run.task import OwnEncoderTask, RunTask, filesystem_now
+from thinsection.slide.annotations import check_source
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.readers import AUTO, check_packages_for
+from thinsection.stages.checks import QcStage
 from thinsection.stages.config import PoolingConfig, RunConfig
 from thinsection.stages.spec import (
     Slides,
@@ -172,8 +174,8 @@ def run(
     check_gpus(spec.executor)
     entries = cohort_of(slides, spec.slides, spec.regions, listeners.on_message)
     spec.cells.check(entries)
-    if spec.qc.qc_edits is not None:
-        check_edits_source(spec.qc.qc_edits, entries, listeners.on_message)
+    if spec.qc.qc_edits not in (None, NO_EDITS):
+        check_source(spec.qc.qc_edits, ROLE, entries)
     spec = with_chosen_qc_device(spec, entries, listeners.on_message)
     check_packages_for([out])
     if spec.slides.reader == AUTO:
@@ -267,6 +269,13 @@ def _run_in_folder(
 ) -> RunSummary:
     """Runs with checked settings in an existing folder; `stages` are from `stages_of(spec)`."""
     entries = assign_stored_ids(out, entries, listeners.on_message)
+    if spec.qc.qc_edits is not None:
+        without_file = check_edits_source(
+            spec.qc.qc_edits, entries, listeners.on_message
+        )
+        for stage in stages:
+            if isinstance(stage, QcStage):
+                stage.say_kept_edits(out, without_file, listeners.on_message)
     listeners.on_entries(entries)
     if own_encoder is not None and spec.encoding.encoders:
         check_own_encoder(out, own_encoder)

@@ -132,13 +132,18 @@ def annotation_files(
     path = Path(source)
     if path.is_dir():
         return _files_in(path, role, entry, required=required)
+    hint = ""
     if not path.exists():
         cell = entry.more.get(source)
         if not (cell or required):
             return []
         path = Path(entry.folder, cell or source)
+        if cell:
+            hint = f"; correct the path in the column {source!r}"
+            hint += "" if required else ", or leave the cell empty"
     if not path.is_file():
-        raise _no_file(role, path, entry)
+        rule = "exist for every slide" if required else "exist if the column names it"
+        raise _no_file(role, path, entry, rule, hint)
     return [path]
 
 
@@ -184,16 +189,18 @@ def _files_in(
         similar = KnownIds(stems).similar(entry.slide_id)
         if required or similar:
             hint = f"; did you mean {similar!r}?" if similar else ""
-            raise _no_file(role, candidates[0], entry, hint)
+            rule = (
+                "exist for every slide" if required else "have the slide's exact name"
+            )
+            raise _no_file(role, candidates[0], entry, rule, hint)
     return paths
 
 
 def _no_file(
-    role: str, path: Path, entry: SlideEntry, hint: str = ""
+    role: str, path: Path, entry: SlideEntry, rule: str, hint: str
 ) -> InvalidInputError:
     return InvalidInputError(
-        f"{role} must exist for every slide, got no file {str(path)!r} for "
-        f"{entry.slide_id!r}{hint}"
+        f"{role} must {rule}, got no file {str(path)!r} for {entry.slide_id!r}{hint}"
     )
 
 

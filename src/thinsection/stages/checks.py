@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,7 +28,7 @@ from thinsection.qc.edits import (
 from thinsection.qc.histoqc_image import read_work_images
 from thinsection.qc.histoqc_pictures import notes_on_absent
 from thinsection.qc.result import QcResult
-from thinsection.qc.rules import parse_rule, qc_fail
+from thinsection.qc.rules import parse_rule, qc_fail, unjudging_check
 from thinsection.qc.segmenter_classes import ClassMap
 from thinsection.report.draw import write_drawing
 from thinsection.report.layers import overlay_layers
@@ -49,7 +49,7 @@ from thinsection.stages.stage import (
     Stage,
 )
 from thinsection.store.identity import file_sum
-from thinsection.store.ledger import SLIDES, SlideLedger
+from thinsection.store.ledger import SLIDES, SlideLedger, load_ledger
 from thinsection.store.outcome import KnownSlide
 from thinsection.tiles import TileTable
 from thinsection.tiles.table import Columns
@@ -180,6 +180,28 @@ class QcStage(Stage[CheckedTissue]):
             )
         return edits
 
+    def say_kept_edits(
+        self, out: Path, slide_ids: Iterable[str], on_message: Callable[[str], None]
+    ) -> None:
+        """Says which slides keep their stored corrections because they have no file.
+
+        Memory: one ledger at a time.
+        """
+        kept = []
+        for slide_id in slide_ids:
+            # a damaged ledger is an error of its slide
+            with suppress(StoreError):
+                record = load_ledger(out, slide_id).stages.get(self.address)
+                if record is not None and record.facts.get(EDITED_AREAS):
+                    kept.append(slide_id)
+        if kept:
+            more = f" and {len(kept) - 3} more" if len(kept) > 3 else ""
+            verb = "keeps its" if len(kept) == 1 else "keep their"
+            on_message(
+                f"{ROLE}: {', '.join(kept[:3])}{more} {verb} stored corrections, because there is "
+                "no file; a file without annotations removes them"
+            )
+
     def _notes_on_others(self, work: SlideWork) -> list[str]:
         """Sentences on corrections that are stored with other checks of the slide."""
         notes = []
@@ -188,7 +210,7 @@ class QcStage(Stage[CheckedTissue]):
             if num_areas and address != self.address:
                 notes.append(
                     f"{address.rpartition('/')[2]} has {counted(num_areas, 'corrected area')}, "
-                    f"which qc_{self.name} does not use; pass qc_edits=... with their file"
+                    f"which qc_{self.name} does not use; to use them, pass their file"
                 )
         return notes
 
@@ -291,14 +313,21 @@ class QcStage(Stage[CheckedTissue]):
         work.stage_title = self.title
         row = work.value(self).qc.row
         for rule in self.rules:
-            if not qc_fail(row, rule):
+            column = parse_rule(rule).column
+            checks = self.pipeline.checks
+            if not qc_fail(row, rule, checks=checks):
+                name = unjudging_check(row, column, checks)
+                if name:
+                    work.run_notes.append(
+                        f"rule {rule!r} was not applied, because {name} did not judge the slide"
+                    )
                 continue
             overlay = QcOverlayStage(qc=self)
             if not work.is_done(overlay):
                 work.perform(overlay)
             work.stage_title = self.title
-            column = parse_rule(rule).column
-            raise QcExclusion(f"excluded by {rule!r}: {column} is {row[column]}")
+            value = row.get(column, 0.0)
+            raise QcExclusion(f"excluded by {rule!r}: {column} is {value}")
 
     @property
     def notes(self) -> list[str]:

@@ -17,6 +17,7 @@ from thinsection.qc import qc_fail
 from thinsection.qc.checks.check import QcCheck, Score
 from thinsection.qc.edits import EDITED_AREAS
 from thinsection.qc.histoqc_pictures import notes_on_row
+from thinsection.qc.result import usable_mm2
 from thinsection.qc.rules import QcRule, parse_rule
 from thinsection.report.qc_sheet import (
     Usual,
@@ -191,7 +192,7 @@ def write_qc_tables(
     """
     rows = qc_rows(slides, stage)
     measured = _measured_columns(out, slides, stage.address)
-    failing = failing_rules(rows, fail_rules)
+    failing = failing_rules(rows, fail_rules, checks)
     for row in rows:
         slide_id = str(row["slide_id"])
         row.update(measured.get(slide_id, {}))
@@ -270,7 +271,6 @@ def _qc_columns(slide: KnownSlide, folder: Path) -> QcRow:
         return {}
     try:
         document = coerce(read_qc(folder).document, Document, QC_FILE)
-        mm2_of_unit = _mm2_of_unit(document)
         facts = coerce(document.get("facts"), Document, "facts")
         scores = coerce(document.get("scores"), Document, "scores")
         warnings = coerce(document.get("warnings"), tuple[str, ...], "warnings")
@@ -278,38 +278,15 @@ def _qc_columns(slide: KnownSlide, folder: Path) -> QcRow:
         if edits:
             scores = scores | coerce(edits["scores"], Document, "edits.scores")
             warnings += coerce(edits["warnings"], tuple[str, ...], "edits.warnings")
+        size_l0 = coerce(document["size_l0"], tuple[int, int], "size_l0")
+        size_th = coerce(document["size_th"], tuple[int, int], "size_th")
     except (ConfigError, KeyError, StoreError) as damage:
         # only this slide is damaged; other rows stay
         return {"status": "failed", "warnings": f"{QC_FILE} is damaged: {damage}"}
     columns: QcRow = {"status": "done", **facts, **scores}
-    if mm2_of_unit is not None and "pixels_to_use" in scores:
-        columns["usable_mm2"] = round(float(scores["pixels_to_use"]) * mm2_of_unit, 6)
+    columns |= usable_mm2(facts, scores, size_l0, size_th)
     columns["warnings"] = "|".join(warnings)
     return columns
-
-
-def _mm2_of_unit(document: Document) -> float | None:
-    """Factor from `pixels_to_use` to mm²; None if the resolution is unknown.
-
-    It is the area of one pixel of the work image. If the usable tissue is a share, it is the area
-    of the whole image.
-    """
-    facts = coerce(document.get("facts"), Document, "facts")
-    mpp = [facts.get(name) for name in ("mpp_x", "mpp_y")]
-    sizes_um = []
-    for value, size in zip(
-        mpp, coerce(document["size_l0"], tuple[int, ...], "size_l0")
-    ):
-        if not isinstance(value, int | float) or value <= 0:
-            return None
-        sizes_um.append(value * size)
-    width, height = coerce(document["size_th"], tuple[int, ...], "size_th")
-    whole_mm2 = sizes_um[0] * sizes_um[1] / 1e6
-    scores = coerce(document.get("scores"), Document, "scores")
-    # a pipeline gives the usable tissue in pixels, or as a share of them
-    usable = scores.get("pixels_to_use")
-    is_share = isinstance(usable, int | float) and 0 < usable <= 1
-    return whole_mm2 if is_share else whole_mm2 / (width * height)
 
 
 def _measured_columns(
@@ -360,7 +337,7 @@ def _cell_values(
 
 
 def failing_rules(
-    rows: Sequence[QcRow], rules: Sequence[str]
+    rows: Sequence[QcRow], rules: Sequence[str], checks: Sequence[QcCheck] = ()
 ) -> list[tuple[str, QcRule]]:
     """(slide_id, rule) for each rule that applies to a checked slide."""
     parsed = [parse_rule(rule) for rule in rules]
@@ -369,6 +346,6 @@ def failing_rules(
         if row["status"] != "done":
             continue
         for rule in parsed:
-            if qc_fail(row, rule):
+            if qc_fail(row, rule, checks=checks):
                 failing.append((str(row["slide_id"]), rule))
     return failing
