@@ -18,6 +18,7 @@ from thinsection.arrays.filters import (
     opened_by_square,
 )
 from thinsection.qc.checks.check import COARSEST_MPP, Outcome, QcCheck, QcView, area
+from thinsection.qc.checks.printed_dots import find_printed_dots
 
 Px = Callable[[float], float]  # converts µm to px
 # dark: frozen or thick; unsure: H&E or IHC, treated as H&E; '' if there is no tissue
@@ -493,6 +494,7 @@ def _find_evidence(
     body |= light.near > dense
     outside = _find_outside(ns, light, textured, px)
     outside |= _find_frame(ns, body | ~light.seen, px, px_um)
+    outside |= find_printed_dots(ns, light.near, body, px_um)
     body &= ~outside
     dirt, coloured, dense_parts = _find_dirt(ns, light, body, textured)
     outside |= dirt

@@ -1,0 +1,215 @@
+"""Printed dots of a frame are found by their rows; cores, cells and single dots are not print."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import ndimage
+
+from thinsection.arrays import get_namespace
+from thinsection.qc.checks.printed_dots import find_printed_dots
+from thinsection.qc.tissue import TissueConfig, segment_tissue
+from thinsection.types import MaskArray, RgbArray
+
+Points = npt.NDArray[np.float64]
+SIZE_UM = (5200, 6400)  # height, width
+
+
+def frame(step_um: float) -> Points:
+    """Centres of two or three staggered rows along each side, and of a group in one corner, µm."""
+    centres = []
+    for row, along in enumerate((1000, 1000 + step_um / 2, 1000)):
+        across = 400 + row * step_um * 0.866
+        for x in np.arange(along, 5400, step_um):
+            centres.append((across, x))
+            # one side lacks each third dot of its middle row
+            if row != 1 or len(centres) % 3:
+                centres.append((SIZE_UM[0] - across, x))
+        for y in np.arange(along, 4200, step_um):
+            centres.append((y, across))
+            centres.append((y, SIZE_UM[1] - across))
+    for row in range(2):
+        for column in range(2):
+            centres.append((400 + row * step_um, 400 + column * step_um))
+    return np.array(centres)
+
+
+def disks(centres: Points, diameter_um: float, px_um: float) -> npt.NDArray[np.float64]:
+    """Share of each px that disks cover, (H, W)."""
+    fine = 4
+    shape = [round(length / px_um) * fine for length in SIZE_UM]
+    covered = np.zeros(shape, dtype=bool)
+    rows, columns = np.mgrid[: shape[0], : shape[1]]
+    radius = diameter_um / 2 / px_um * fine
+    reach = int(radius) + 2
+    for y, x in centres / px_um * fine:
+        own = np.s_[
+            max(0, int(y) - reach) : int(y) + reach,
+            max(0, int(x) - reach) : int(x) + reach,
+        ]
+        covered[own] |= (rows[own] - y) ** 2 + (columns[own] - x) ** 2 <= radius**2
+    return ndimage.uniform_filter(covered.astype(float), fine)[::fine, ::fine]
+
+
+def on_glass(
+    layers: list[tuple[npt.NDArray[np.float64], tuple[int, int, int]]], *, seed: int
+) -> RgbArray:
+    """Layers on the glass of a dim lamp, each with its shares and its colour."""
+    rng = np.random.default_rng(seed)
+    image = np.full((*layers[0][0].shape, 3), (176, 178, 174), dtype=float)
+    for share, color in layers:
+        image = image * (1 - share[..., None]) + share[..., None] * color
+    image = ndimage.gaussian_filter(image, (0.4, 0.4, 0))
+    return (image + rng.normal(0, 1, image.shape)).clip(0, 255).astype(np.uint8)
+
+
+def section(px_um: float) -> npt.NDArray[np.float64]:
+    """A section inside of the frame, that lies on a part of its left side."""
+    height, width = (round(length / px_um) for length in SIZE_UM)
+    y, x = np.mgrid[:height, :width] * px_um
+    return (np.hypot((y - 2600) / 1500, (x - 2400) / 2200) < 1).astype(float)
+
+
+def iou(mask: MaskArray, truth: MaskArray) -> float:
+    return float((mask & truth).sum() / (mask | truth).sum())
+
+
+BLUE_GREY = (126, 122, 142)
+PINK = (130, 70, 120)
+
+
+@pytest.mark.parametrize(("diameter_um", "step_um"), [(105.0, 145.0), (85.0, 125.0)])
+@pytest.mark.parametrize("px_um", [8.0, 14.2, 20.0])
+def test_the_printed_dots_of_a_frame_are_no_tissue(
+    px_um: float, diameter_um: float, step_um: float
+) -> None:
+    dots = disks(frame(step_um), diameter_um, px_um)
+    tissue = section(px_um)
+    layers = [(dots, BLUE_GREY), (tissue, PINK)]
+    image = on_glass(layers, seed=round(px_um))
+    mask, _ = segment_tissue(image, TissueConfig(), px_um=px_um)
+    assert iou(mask, tissue > 0) > 0.96
+    # the same without dots: they cost next to nothing
+    bare, _ = segment_tissue(on_glass(layers[1:], seed=1), TissueConfig(), px_um=px_um)
+    assert iou(mask, tissue > 0) > iou(bare, tissue > 0) - 0.02
+
+
+@pytest.mark.parametrize(("diameter_um", "step_um"), [(600, 800), (250, 400)])
+def test_the_cores_of_an_array_are_kept(diameter_um: float, step_um: float) -> None:
+    """As regular as print, in rows of the same steps, but wider."""
+    y, x = np.meshgrid(
+        np.arange(500, SIZE_UM[0] - 400, step_um),
+        np.arange(500, SIZE_UM[1] - 400, step_um),
+    )
+    centres = np.stack([y.ravel(), x.ravel()], axis=1).astype(float)
+    cores = disks(centres, diameter_um, 16.0)
+    image = on_glass([(cores, PINK)], seed=2)
+    mask, _ = segment_tissue(image, TissueConfig(), px_um=16.0)
+    assert iou(mask, cores > 0.5) > 0.8
+
+
+def line(num_dots: int, *, step_um: float = 145.0) -> Points:
+    """Centres of dots in a row that is a little tilted, µm."""
+    along = np.arange(num_dots) * step_um
+    return np.stack([2000 + 0.1 * along, 600 + along], axis=1)
+
+
+def wavering(centres: Points) -> Points:
+    """The same with steps that differ by a third from each to the next."""
+    moved = centres.copy()
+    moved[::2, 1] += 0.17 * 145
+    return moved
+
+
+def ring(num_dots: int) -> Points:
+    """Centres on a circle, with the steps of a row."""
+    radius = 145 / 2 / np.sin(np.pi / num_dots)
+    angle = 2 * np.pi * np.arange(num_dots) / num_dots
+    return np.stack([2600 + radius * np.sin(angle), 3200 + radius * np.cos(angle)], 1)
+
+
+def scattered(num_dots: int) -> Points:
+    """Centres that lie apart by at least 130 µm."""
+    rng = np.random.default_rng(5)
+    centres: list[npt.NDArray[np.float64]] = []
+    for place in rng.uniform(300, 4800, (20 * num_dots, 2)):
+        if all(np.hypot(*(place - other)) > 130 for other in centres):
+            centres.append(place)
+    return np.array(centres[:num_dots])
+
+
+def found(
+    centres: Points, diameter_um: float = 105.0, px_um: float = 16.0
+) -> MaskArray:
+    density = 0.2 * disks(centres, diameter_um, px_um).astype(np.float32)
+    density = ndimage.uniform_filter(density, 3)
+    cpu = get_namespace("cpu")
+    return np.asarray(find_printed_dots(cpu, density, density > 0.03, px_um))
+
+
+@pytest.mark.parametrize(
+    ("centres", "is_print"),
+    [
+        (line(10), True),
+        (line(24)[:, ::-1].copy(), True),
+        (line(9), False),
+        (line(24, step_um=400), False),
+        (wavering(line(24)), False),
+        (ring(24), False),
+        (scattered(300), False),
+        (line(0), False),
+    ],
+)
+def test_print_is_a_straight_row_of_at_least_ten_equal_steps(
+    centres: Points, is_print: bool
+) -> None:
+    mask = found(centres)
+    assert mask.any() == is_print
+    if is_print:
+        shown = disks(centres, 105.0, 16.0) > 0.5
+        assert (mask & shown).sum() == shown.sum()
+        assert mask.sum() < 3 * shown.sum()
+
+
+@pytest.mark.parametrize(
+    ("diameter_um", "px_um"), [(30.0, 8.0), (210.0, 16.0), (100.0, 50.0)]
+)
+def test_dots_that_are_too_small_too_large_or_too_coarse_are_no_print(
+    diameter_um: float, px_um: float
+) -> None:
+    step_um = 1.4 * diameter_um
+    assert not found(line(20, step_um=step_um), diameter_um, px_um).any()
+
+
+def test_bars_in_a_row_are_no_print() -> None:
+    bars = disks(line(24), 60.0, 16.0)
+    bars = np.max([np.roll(bars, shift, axis=0) for shift in range(8)], axis=0)
+    density = ndimage.uniform_filter(0.2 * bars.astype(np.float32), 3)
+    cpu = get_namespace("cpu")
+    assert not find_printed_dots(cpu, density, density > 0.03, 16.0).any()
+
+
+@pytest.mark.parametrize("length", [4, 3])
+def test_a_row_of_four_is_print_only_where_there_is_a_row_of_ten(length: int) -> None:
+    short = line(length) + np.array((1500.0, 0.0))
+    place = disks(short, 105.0, 16.0) > 0.5
+    assert not found(short).any()
+    mask = found(np.concatenate([line(12), short]))
+    assert mask[place].all() == (length == 4)
+    # of another size
+    wide = 0.2 * disks(short, 165.0, 16.0) + 0.2 * disks(line(12), 90.0, 16.0)
+    density = ndimage.uniform_filter(wide.astype(np.float32), 3)
+    cpu = get_namespace("cpu")
+    mask = find_printed_dots(cpu, density, density > 0.03, 16.0)
+    assert mask.any()
+    assert not mask[place].any()
+
+
+def test_dots_beside_a_row_are_print_and_dots_far_from_it_are_not() -> None:
+    row = line(12)
+    beside = row[2:4] + np.array((200.0, 0.0))
+    far = row[2:4] + np.array((700.0, 0.0))
+    mask = found(np.concatenate([row, beside, far]))
+    near_shown = disks(beside, 105.0, 16.0) > 0.5
+    far_shown = disks(far, 105.0, 16.0) > 0.5
+    assert mask[near_shown].all()
+    assert not mask[far_shown].any()
