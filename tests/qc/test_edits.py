@@ -409,6 +409,16 @@ def test_areas_to_keep_and_to_remove_that_overlap_are_named(result: QcResult) ->
     )
 
 
+def test_a_check_that_was_left_out_is_named_as_such(result: QcResult) -> None:
+    masks = {name: mask for name, mask in result.masks.items() if name != "blur"}
+    without = replace(result, masks=masks, unjudged={})
+    for one in (edit("keep", "blur", 0, 0, 5, 5), edit("remove", "blur", 0, 0, 5, 5)):
+        with pytest.raises(InvalidInputError, match="'blur' was left out; draw 'keep'"):
+            without.with_edits([edit("keep", "ink", 0, 12, 5, 30), one])
+    with pytest.raises(InvalidInputError, match="must name a check that marks areas"):
+        without.with_edits([edit("keep", "blurr", 0, 0, 5, 5)])
+
+
 def test_other_corrections_replace_the_earlier_ones(result: QcResult) -> None:
     first = result.with_edits([edit("remove", "", 0, 0, 40, 60)])
     second = first.with_edits([edit("keep", "ink", 0, 12, 5, 30)])
@@ -727,7 +737,7 @@ def test_a_file_that_is_no_text_of_json_has_a_remedy(
     path = tmp_path / "a.geojson"
     path.write_bytes(content)
     with pytest.raises(
-        InvalidInputError, match=r"a\.geojson.*without corrections is {"
+        InvalidInputError, match=r"a\.geojson.*without corrections the file is {"
     ):
         read_edits(path, ["ink"])
 

@@ -40,6 +40,7 @@ from thinsection.run.process import RunEvent
 from thinsection.run.qc_run import (
     QcRunConfig,
     QcSummary,
+    _run_settings,
     check_slides,
     chosen_pipeline,
 )
@@ -267,8 +268,16 @@ def test_a_folder_without_any_of_histoqcs_pictures_is_refused_by_name(
             match=r"other' without any of pen/1k_version/pen_green.png, pen/1k_version/pen_green_",
         ):
             chosen_pipeline(config)
-    # one picture is enough, and the note says which checks lack theirs
     write_histoqcs_pictures(tmp_path / "data")
+    data = tmp_path / "data"
+    with pytest.raises(ConfigError, match=r"histoqc_data must be left out .* 'auto'"):
+        chosen_pipeline(settings(qc="auto", histoqc_data=data))
+    # a preset that needs none has the same results with and without the folder
+    for name, is_preset in (("histoqc-light", True), ("histoqc-default", False)):
+        config = settings(qc=name, histoqc_data=data)
+        run_settings = _run_settings(config, chosen_pipeline(config), tmp_path)
+        assert (run_settings.qc.qc == name) is is_preset
+    # one picture is enough, and the note says which checks lack theirs
     for name in ("pen", "models"):
         shutil.rmtree(tmp_path / "data" / name)
     pipeline = chosen_pipeline(

@@ -240,8 +240,8 @@ def read_edits(
     path = Path(path)
     edits = []
     advice = (
-        "; export the annotations from QuPath again, as GeoJSON in UTF-8; a file without "
-        'corrections is {"type": "FeatureCollection", "features": []}'
+        "; export the annotations from QuPath again, as GeoJSON in UTF-8 (without corrections "
+        'the file is {"type": "FeatureCollection", "features": []})'
     )
     with rewording(
         f"{ROLE} must be readable", path, *_DAMAGE, error=InvalidInputError, more=advice

@@ -21,6 +21,12 @@ def installed_folders() -> list[Path]:
     return [Path(origin).parent / "data", Path(origin).parent]
 
 
+def uses_pictures(check: QcCheck) -> bool:
+    """True if a check names example pictures or templates, also if these are missing."""
+    absent = check.absent if isinstance(check, ExampleCheck | Histogram) else ()
+    return bool(check.files or absent)
+
+
 def with_pictures(
     checks: Iterable[QcCheck], folders: Sequence[Path]
 ) -> tuple[QcCheck, ...]:

@@ -45,6 +45,7 @@ from thinsection.qc.checks.tissue import Tissue
 from thinsection.qc.histoqc_pictures import (
     installed_folders,
     refuse_folder_without_pictures,
+    uses_pictures,
     with_pictures,
 )
 from thinsection.qc.segmenter_classes import ClassCheck, SegmenterClasses, beside
@@ -182,11 +183,14 @@ class Pipeline:
             return self
         for name in names:
             if name not in shown:
-                rule = f"a check that only shows what it finds ({', '.join(shown)})"
                 if not shown:
-                    rule = f"left out, because all checks of {self.name!r} remove"
+                    raise ConfigError(
+                        f"qc_remove must be left out, because all checks of {self.name!r} "
+                        f"remove, got {name!r}"
+                    )
                 raise ConfigError(
-                    f"qc_remove must be {rule}, got {name!r}{nearest(name, shown)}"
+                    "qc_remove must be a check that only shows what it finds "
+                    f"({', '.join(shown)}), got {name!r}{nearest(name, shown)}"
                 )
         checks = [
             check.removing() if check.name in names else check for check in self.checks
@@ -246,6 +250,12 @@ def load_pipeline(
         pipeline = pipeline_from_mapping(read_toml(path), folder=path.parent)
     folders = [Path(), *installed_folders()]
     if histoqc_data is not None:
+        has_pictures = any(map(uses_pictures, pipeline.checks))
+        if not (has_pictures or str(source).startswith(_HISTOQC)):
+            raise ConfigError(
+                "histoqc_data must be left out for a pipeline without HistoQC's pictures, got "
+                f"{str(histoqc_data)!r} for {str(source)!r}"
+            )
         refuse_folder_without_pictures(pipeline.checks, histoqc_data)
         folders.insert(0, histoqc_data)
     if histoqc_data is not None or path.parent == _PRESETS:

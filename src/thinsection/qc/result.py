@@ -19,6 +19,7 @@ from thinsection.qc.checks.check import (
 )
 from thinsection.qc.edits import (
     EDITED_AREAS,
+    ROLE,
     EditMasks,
     QcEdit,
     check_names,
@@ -130,7 +131,16 @@ class QcResult:
         checked = self.checked or self
         if not edits:
             return checked
-        check_names(edits, checked.editable_checks)
+        names = checked.editable_checks
+        left_out = set(checked.pipeline.editable_checks) - set(names)
+        for edit in edits:
+            if edit.check in left_out:
+                raise InvalidInputError(
+                    f"{ROLE} must be about checks that ran, got {edit.class_name!r} of "
+                    f"{edit.file!r}, but {edit.check!r} was left out; draw 'keep' or 'remove' "
+                    "without its name"
+                )
+        check_names(edits, names)
         edited = _with_edited_masks(checked, edits)
         warnings = [_edit_warning(checked, edited, edit) for edit in edits]
         warnings.append(_overlap_warning(checked, edits))

@@ -205,7 +205,11 @@ def _run_settings(config: QcRunConfig, pipeline: Pipeline, out: Path) -> RunConf
     a file that every worker process can load."""
     checks = config.checks
     source = checks.qc
-    if checks.from_histoqc is not None or checks.histoqc_data is not None:
+    is_listed = checks.from_histoqc is None
+    if checks.histoqc_data is not None and is_listed:
+        # a preset that needs no pictures stays under its name
+        is_listed = pipeline == load_pipeline(checks.qc, remove=checks.qc_remove)
+    if not is_listed:
         name = f"{pipeline.name}-{short_hash(pipeline.as_mapping())}.toml"
         source = str(out.resolve() / RECORDS / "pipelines" / name)
         write_text(Path(source), dump_pipeline(pipeline))
