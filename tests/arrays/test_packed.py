@@ -7,7 +7,7 @@ import pytest
 from scipy import ndimage
 
 from thinsection.arrays import get_namespace
-from thinsection.arrays.packed import PackedArrays, packed_arrays
+from thinsection.arrays.packed import PackedArrays, packed_arrays, packed_rows
 
 
 def blobs(shape: tuple[int, int], seed: int) -> np.ndarray:
@@ -73,3 +73,20 @@ def test_a_name_can_be_asked_for_replaced_and_removed() -> None:
     assert arrays.pop("a").all()
     assert "a" not in arrays
     assert len(arrays) == 1
+
+
+@pytest.mark.parametrize(("width", "is_packed"), [(50, False), (5_000, True)])
+def test_blocks_of_rows_come_back_as_pictures_and_only_large_ones_are_compressed(
+    width: int, is_packed: bool
+) -> None:
+    rng = np.random.default_rng(6)
+    pictures = rng.integers(0, 3, (2, 600, width)).astype(np.uint8)
+    blocks = np.split(pictures, [7, 300, 301, 590], axis=1)
+    maps = packed_rows(get_namespace("cpu"), ["a", "b"], (600, width), blocks)
+    assert isinstance(maps, PackedArrays) == is_packed
+    for name, picture in zip("ab", pictures, strict=True):
+        np.testing.assert_array_equal(maps[name], picture)
+    if not is_packed:
+        # all readers share the array
+        with pytest.raises(ValueError, match="read-only"):
+            maps["a"][:] = 0

@@ -246,6 +246,66 @@ def disk_footprint(radius_px: float) -> npt.NDArray[np.bool_]:
     return np.asarray(dx**2 + dy**2 <= radius_px**2)
 
 
+def depth(mask: npt.NDArray[np.bool_]) -> float:
+    """Largest distance of a pixel of a mask of the host to a pixel outside of it, in px.
+
+    All that lies beyond the picture is outside. The greatest value of SciPy's
+    `distance_transform_edt` of the padded mask, without its import.
+
+    Memory: 50 bytes per pixel.
+    """
+    padded = np.pad(mask, 1)
+    squared = _distances_along(padded) ** 2  # in the pixel's own column
+    # no pixel is further from the outside than along its row or column
+    most = np.minimum(squared, _distances_along(padded.T).T ** 2)
+    # the pixel that may be deepest, and then all that may be deeper
+    deepest = _deepest(squared, most, np.array([most.argmax()]))
+    others = np.flatnonzero(most > deepest)
+    return math.sqrt(max(deepest, _deepest(squared, most, others, least=deepest)))
+
+
+def _deepest(
+    squared: npt.NDArray[np.int64],
+    most: npt.NDArray[np.int64],
+    places: npt.NDArray[np.intp],
+    *,
+    least: int = 0,
+) -> int:
+    """Greatest squared distance of some pixels to the outside; `least` if none is deeper.
+
+    Args:
+        squared: squared distance of each pixel along its column, (H, W).
+        most: the distance is known to be at most this, (H, W).
+        places: pixels by their number, row by row.
+        least: pixels that are not deeper do not count.
+    """
+    last = squared.shape[1] - 1
+    row, column = np.divmod(places, squared.shape[1])
+    distance = most.ravel()[places]
+    step = 1
+    # columns that are further away than the deepest pixel cannot be nearer
+    while len(distance) and step**2 < distance.max():
+        for offset in (-step, step):
+            # beyond the picture its last column stands for a nearer one, which was looked at
+            beside = (column + offset).clip(0, last)
+            np.minimum(distance, squared[row, beside] + step**2, out=distance)
+        deeper = distance > least
+        row = row[deeper]
+        column = column[deeper]
+        distance = distance[deeper]
+        step += 1
+    return int(distance.max(initial=least))
+
+
+def _distances_along(padded: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Distance of each pixel to the nearest one of its column that is False, in px."""
+    place = np.arange(len(padded))[:, None]
+    above = np.maximum.accumulate(np.where(padded, 0, place), axis=0)
+    below = np.where(padded, len(padded), place)[::-1]
+    below = np.minimum.accumulate(below, axis=0)[::-1]
+    return np.asarray(np.minimum(place - above, below - place))
+
+
 def region_areas(ns: ArrayNamespace, mask: Array) -> Array:
     """Pixels of each of the 8-connected regions of a mask, (regions,)."""
     return regions_of(ns, mask, connectivity=8).areas()[1:]

@@ -12,6 +12,9 @@ from thinsection.arrays.namespace import Array, ArrayNamespace
 
 # zlib's fastest level: pictures with large flat parts are as small as at the others.
 _LEVEL = 1
+# Pictures of at most this number of pixels are kept as they are: 24 MiB for twelve of them are
+# cheaper than their compression, which takes a twentieth of the CPU time of a small slide.
+_FEW_PX = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,9 @@ def packed_rows(
     shape: tuple[int, int],
     blocks: Iterable[Array],
 ) -> Mapping[str, Array]:
-    """Pictures by name, uint8 (H, W), from blocks of their rows: compressed on a CPU.
+    """Pictures by name, uint8 (H, W), from blocks of their rows; large ones compressed on a CPU.
+
+    They may be shared by all readers, so they must not be changed.
 
     Args:
         ns: device.
@@ -98,10 +103,10 @@ def packed_rows(
         shape: (H, W) of a picture.
         blocks: rows of all pictures, (names, rows, W), from top to bottom.
 
-    Memory: 256 rows of all pictures, and the compressed ones.
+    Memory: 256 rows of all pictures, and the compressed ones; all small pictures.
     """
     height, width = shape
-    is_packed = ns.xp is np
+    is_packed = ns.xp is np and height * width > _FEW_PX
     num_rows = BAND_ROWS if is_packed else height
     held = ns.xp.empty((len(names), num_rows, width), dtype=ns.xp.uint8)
     bands: list[list[bytes]] = [[] for _ in names]
@@ -118,6 +123,8 @@ def packed_rows(
                 for rows, of_name in zip(held, bands, strict=True):
                     of_name.append(_compressed(rows[: top + count]))
     if not is_packed:
+        if ns.xp is np:
+            held.flags.writeable = False
         return dict(zip(names, held))
     arrays = PackedArrays()
     for name, of_name in zip(names, bands, strict=True):

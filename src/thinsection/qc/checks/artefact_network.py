@@ -125,7 +125,9 @@ def _map_rows(
         # position of the block's first row in `run.around`
         top = 0
         for parts in zip(*each, strict=True):
-            rows = _mean(ns, parts).repeat(factor, axis=1).repeat(factor, axis=2)
+            rows = _mean(ns, parts)
+            if factor > 1:
+                rows = rows.repeat(factor, axis=1).repeat(factor, axis=2)
             first = max(run.own.start - top, 0)
             last = max(run.own.stop - top, 0)
             top += rows.shape[1]
@@ -144,7 +146,9 @@ def _dense_runs(
     dense = np.zeros(-(-height // step_px), dtype=bool)
     for step in range(len(dense)):
         rows = rgb[step * step_px : (step + 1) * step_px]
-        density = sum(table[rows[..., channel]] for channel, table in enumerate(tables))
+        density = sum(
+            table.take(rows[..., channel]) for channel, table in enumerate(tables)
+        )
         if float(density.max()) >= 3 * _GLASS_DENSITY:
             dense[max(0, step - reach) : step + reach + 1] = True
     borders = np.flatnonzero(np.diff(dense, prepend=False, append=False)) * step_px
@@ -314,7 +318,9 @@ def _shares_of_blocks(ns: ArrayNamespace, mask: Array) -> Array:
 
 def _densities(ns: ArrayNamespace, colors: Array, tables: list[Array]) -> Array:
     """Densities (N, 3) of colours (N, 3), float32."""
-    return ns.xp.stack([table[colors[:, c]] for c, table in enumerate(tables)], axis=1)
+    return ns.xp.stack(
+        [table.take(colors[:, c]) for c, table in enumerate(tables)], axis=1
+    )
 
 
 def is_purple(densities: Array) -> Array:
@@ -341,7 +347,7 @@ def input_planes(
     shape = [-(-length // (factor * 2 * _STEP)) * 2 * _STEP for length in rgb.shape[:2]]
     planes = xp.empty((*shape, NUM_PLANES), dtype=xp.float32)
     for channel, table in enumerate(tables):
-        plane = table[rgb[..., channel]]
+        plane = table.take(rgb[..., channel])
         if factor > 1:
             plane = filters.block_means(ns, plane, factor)
         more = [(0, wanted - length) for wanted, length in zip(shape, plane.shape)]

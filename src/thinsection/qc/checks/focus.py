@@ -393,16 +393,18 @@ class _Sharpness:
                 min((row + 1) * square_px, height),
             )
             square = self._ns.upload(rgb, reason="square")
-            colours = square.astype(self._ns.xp.float32)
-            gray = filters.gray32_from_rgb(self._ns, colours)
+            # planes that lie in one piece are faster than every third value
+            planes = self._ns.xp.ascontiguousarray(square.transpose(2, 0, 1))
+            gray = filters.gray32_from_rgb(self._ns, planes.transpose(1, 2, 0))
             bands = detail_bands(self._ns, gray, self._check.block_px)
             self._bands[:, blocks[0], blocks[1]] = bands
             self._structures[blocks] = structure_amplitude(
                 self._ns, gray, self._check.block_px
             )
             self._nuclei[blocks] = structure_amplitude(
-                self._ns, self._red_density[square[..., 0]], self._check.block_px
+                self._ns, self._red_density.take(planes[0]), self._check.block_px
             )
+            colours = square.astype(self._ns.xp.float32)
             means = filters.block_means(self._ns, colours, self._check.block_px)
             self._colours[:, blocks[0], blocks[1]] = means.round().transpose(2, 0, 1)
             self._read_blocks[blocks] = True
@@ -515,7 +517,8 @@ def _glass_in_tissue(view: QcView) -> Array:
         rgb = view.rgb[band.around]
         gray = filters.gray_from_rgb(ns, rgb)
         darkness = white - filters.gaussian(ns, gray, _GLASS_SIGMA)[band.own]
-        lowest, highest = filters.extremes(ns, rgb.transpose(2, 0, 1))
+        planes = xp.ascontiguousarray(rgb.transpose(2, 0, 1))
+        lowest, highest = filters.extremes(ns, planes)
         colour = (highest - lowest) / xp.float32(255)
         colour = filters.gaussian(ns, colour, _GLASS_SIGMA)[band.own]
         # the brightness of the lamp may vary, so colourless areas may be darker and still be glass

@@ -22,11 +22,12 @@ from thinsection.arrays.filters import (
     opened_by_square,
     otsu_threshold,
 )
+from thinsection.arrays.labels import find_regions
 from thinsection.arrays.morphology import (
+    depth,
     dilated_by_square,
     drop_small,
     fill_small,
-    labelled,
     opened_by_disk,
 )
 from thinsection.qc.checks.ink_network import MIN_INK_UM2, ink_probability
@@ -179,7 +180,7 @@ def _layers_in(
 
 def colors_of(rgb: RgbArray, tables: list[Array]) -> _Floats:
     """Densities of red, green and blue, float32 (H, W, 3)."""
-    planes = [table[rgb[..., channel]] for channel, table in enumerate(tables)]
+    planes = [table.take(rgb[..., channel]) for channel, table in enumerate(tables)]
     return np.stack(planes, axis=2)
 
 
@@ -198,12 +199,9 @@ def _regions(
 def boxes_of(
     ns: ArrayNamespace, mask: MaskArray
 ) -> tuple[Array, list[tuple[slice, slice]]]:
-    """Labels of the regions of a mask, and the box around each.
-
-    SciPy is imported only if there are regions: most slides have none.
-    """
-    labels, count = labelled(ns, mask, connectivity=8)
-    return labels, ns.ndimage.find_objects(labels) if count else []
+    """Labels of the regions of a mask, and the box around each."""
+    regions = find_regions(mask, corners=True)
+    return regions.labels(), regions.boxes()
 
 
 def _num_possible(region: MaskArray, part: _Part) -> int:
@@ -294,6 +292,4 @@ def _keeps_fine_structure(
 
 def length_of(ns: ArrayNamespace, region: MaskArray) -> float:
     """Area in squares of the largest width: 0.8 for a disk, the length of a stroke in widths."""
-    distances = ns.ndimage.distance_transform_edt(np.pad(region, 1))
-    depth_px = float(distances.max())
-    return np.count_nonzero(region) / (2 * depth_px) ** 2
+    return np.count_nonzero(region) / (2 * depth(region)) ** 2

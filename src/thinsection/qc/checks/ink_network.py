@@ -93,7 +93,7 @@ def usual_stain(ns: ArrayNamespace, rgb: Array, tables: list[Array]) -> Array:
     xp = ns.xp
     sample = rgb[::_SAMPLE_STEP, ::_SAMPLE_STEP].reshape(-1, 3)
     densities = xp.stack(
-        [table[sample[:, c]] for c, table in enumerate(tables)], axis=1
+        [table.take(sample[:, c]) for c, table in enumerate(tables)], axis=1
     )
     return stain_of(ns, densities)
 
@@ -124,7 +124,7 @@ def ink_planes(
     padded = xp.pad(rgb, [*more, (0, 0)], mode="edge")
     planes = xp.empty((*padded.shape[:2], NUM_PLANES), dtype=xp.float32)
     for channel, table in enumerate(tables):
-        planes[..., channel] = table[padded[..., channel]]
+        planes[..., channel] = table.take(padded[..., channel])
     mean = planes[..., :3].mean(axis=2)
     planes[..., 3] = xp.log(mean.clip(0, None) / xp.float32(_FLOOR) + 1)
     amount = planes[..., :3] @ stain

@@ -99,10 +99,10 @@ class Brightness(QcCheck, kind="brightness", marks=False):
         """Values of a channel in some rows, float64 (N,)."""
         if self.space == "gray":
             return _gray_values(view, mask, rows)
+        if self.space == "RGB":
+            return _inside(view.rgb[..., channel], mask, rows).astype(float)
         rgb = _inside(view.rgb, mask, rows)
-        if self.space == "YUV":
-            return filters.gray_from_rgb(view.ns, rgb, filters.YUV[channel])
-        return rgb[:, channel].astype(float)
+        return filters.gray_from_rgb(view.ns, rgb, filters.YUV[channel])
 
 
 class Stains(QcCheck, kind="stains", marks=False):
@@ -148,7 +148,7 @@ class Stains(QcCheck, kind="stains", marks=False):
         tables = [xp.asarray(densities * weight) for weight in unmixing[:, stain]]
         for band in row_bands(len(amount)):
             for channel, table in enumerate(tables):
-                amount[band.inside] += table[view.rgb[band.inside, :, channel]]
+                amount[band.inside] += table.take(view.rgb[band.inside, :, channel])
         xp.maximum(amount, 0.0, out=amount)
         xp.minimum(amount, _high_quantile(view.ns, amount, 0.99), out=amount)
         return amount
@@ -408,7 +408,11 @@ def _inside(values: Array, mask: Array | None, rows: slice) -> Array:
     part = values[rows]
     if mask is None:
         return part.reshape(-1, *values.shape[2:])
-    return part[mask[rows]]
+    if part.ndim == 2:
+        return part[mask[rows]]
+    # pixels by their number: NumPy is slow where a mask has fewer axes than the values
+    places = mask[rows].ravel().nonzero()[0]
+    return part.reshape(-1, *values.shape[2:]).take(places, axis=0)
 
 
 def _gray_values(view: QcView, mask: Array | None, rows: slice) -> Array:
@@ -428,7 +432,11 @@ def _high_quantile(ns: ArrayNamespace, values: Array, share: float) -> float:
     num_above = count - floor
     top = xp.empty(0)
     for band in row_bands(len(values)):
-        top = xp.concatenate([top, values[band.inside].ravel()])
+        part = values[band.inside].ravel()
+        if top.size == num_above:
+            # smaller values are not among the highest
+            part = part[part > top.min()]
+        top = xp.concatenate([top, part])
         if top.size > num_above:
             top = xp.partition(top, top.size - num_above)[-num_above:]
     top = xp.sort(top)

@@ -323,7 +323,11 @@ class _Absorption:
 
     def density(self, rows: slice) -> Array:
         """Density relative to glass, float32 (rows, W, 3)."""
-        return self.against_white[self.rgb[rows]] - self.glass
+        density = self.against_white.take(self.rgb[rows])
+        # NumPy is slow where three values are subtracted from each pixel at once
+        for channel in range(3):
+            density[..., channel] -= self.glass[channel]
+        return density
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ way back, and `out`.
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 from thinsection.arrays import Array, ArrayNamespace
 
@@ -18,6 +19,8 @@ STEP = 1 << LEVELS
 HALO = 6 * STEP
 # Number of squares that are convolved at a time.
 _BLOCK_SQUARES = 1 << 13
+# Number of squares whose probabilities are computed at a time: their planes fit into a cache.
+_SHOWN_SQUARES = 1 << 11
 
 Weights = Mapping[str, Array]
 Rows = Iterator[Array]  # blocks of rows of a grid, float32 (rows, W, channels)
@@ -37,7 +40,9 @@ def class_rows(ns: ArrayNamespace, layers: Weights, squares: Rows) -> Rows:
     Memory: about 20 KB per square of a row, and 10 MB.
     """
     for values in _level(ns, layers, 0, squares):
-        yield _probabilities(ns, layers, values)
+        num_rows = max(1, _SHOWN_SQUARES // values.shape[1])
+        for first in range(0, len(values), num_rows):
+            yield _probabilities(ns, layers, values[first : first + num_rows])
 
 
 def _probabilities(ns: ArrayNamespace, layers: Weights, values: Array) -> Array:
@@ -47,14 +52,17 @@ def _probabilities(ns: ArrayNamespace, layers: Weights, values: Array) -> Array:
     power = values @ layers["out.weight"]
     power += layers["out.bias"]
     xp.exp(power.clip(-40, 40, out=power), out=power)
-    # (row, column, class, y, x) to (class, row, column, y, x), whose sum over classes is fast
-    power = power.reshape(*power.shape[:2], -1, 2, 2).transpose(2, 0, 1, 3, 4)
-    power = xp.ascontiguousarray(power)
-    power *= 255 / power.sum(axis=0)
-    power += 0.5
-    # to (class, row, y, column, x)
-    shown = power.astype(xp.uint8).transpose(0, 1, 3, 2, 4)
-    return shown.reshape(len(shown), -1, 2 * values.shape[1])
+    # (row, column, class, y, x) to (class, y, x, row, column): sums and copies of planes are fast
+    height, width = power.shape[:2]
+    planes = xp.ascontiguousarray(power.reshape(height * width, -1).T)
+    planes = planes.reshape(-1, 4, height * width)
+    planes *= 255 / planes.sum(axis=0)
+    planes += 0.5
+    squares = planes.astype(xp.uint8).reshape(-1, 2, 2, height, width)
+    shown = xp.empty((len(squares), 2 * height, 2 * width), dtype=xp.uint8)
+    for y, x in product((0, 1), repeat=2):
+        shown[:, y::2, x::2] = squares[:, y, x]
+    return shown
 
 
 def rows_at_once(width: int) -> int:
@@ -97,41 +105,52 @@ def _level(ns: ArrayNamespace, layers: Weights, level: int, rows: Rows) -> Rows:
 
 def _convolved(ns: ArrayNamespace, layers: Weights, name: str, rows: Rows) -> Rows:
     """Convolves with 3 x 3 weights; outside of the picture is 0, and negative results become 0."""
-    xp = ns.xp
     # the last two rows; a row of zeros is above the first and below the last
     held = None
     for block in rows:
         if held is None:
-            held = xp.zeros_like(block[:1])
-        x = xp.concatenate([held, block])
-        held = x[-2:].copy()
+            held = ns.xp.zeros_like(block[:1])
+        x = _with_borders(ns, held, block)
+        held = x[-2:, 1:-1].copy()
         if len(x) > 2:
             yield _convolved_inside(ns, layers, name, x)
     if held is not None:
-        x = xp.concatenate([held, xp.zeros_like(held[:1])])
+        x = _with_borders(ns, held, ns.xp.zeros_like(held[:1]))
         yield _convolved_inside(ns, layers, name, x)
+
+
+def _with_borders(ns: ArrayNamespace, upper: Array, lower: Array) -> Array:
+    """Rows of two blocks with a column of zeros on either side, (rows, W + 2, channels)."""
+    num_upper, width, count = upper.shape
+    x = ns.xp.empty((num_upper + len(lower), width + 2, count), dtype=ns.xp.float32)
+    x[:, 0] = 0
+    x[:, -1] = 0
+    x[:num_upper, 1:-1] = upper
+    x[num_upper:, 1:-1] = lower
+    return x
 
 
 def _convolved_inside(
     ns: ArrayNamespace, layers: Weights, name: str, x: Array
 ) -> Array:
-    """Result for all rows but the first and the last."""
+    """Result for all rows but the first and the last of (rows, W + 2, channels)."""
     xp = ns.xp
-    num_rows, width, count = x.shape
+    num_rows, num_columns, count = x.shape
     bias = layers[f"{name}.bias"]
     # weights for the row above, the same row and the row below
     weights = layers[f"{name}.weight"].reshape(3, 3 * count, -1)
-    # each pixel together with its left and right neighbours
-    near = xp.empty((num_rows, width, 3 * count), dtype=xp.float32)
-    near[:, :1, :count] = 0
-    near[:, -1:, 2 * count :] = 0
-    near[:, :, count : 2 * count] = x
-    near[:, 1:, :count] = x[:, :-1]
-    near[:, :-1, 2 * count :] = x[:, 1:]
+    # each pixel together with its left and right neighbours, which lie side by side in memory
+    near = xp.lib.stride_tricks.as_strided(
+        x, (num_rows, num_columns - 2, 3 * count), x.strides
+    )
+    near = xp.ascontiguousarray(near)
     height = num_rows - 2
-    total = xp.broadcast_to(bias, (height, width, bias.size)).copy()
-    for shift in range(3):
-        total += near[shift : shift + height] @ weights[shift]
+    total = near[:height] @ weights[0]
+    total += bias
+    part = xp.empty_like(total)
+    for shift in (1, 2):
+        xp.matmul(near[shift : shift + height], weights[shift], out=part)
+        total += part
     return xp.maximum(total, 0, out=total)
 
 
