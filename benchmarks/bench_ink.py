@@ -103,14 +103,15 @@ def on_grounds(
 def judged(
     pictures: Iterator[tuple[tuple[str, str, float], InkedTissue]],
 ) -> dict[str, dict[str, float]]:
-    """Share of ink on tissue that is removed, and of clean tissue, by stain, colour, strength."""
-    counts: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros(4))
+    """Shares of ink on tissue, and of clean tissue, by stain, colour and strength."""
+    counts: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros(5))
     for (stain, color, strength), drawn in pictures:
-        ink = find(drawn.rgb)
+        found = find_pen_ink(drawn.rgb, PX_UM)
         counted = (
-            np.count_nonzero(ink & drawn.ink),
+            np.count_nonzero(found.ink & drawn.ink),
+            np.count_nonzero(found.unjudged & drawn.ink),
             np.count_nonzero(drawn.ink),
-            np.count_nonzero(ink & drawn.clean),
+            np.count_nonzero(found.ink & drawn.clean),
             np.count_nonzero(drawn.clean),
         )
         for name in ("all", stain, color, f"{strength}", f"{color} {strength}"):
@@ -118,9 +119,10 @@ def judged(
     return {
         name: {
             "ink removed": round(float(found / max(1, true)), 3),
+            "ink not judged": round(float(unjudged / max(1, true)), 3),
             "clean tissue removed": round(float(lost / max(1, clean)), 4),
         }
-        for name, (found, true, lost, clean) in counts.items()
+        for name, (found, unjudged, true, lost, clean) in counts.items()
     }
 
 

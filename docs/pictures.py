@@ -2,7 +2,8 @@
 
 Two real slides (THINSECTION_TEST_SLIDES), some generated ones and a broken one go through a run
 with quality control; its pages are photographed in Chromium, its pictures reduced. None is over
-150 kB.
+150 kB. Where THINSECTION_TEST_GROUNDS is set, quality control also looks at twelve pictures of real
+slides that others publish (`benchmarks/real_grounds.toml`).
 """
 
 import os
@@ -11,17 +12,20 @@ import tempfile
 from pathlib import Path
 
 import matplotlib as mpl
+from benchmarks.real_grounds import Ground, grounds_folder, read_table
 from matplotlib import pyplot
-from PIL import Image
+from PIL import Image, ImageDraw
 from playwright.sync_api import sync_playwright
 
 import thinsection as ts
 from thinsection.files.atomic import write_table
+from thinsection.qc import run_qc
+from thinsection.qc.tissue import overlay
 from thinsection.report.draw import write_drawing as write
 from thinsection.report.layers import Outline, Values
 from thinsection.report.stored import open_picture, picture_files, read_tissue
 from thinsection.results.folder import Results
-from thinsection.testing.synthetic import write_he_slide
+from thinsection.testing.synthetic import ArraySlide, write_he_slide
 
 OUT = Path(__file__).parent / "pictures"
 SLIDES = Path(os.environ.get("THINSECTION_TEST_SLIDES", "slides"))
@@ -30,6 +34,15 @@ REAL = {SMALL: None, LARGE: 0.5}  # µm/px where the file lacks it
 GRID = "256px_0.5mpp_qc-auto"
 MOST_BYTES = 150_000
 TABLE = "document.querySelector('.tools').scrollIntoView()"
+# pictures of real slides whose licences allow a copy, in rows of three
+TWELVE = (
+    *("kidney-he", "kidney-ihc", "tiatoolbox"),
+    *("frame-ihc", "kidney-smears", "biopsy-green"),
+    *("cd20-h2ax", "bubble-he", "brain-hd"),
+    *("cord-pen", "red-blob", "biopsy-ink"),
+)
+# width and height of the place of a picture, twice: as it is, and with what was found; in pixels
+PLACE_PX = (250, 220)
 CARDS = f"document.getElementById('as-cards').click(); {TABLE}"
 
 
@@ -108,9 +121,37 @@ def photograph_viewer(results: Results, scratch: Path) -> None:
         browser.close()
 
 
+def twelve_overlays(folder: Path) -> Image.Image:
+    """Pictures of real slides, each beside what `auto` removes and keeps of it."""
+    grounds = {ground.name: ground for ground in read_table()}
+    width, height = PLACE_PX
+    sheet = Image.new("RGB", (6 * width, 4 * (height + 16)), "white")
+    for number, name in enumerate(TWELVE):
+        left, top = number % 3 * 2 * width, number // 3 * (height + 16)
+        ImageDraw.Draw(sheet).text((left + 4, top + 2), name, fill="black")
+        for turn, image in enumerate(_before_and_after(grounds[name], folder)):
+            image.thumbnail((width - 6, height - 6), Image.Resampling.LANCZOS)
+            sheet.paste(image, (left + turn * width, top + 16))
+    return sheet
+
+
+def _before_and_after(ground: Ground, folder: Path) -> tuple[Image.Image, Image.Image]:
+    """A picture, and the same with tissue outlined and each check's mask in its colour."""
+    rgb = ground.read(folder)
+    checked = run_qc(ArraySlide([rgb], slide_mpp=(ground.mpp, ground.mpp)), "auto")
+    colors = checked.colors
+    tints = ((mask, colors[name]) for name, mask in checked.masks.items())
+    drawn = overlay(checked.rgb, checked.mask_use, tints)
+    return Image.fromarray(rgb), Image.fromarray(drawn)
+
+
 def main() -> None:
     """Makes all of them."""
     mpl.use("Agg")
+    if (folder := grounds_folder()) is not None:
+        with tempfile.TemporaryDirectory() as name:
+            twelve_overlays(folder).save(Path(name, "sheet.png"))
+            save(Path(name, "sheet.png"), "qc_twelve.jpg", 6 * PLACE_PX[0])
     with tempfile.TemporaryDirectory() as name:
         scratch, slide = Path(name), LARGE
         out = scratch / "results"

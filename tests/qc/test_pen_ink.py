@@ -13,6 +13,7 @@ from tests.support.artefacts import PENS, plant_pen
 from tests.support.held_out_biology import MPP, base_picture, picture_with
 from tests.support.held_out_slide import held_out_slide
 from tests.support.planted_ink import INKS, STAINS, inked_picture, inked_tissue
+from training.tuning_slide import tuning_slide
 
 from thinsection.arrays import get_namespace
 from thinsection.qc.checks import dense_ink, pen_ink
@@ -53,25 +54,32 @@ def test_pen_on_real_tissue_is_found(color: str) -> None:
 
 
 @needs_pictures
-@pytest.mark.parametrize(("strength", "least"), [(0.25, 0.55), (0.5, 0.85)])
+@pytest.mark.parametrize(
+    ("strength", "least", "least_found"), [(0.25, 0.45, 0.85), (0.5, 0.65, 0.9)]
+)
 def test_translucent_ink_over_real_tissue_is_removed_and_little_beside_it(
-    strength: float, least: float
+    strength: float, least: float, least_found: float
 ) -> None:
-    """A stroke of a quarter or half of a pen's strength, in each of seven colours."""
-    counts = np.zeros(4)
+    """A stroke of a quarter or half of a pen's strength, in each of seven colours.
+
+    Orange ink on brown stain, and pale red ink on PAS, are found, but not judged.
+    """
+    counts = np.zeros(5)
     for number, color in enumerate(INKS):
         stain = STAINS[number % len(STAINS)]
         drawn = inked_tissue(700 + number, stain=stain, color=color, strength=strength)
-        ink = find_pen_ink(drawn.rgb, PX_UM).ink
+        found = find_pen_ink(drawn.rgb, PX_UM)
         counts += [
-            (ink & drawn.ink).sum(),
+            (found.ink & drawn.ink).sum(),
+            ((found.ink | found.unjudged) & drawn.ink).sum(),
             drawn.ink.sum(),
-            (ink & drawn.clean).sum(),
+            (found.ink & drawn.clean).sum(),
             drawn.clean.sum(),
         ]
-    assert counts[1] > 5_000
-    assert counts[0] / counts[1] > least
-    assert counts[2] / counts[3] < 0.06
+    assert counts[2] > 5_000
+    assert counts[0] / counts[2] > least
+    assert counts[1] / counts[2] > least_found
+    assert counts[3] / counts[4] < 0.06
 
 
 @needs_pictures
@@ -368,24 +376,30 @@ def test_a_stroke_in_tissue_that_no_model_sees_is_ink_if_another_shows_its_pen(
 
 
 @pytest.mark.parametrize(
-    ("known", "further"),
+    ("known", "further", "is_judged"),
     [
-        (box(40, 200, 256, 286), box(100, 160, 60, 120)),
-        (box(60, 150, 228, 314), box(100, 130, 40, 180)),
+        (box(40, 200, 256, 286), box(100, 160, 60, 120), True),
+        (box(60, 150, 228, 314), box(100, 130, 40, 180), False),
     ],
 )
 def test_blood_is_left_as_a_clot_shows_no_pen_and_what_is_round_is_no_further_stroke(
-    known: MaskArray, further: MaskArray, monkeypatch: pytest.MonkeyPatch
+    known: MaskArray,
+    further: MaskArray,
+    is_judged: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first known one is a stroke, and the further one is round; then the other way round."""
+    """The first known one is a stroke, and the further one is round; then the other way round.
+
+    So the second known one is a clot, and there is more blood elsewhere.
+    """
     dense = (1.3 * RED[0], 1.3 * RED[1], 1.3 * RED[2])
     picture = with_ink(with_ink(tissue_picture(), known, RED), further, dense)
     # the clot has a hole
     picture[100:112, 265:277] = 240
     seen = at_16_um(known)
-    found = strokes_of(picture, 0.0 * seen, monkeypatch, dense=seen).ink
-    assert found[known].all()
-    assert not found[further].any()
+    found = strokes_of(picture, 0.0 * seen, monkeypatch, dense=seen)
+    assert (found.ink if is_judged else found.unjudged)[known].all()
+    assert not found.ink[further].any()
 
 
 @pytest.mark.parametrize("color", [MORE_STAIN, (0.6, 0.6, 0.6)])
@@ -557,6 +571,65 @@ def test_ink_in_tissue_at_the_border_of_a_picture_is_not_judged(
 
 def view_with(view: QcView, found: PenInk, mask: MaskArray) -> QcView:
     return replace(view, pen_ink=lambda: found, mask_use=mask)
+
+
+PURPLE = (0.55, 0.75, 0.4)
+DAB = (0.3, 0.6, 1.4)
+
+
+@pytest.mark.parametrize(
+    ("added", "elsewhere", "is_judged"),
+    [
+        # as much of the tissue where the network sees no ink has this colour, or nothing has
+        (PURPLE, box(0, 60, 0, 220), False),
+        (PURPLE, box(0, 0, 0, 0), True),
+        (BLUE, box(0, 60, 0, 220), False),
+        (BLUE, box(0, 8, 0, 20), True),
+        # brown is a stain where a smaller part of the tissue has it
+        (DAB, box(0, 22, 0, 120), False),
+        (DAB, box(0, 8, 0, 20), True),
+        (BLUE, box(0, 10, 0, 60), True),
+    ],
+)
+def test_a_stroke_with_a_colour_that_tissue_has_elsewhere_is_not_judged(
+    added: tuple[float, float, float],
+    elsewhere: MaskArray,
+    is_judged: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two strokes of one colour, one of them short."""
+    long, short = box(100, 130, 40, 200), box(170, 190, 60, 140)
+    picture = with_ink(tissue_picture(), long | short | elsewhere, added)
+    probability = 0.95 * at_16_um(long | short)
+    found = strokes_of(picture, probability, monkeypatch)
+    for stroke in (long, short):
+        assert bool(found.ink[stroke].all()) == is_judged
+        assert bool(found.unjudged[stroke].all()) != is_judged
+    assert not (found.ink & found.unjudged).any()
+    assert not found.ink[elsewhere].any()
+
+
+@pytest.mark.parametrize(("added", "is_ink"), [(BLUE, True), (DAB, False)])
+def test_sure_ink_is_judged_whatever_tissue_shows_elsewhere_unless_it_is_brown(
+    added: tuple[float, float, float], is_ink: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stroke, elsewhere = box(100, 130, 40, 200), box(0, 60, 0, 220)
+    picture = with_ink(tissue_picture(), stroke | elsewhere, added)
+    sure = at_16_um(stroke)
+    known = DenseInk(mask=sure, sure=sure)
+    probability = np.where(sure, 242, 0).astype(np.uint8)
+    monkeypatch.setattr(pen_ink, "find_dense_ink", lambda *_, **__: known)
+    monkeypatch.setattr(pen_ink, "ink_probability", lambda *_: probability)
+    found = find_pen_ink(picture, PX_UM)
+    assert bool(found.ink[stroke].all()) == is_ink
+    assert bool(found.unjudged[stroke].all()) != is_ink
+
+
+@pytest.mark.parametrize("seed", [8007, 8019])
+def test_brown_stain_of_a_slide_without_ink_is_not_removed(seed: int) -> None:
+    slide = tuning_slide(seed, size=(600, 450), mpp=PX_UM, stain="ihc", artefacts=())
+    ink = find_pen_ink(slide.rgb, PX_UM).ink
+    assert ink[slide.masks["tissue"]].mean() < 0.03
 
 
 def test_the_most_frequent_colour_of_ink_is_a_column() -> None:

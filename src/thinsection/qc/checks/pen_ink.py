@@ -6,7 +6,8 @@ region that it takes for ink is then compared with what lies beside it: by the l
 Lambert, a stroke of a pen adds density to the tissue below and keeps its texture, and it adds the
 same colour along its whole length. Mucin, pigment and necrosis replace the tissue. Stain is added
 to tissue as ink is, but not in strokes. Beside a known pen, what adds another colour is no stroke,
-unless the network is sure of it.
+unless the network is sure of it. A stroke with a colour that tissue has elsewhere on the slide is
+not judged.
 
 In tissue with gaps, the gaps show the ink alone (`ink_layer.py`).
 
@@ -66,6 +67,7 @@ from thinsection.qc.checks.ink_network import (
     usual_stain,
 )
 from thinsection.qc.checks.pen_colour import PenColour, pen_colour
+from thinsection.qc.checks.tissue import is_brown
 from thinsection.types import MaskArray, RgbArray
 
 # Least probability of ink in a stroke, in 255ths. Where a region above the first one is no stroke,
@@ -129,6 +131,18 @@ _LEAST_SHARE_OF_PEN = 0.25
 _SURE_OF_OTHER_PEN = 180
 # Gaps in ink up to this width are closed, in µm.
 _INK_GAP_UM = 64.0
+# A stroke has a colour of the tissue if more than a share of the tissue where the network sees no
+# ink has its hue, with a larger cosine of the angle, and at least a share of its density. Fewer
+# pixels of such tissue, which are sampled at `_SAMPLE_STEP`, say nothing.
+_TISSUE_SHARE = 0.03
+_HUE_OF_TISSUE = 0.985
+_DENSITY_OF_TISSUE = 0.9
+_LEAST_TISSUE_PX = 100
+# Brown is a stain if more than this share of the tissue where the network suspects no ink, up to a
+# probability in 255ths, is brown and has a density in its strongest channel.
+_BROWN_SHARE = 0.03
+_SUSPECTED = 40
+_BROWN_DENSITY = 0.3
 # A region lies on glass if at least this share of what lies beside it is glass.
 _ON_GLASS = 0.5
 # A stroke is judged if more than this share of it lies outside of the border of the picture.
@@ -216,10 +230,19 @@ def find_pen_ink(
     gaps = replace(picture, rgb=without_fine_structure(ns, small))
     layers = find_layers(ns, small, gaps.rgb, tables, small_um)
     strokes |= layers
-    strokes |= _of_known_pens(strokes, layers, picture, gaps)
+    stain = _brown_stain(strokes, probability, picture)
+    strokes &= ~stain
+    pens = list(_known_pens(strokes, layers & strokes, picture, gaps))
+    if known.sure is None:
+        stain |= _like_tissue(strokes, pens, probability, picture)
+    else:
+        unsure = strokes & ~mostly(ns, strokes, known.sure, 0.0)
+        stain |= _like_tissue(unsure, pens, probability, picture)
+    strokes &= ~stain
+    strokes |= _of_known_pens(strokes, pens, picture)
     judged = strokes & ~_unjudged(strokes, dense, picture)
     masks = []
-    for mask in (judged, strokes & ~judged):
+    for mask in (judged, (strokes | stain) & ~judged):
         masks.append(enlarged(_joined(mask, small_um), factor, thumbnail))
     return PenInk(ink=masks[0], unjudged=masks[1] & ~masks[0])
 
@@ -345,18 +368,15 @@ def _shows_hue(colors: _Floats, px_um: float) -> MaskArray:
 
 
 def _of_known_pens(
-    strokes: MaskArray, layers: MaskArray, picture: _Picture, gaps: _Picture
+    strokes: MaskArray, pens: list[PenColour], picture: _Picture
 ) -> MaskArray:
     """Further strokes of the pens that made the strokes, bool (H, W).
 
     They may be too dry or too pale for the network. They have the pen's hue where they lie on
-    glass, and shift the tissue below them by it. Layers are strokes over tissue with gaps, and
-    `gaps` is the picture without the structures of the tissue.
+    glass, and shift the tissue below them by it.
     """
     further = np.zeros_like(strokes)
-    if not strokes.any():
-        return further
-    for pen in _known_pens(strokes, layers, picture, gaps):
+    for pen in pens:
         further |= _strokes_of(pen, strokes | further, picture)
     return further
 
@@ -366,8 +386,11 @@ def _known_pens(
 ) -> Iterator[PenColour]:
     """Pens that can be told from the stains, each once; those of large strokes first.
 
-    What is no longer than wide shows no pen: it may be a clot of blood.
+    What is no longer than wide shows no pen: it may be a clot of blood. Layers are strokes over
+    tissue with gaps, and `gaps` is the picture without the structures of the tissue.
     """
+    if not strokes.any():
+        return
     ns = get_namespace("cpu")
     colors = picture.colors()
     px_um = picture.px_um
@@ -572,6 +595,60 @@ def _unjudged(strokes: MaskArray, dense_ink: MaskArray, picture: _Picture) -> Ma
         if not on_glass or dense_ink[region].mean() < _LEAST_SURE_SHARE:
             unjudged |= region
     return unjudged
+
+
+def _brown_stain(
+    strokes: MaskArray, probability: npt.NDArray[np.uint8], picture: _Picture
+) -> MaskArray:
+    """Brown strokes on a slide whose tissue is brown elsewhere, as by DAB, bool (H, W)."""
+    stain = np.zeros_like(strokes)
+    tissue = _tissue_without_ink(strokes, probability, _SUSPECTED, picture)
+    if len(tissue) < _LEAST_TISSUE_PX:
+        return stain
+    brown = is_brown(tissue) & (tissue.max(axis=1) > _BROWN_DENSITY)
+    if brown.mean() > _BROWN_SHARE:
+        for box, region in _pieces(strokes):
+            usual = np.median(picture.colors(box)[region], axis=0)
+            stain[box] |= region & is_brown(usual[None])
+    return stain
+
+
+def _like_tissue(
+    strokes: MaskArray,
+    pens: list[PenColour],
+    probability: npt.NDArray[np.uint8],
+    picture: _Picture,
+) -> MaskArray:
+    """Strokes with a colour that tissue has elsewhere and that is of no known pen, bool (H, W).
+
+    Elsewhere the network sees no ink, so this colour is a stain: of muscle beside stroma, or of
+    epidermis beside dermis. A pen may have it, too.
+    """
+    like = np.zeros_like(strokes)
+    tissue = _tissue_without_ink(strokes, probability, _FOLLOWED, picture)
+    if len(tissue) < _LEAST_TISSUE_PX:
+        return like
+    lengths = np.linalg.norm(tissue, axis=1)
+    for box, region in _pieces(strokes):
+        usual = np.median(picture.colors(box)[region], axis=0)
+        if any(usual @ pen.normal > _LEVELS_OF_PEN[0] * pen.noise for pen in pens):
+            continue
+        density = np.linalg.norm(usual)
+        has_color = tissue @ usual > _HUE_OF_TISSUE * density * lengths
+        has_color &= lengths > _DENSITY_OF_TISSUE * density
+        like[box] |= region & (has_color.mean() > _TISSUE_SHARE)
+    return like
+
+
+def _tissue_without_ink(
+    strokes: MaskArray,
+    probability: npt.NDArray[np.uint8],
+    most: int,
+    picture: _Picture,
+) -> _Floats:
+    """Densities of a sample of the tissue with at most a probability of ink, (N, 3)."""
+    away = away_from(get_namespace("cpu"), strokes | (probability > most))
+    return tissue_in(away, picture.rgb, picture.tables)
 
 
 def _inner(shape: tuple[int, ...], px_um: float) -> MaskArray:

@@ -719,9 +719,9 @@ def _measure_stain(ns: ArrayNamespace, absorption: _Absorption, mask: Array) -> 
     spreads = []
     greens = []
     for density, total in _stained_bands(absorption, mask):
-        red, green, blue = density[total <= densest].T
-        num_usual += red.size
-        num_brown += int(((blue > green) & (blue > 1.3 * red)).sum())
+        usual = density[total <= densest]
+        num_usual += len(usual)
+        num_brown += int(is_brown(usual).sum())
         pale = total <= middle
         balance = density[pale] / total[pale][:, None]
         spreads.append(balance.max(axis=1) - balance.min(axis=1))
@@ -770,3 +770,9 @@ def _reduce(ns: ArrayNamespace, rgb: Array, factor: int) -> Array:
             means = block_means(ns, plane, factor) + 0.5
             reduced[band.inside, :, channel] = means.astype(ns.xp.uint8)
     return reduced
+
+
+def is_brown(densities: Array) -> Array:
+    """True if blue is the densest channel, and far denser than red, as in DAB, bool (N,)."""
+    red, green, blue = densities.T
+    return (blue > green) & (blue > 1.3 * red)
