@@ -15,6 +15,7 @@ from thinsection.arrays.polygons import (
     mask_outlines,
     overlap,
     rasterised,
+    window_of,
 )
 from thinsection.errors import InvalidInputError
 from thinsection.types import MaskArray, MaskFrame
@@ -146,3 +147,22 @@ def test_a_mask_of_another_size_than_its_frame_is_refused() -> None:
         InvalidInputError, match=r"mask must be bool of shape \(7, 4\), got bool"
     ):
         mask_outlines(np.zeros((4, 7), dtype=bool), frame)
+
+
+def test_a_window_has_the_same_pixels_as_the_whole_and_misses_none() -> None:
+    rng = np.random.default_rng(0)
+    frame = framed(np.zeros((23, 31), bool))
+    width, height = frame.size_l0
+    for _ in range(60):
+        corners = rng.uniform((-80, -80), (width + 80, height + 80), (2, 2))
+        radii = rng.uniform(3, 70, 2)
+        first, second = (shapely.Point(*c).buffer(r) for c, r in zip(corners, radii))
+        ring = first.difference(first.centroid.buffer(radii[0] / 2))
+        area = shapely.GeometryCollection([ring, shapely.MultiPolygon([second])])
+        whole = rasterised(area, frame)
+        assert np.array_equal(whole, inside(shapely.union_all([ring, second]), frame))
+        window = window_of(area, frame)
+        assert np.array_equal(rasterised(area, frame, window), whole[window])
+        assert whole[window].sum() == whole.sum()
+    assert rasterised(shapely.Point(-99, -99).buffer(5), frame).sum() == 0
+    assert window_of(shapely.Polygon(), frame) == (slice(0, 0), slice(0, 0))

@@ -409,6 +409,45 @@ def test_areas_to_keep_and_to_remove_that_overlap_are_named(result: QcResult) ->
     )
 
 
+def test_a_correction_is_said_to_change_nothing_exactly_where_it_changes_no_mask(
+    result: QcResult,
+) -> None:
+    rng = np.random.default_rng(0)
+    classes = [("keep", ""), ("remove", "")]
+    for check in ("glass", "ink", "blur"):
+        classes += [("keep", check), ("remove", check)]
+    num_silent = 0
+    for number in range(160):
+        action, check = classes[number % len(classes)]
+        low = rng.uniform(-20, SIZE, 2)
+        high = low + rng.uniform(4, 60, 2)
+        area = shapely.box(*low, *high)
+        one = QcEdit(action=action, check=check, area=area)  # type: ignore[arg-type]
+        edited = result.with_edits([one])
+        is_same = np.array_equal(edited.mask_use, result.mask_use)
+        for before, after in (
+            (result.masks, edited.masks),
+            (result.unjudged, edited.unjudged),
+        ):
+            is_same &= all(np.array_equal(before[name], after[name]) for name in before)
+        says_so = any("changes nothing" in text for text in edited.warnings)
+        assert says_so is is_same, (action, check, area.bounds)
+        num_silent += not is_same
+    assert 40 < num_silent < 150
+
+
+def test_alike_corrections_without_effect_share_a_sentence(result: QcResult) -> None:
+    no_ink = [edit("keep", "ink", 0, 12 + n, 5, 13 + n) for n in range(3)]
+    far = [edit("keep", "ink", 35, n, 40, n + 2, file="b.geojson") for n in (0, 9)]
+    held = [edit("keep", "ink", 12, 12 + n, 18, 14 + n) for n in (0, 5)]
+    edited = result.with_edits([*far, *no_ink, *held])
+    assert edited.warnings[len(result.warnings) :] == (
+        "2 areas of class 'keep ink' in b.geojson change nothing",
+        "2 areas of class 'keep ink' in the corrections give no tissue back, because blur removes "
+        "it too; the class 'keep' overrules all checks",
+    )
+
+
 def test_a_check_that_was_left_out_is_named_as_such(result: QcResult) -> None:
     masks = {name: mask for name, mask in result.masks.items() if name != "blur"}
     without = replace(result, masks=masks, unjudged={})

@@ -123,17 +123,36 @@ def _smooth_ring(ring: _Floats, sigma: float, size_th: Size) -> _Floats:
     return np.asarray(np.where(at_border, points, smooth))
 
 
-def rasterised(polygons: "Geometry", frame: MaskFrame) -> MaskArray:
-    """The mask (H, W) of pixels whose centres are inside.
+Window = tuple[slice, slice]  # rows and columns of a mask
+
+
+def window_of(polygons: "Geometry", frame: MaskFrame) -> Window:
+    """Rows and columns of a mask outside which no pixel is inside polygons."""
+    downsample = np.tile(frame.downsample_xy, 2)
+    bounds = np.nan_to_num(np.asarray(polygons.bounds)) / downsample
+    low = np.clip(np.floor(bounds[:2]), 0, frame.size_th).astype(int)
+    high = np.clip(np.ceil(bounds[2:]), low, frame.size_th).astype(int)
+    return slice(int(low[1]), int(high[1])), slice(int(low[0]), int(high[0]))
+
+
+def rasterised(
+    polygons: "Geometry", frame: MaskFrame, window: Window | None = None
+) -> MaskArray:
+    """The mask (H, W) of pixels whose centres are inside, or the part of it in a window.
 
     Takes polygons, multipolygons and collections of them.
 
     Memory: 4 H W bytes, and 60 bytes for each row that an edge crosses.
     """
-    width, height = frame.size_th
+    size_x, size_y = frame.size_th
+    rows, columns = window or (slice(0, size_y), slice(0, size_x))
+    width = columns.stop - columns.start
+    height = rows.stop - rows.start
     edges = _edges_of(polygons, 1 / np.array(frame.downsample_xy))
-    first = np.clip(np.ceil(edges.start[:, 1] - 0.5), 0, height).astype(int)
-    last = np.clip(np.ceil(edges.end[:, 1] - 0.5), 0, height).astype(int)
+    start_row = np.ceil(edges.start[:, 1] - 0.5) - rows.start
+    end_row = np.ceil(edges.end[:, 1] - 0.5) - rows.start
+    first = np.clip(start_row, 0, height).astype(int)
+    last = np.clip(end_row, 0, height).astype(int)
     # one crossing for each row of centres that an edge passes
     count = abs(last - first)
     edge = np.repeat(np.arange(len(count)), count)
@@ -142,9 +161,9 @@ def rasterised(polygons: "Geometry", frame: MaskFrame) -> MaskArray:
         first_crossing - np.minimum(first, last), count
     )
     run = (edges.end - edges.start)[edge]
-    part = (row + 0.5 - edges.start[edge, 1]) / run[:, 1]
+    part = (row + rows.start + 0.5 - edges.start[edge, 1]) / run[:, 1]
     x = edges.start[edge, 0] + part * run[:, 0]
-    column = np.clip(np.ceil(x - 0.5), 0, width).astype(int)
+    column = np.clip(np.ceil(x - 0.5) - columns.start, 0, width).astype(int)
     turns = np.zeros((height, width + 1), dtype=np.int32)
     np.add.at(turns, (row, column), (edges.sign * np.sign(first - last))[edge])
     return np.asarray(turns.cumsum(axis=1)[:, :-1] > 0)

@@ -486,13 +486,17 @@ class EditMasks:
 
 def edit_masks(edits: Iterable[QcEdit], frame: MaskFrame) -> EditMasks:
     """Pixels whose centres lie in the areas. Memory: a mask for each class of corrections."""
+    import shapely
+
     from thinsection.arrays.polygons import rasterised
 
-    masks: dict[Action, dict[str, MaskArray]] = {"keep": {}, "remove": {}}
+    areas: dict[Action, dict[str, list[Geometry]]] = {"keep": {}, "remove": {}}
     for edit in edits:
-        mask = rasterised(edit.area, frame)
-        by_check = masks[edit.action]
-        by_check[edit.check] = (
-            by_check[edit.check] | mask if edit.check in by_check else mask
-        )
+        areas[edit.action].setdefault(edit.check, []).append(edit.area)
+    masks: dict[Action, dict[str, MaskArray]] = {}
+    for action, by_check in areas.items():
+        masks[action] = {
+            check: rasterised(shapely.GeometryCollection(parts), frame)
+            for check, parts in by_check.items()
+        }
     return EditMasks(keep=masks["keep"], remove=masks["remove"], frame=frame)

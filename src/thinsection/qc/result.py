@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from thinsection.arrays.packed import PackedArrays
+from thinsection.arrays.polygons import Window, rasterised, window_of
 from thinsection.errors import InvalidInputError
 from thinsection.files.pages import notebook_html
 from thinsection.qc.checks.check import (
@@ -36,7 +38,7 @@ from thinsection.qc.tissue import (
     hues,
     overlay,
 )
-from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray, Size
+from thinsection.types import CoordsL0, MaskArray, MaskFrame, RgbArray, Size, counted
 
 _GLASS_COLOR: Color = (222, 226, 231)
 
@@ -142,7 +144,7 @@ class QcResult:
                 )
         check_names(edits, names)
         edited = _with_edited_masks(checked, edits)
-        warnings = [_edit_warning(checked, edited, edit) for edit in edits]
+        warnings = _edit_warnings(checked, edited)
         warnings.append(_overlap_warning(checked, edits))
         if checked.tissue.mask.any() and not edited.tissue.mask.any():
             warnings.append("all tissue was removed by hand")
@@ -239,28 +241,85 @@ def _edited_unjudged(
     return unjudged
 
 
-def _edit_warning(checked: QcResult, edited: QcResult, edit: QcEdit) -> str:
-    """A sentence about a correction that has no effect, or not the wanted one; '' for others."""
-    place = f"an area of class {edit.class_name!r} in {edit.file or 'the corrections'}"
-    if _is_same(checked, _with_edited_masks(checked, [edit])):
-        return f"{place} changes nothing"
+def _edit_warnings(checked: QcResult, edited: QcResult) -> list[str]:
+    """Sentences about corrections that have no effect, or not the wanted one; alike ones joined.
+
+    Memory: some masks.
+    """
+    by_class: dict[str, list[QcEdit]] = {}
+    for edit in edited.edits:
+        by_class.setdefault(edit.class_name, []).append(edit)
+    areas = edit_masks(edited.edits, checked.frame)
+    gone = areas.removed(*areas.remove)
+    num_areas: Counter[tuple[str, str]] = Counter()
+    for class_name, edits in by_class.items():
+        effective = _effective_pixels(checked, edits[0])
+        for edit in edits:
+            window = window_of(edit.area, checked.frame)
+            inside = rasterised(edit.area, checked.frame, window)
+            faults = "change{s} nothing"
+            if (inside & effective[window]).any():
+                # another warning says where areas to remove overlap it
+                wanted = inside & ~gone[window]
+                faults = _held_words(
+                    checked, edited, edit, areas, wanted=wanted, window=window
+                )
+            if faults:
+                place = f"of class {class_name!r} in {edit.file or 'the corrections'}"
+                num_areas[place, faults] += 1
+    warnings = []
+    for (place, faults), number in num_areas.items():
+        areas_words = "an area" if number == 1 else counted(number, "area")
+        verb = faults.format(s="s" if number == 1 else "")
+        warnings.append(f"{areas_words} {place} {verb}")
+    return warnings
+
+
+def _effective_pixels(checked: QcResult, edit: QcEdit) -> MaskArray:
+    """Pixels of which a correction of this class changes a mask, or what counts as judged."""
+    tissue = checked.tissue.mask
+    names = [edit.check] if edit.check else checked.editable_checks
+    unjudged = [edit.check] if edit.check else list(checked.unjudged)
+    if edit.action == "remove":
+        effective = tissue.copy()
+        if edit.check:
+            effective |= ~checked.masks.get(edit.check, np.zeros_like(tissue))
+    else:
+        effective = np.zeros_like(tissue) if edit.check else ~tissue
+        for name in names:
+            if name in checked.masks:
+                effective |= checked.masks[name]
+    for name in unjudged:
+        if name in checked.unjudged:
+            effective |= checked.unjudged[name]
+    return effective
+
+
+def _held_words(
+    checked: QcResult,
+    edited: QcResult,
+    edit: QcEdit,
+    areas: EditMasks,
+    *,
+    wanted: MaskArray,
+    window: Window,
+) -> str:
+    """Words on the checks that hold back all tissue which 'keep CHECK' would give back, or ''."""
     removing = _removing_checks(checked)
     if edit.action != "keep" or edit.check not in removing:
         return ""
-    areas = edit_masks(edited.edits, checked.frame)
-    wanted = edit_masks([edit], checked.frame).kept(edit.check)
-    wanted &= checked.masks[edit.check] & ~checked.tissue.mask
-    # another warning says where areas to remove overlap it
-    wanted &= ~areas.removed(*areas.remove)
+    wanted = wanted & checked.masks[edit.check][window] & ~checked.tissue.mask[window]
+    if not wanted.any() or (wanted & edited.tissue.mask[window]).any():
+        return ""
     holding = []
     for name in removing:
-        removed = checked.masks[name] & ~areas.kept("", name)
-        if name != edit.check and (wanted & removed).any():
+        kept = areas.kept("", name)[window]
+        if name != edit.check and (wanted & checked.masks[name][window] & ~kept).any():
             holding.append(name)
-    if not holding or (wanted & edited.tissue.mask).any():
+    if not holding:
         return ""
     return (
-        f"{place} gives no tissue back, because {' and '.join(holding)} remove"
+        f"give{{s}} no tissue back, because {' and '.join(holding)} remove"
         f"{'s' if len(holding) == 1 else ''} it too; the class 'keep' overrules all checks"
     )
 
@@ -278,19 +337,6 @@ def _overlap_warning(checked: QcResult, edits: Sequence[QcEdit]) -> str:
         return ""
     names = ", ".join(sorted(map(repr, classes)))
     return f"areas of the classes {names} overlap; there 'remove' wins"
-
-
-def _is_same(checked: QcResult, edited: QcResult) -> bool:
-    """True if the corrections change no pixel of any mask."""
-    if not np.array_equal(checked.tissue.mask, edited.tissue.mask):
-        return False
-    for name, mask in edited.masks.items():
-        if not np.array_equal(mask, checked.masks.get(name, np.zeros_like(mask))):
-            return False
-    return all(
-        np.array_equal(mask, checked.unjudged[name])
-        for name, mask in edited.unjudged.items()
-    )
 
 
 def _removing_checks(checked: QcResult) -> list[str]:
