@@ -713,6 +713,8 @@ def test_a_column_gives_the_path_of_each_slide(tmp_path: Path) -> None:
     path.write_text("[]")
     assert edits_file("mine", entry("a", mine=str(path))) == path
     assert edits_file("mine", entry("a")) is None
+    for word in ("NA", "nan", "n/a", "-"):
+        assert edits_file("mine", entry("a", mine=word)) is None
     with pytest.raises(
         InvalidInputError,
         match=r"got no file '.*y.geojson' for 'a'; .*, or leave the cell empty",

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import html
 import json
 import os
 import re
@@ -246,6 +247,22 @@ def test_rules_read_the_corrected_row_that_the_table_has(
         assert got == excluded, (rule, states(summary))
         failing = {key for key, row in table(out / name).items() if row["fails"]}
         assert failing == excluded
+
+
+def test_a_rule_for_verdicts_on_a_column_that_no_slide_has_is_named_on_the_page(
+    slides: Path, pipeline: str, tmp_path: Path
+) -> None:
+    rules = tmp_path / "rules.toml"
+    names = ("dark>2", "drak>2", "edited_areas>5", "bright_unjudged_percent>2")
+    rules.write_text(
+        "".join(f'[[verdict]]\nwords = "x"\nrule = "{name}"\n' for name in names)
+    )
+    work(slides, tmp_path / "out", pipeline, until="qc", qc_rules=str(rules))
+    (page,) = (tmp_path / "out").glob("qc_*.html")
+    notes = re.findall(r"the rule [^<]* never applies[^<]*", page.read_text())
+    (note,) = map(html.unescape, notes)
+    assert note.startswith("the rule 'drak>2' for verdicts never applies, because no ")
+    assert "did you mean 'dark'?" in note
 
 
 def test_what_is_stored_is_used_until_a_file_or_the_word_none_takes_it_away(

@@ -84,6 +84,15 @@ def qc_fail(
     return bool(rule.holds(value))
 
 
+def is_known_column(
+    row: Mapping[str, Score], column: str, checks: Sequence[QcCheck]
+) -> bool:
+    """True for a column of the slide, and for one that only other slides have."""
+    if column in row or column in _columns_of_others(checks):
+        return True
+    return bool(unjudging_check(row, column, checks))
+
+
 def _columns_of_others(checks: Sequence[QcCheck]) -> list[str]:
     """Columns that are 0 for the slides that do not have them."""
     if not checks:

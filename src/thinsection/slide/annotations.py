@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from thinsection.config import option
 from thinsection.errors import ConfigError, InvalidInputError
+from thinsection.files.missing_cells import is_missing
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.ids import KnownIds
 from thinsection.types import Json, Size, counted
@@ -123,8 +124,8 @@ def annotation_files(
         source: a file, a folder, or a column of the cohort.
         role: setting that names the source, for messages.
         entry: the slide.
-        required: False returns [] for a slide whose cell is empty, or whose name is nearly that of
-            no file in the folder.
+        required: False returns [] for a slide whose cell has no value, or whose name is nearly
+            that of no file in the folder.
 
     Raises:
         InvalidInputError: there is none.
@@ -135,9 +136,10 @@ def annotation_files(
     hint = ""
     if not path.exists():
         cell = entry.more.get(source)
-        if not (cell or required):
-            return []
         path = Path(entry.folder, cell or source)
+        has_none = not cell or (is_missing(cell) and not path.is_file())
+        if has_none and not required:
+            return []
         if cell:
             hint = f"; correct the path in the column {source!r}"
             hint += "" if required else ", or leave the cell empty"
@@ -156,7 +158,8 @@ def check_source(source: str, role: str, entries: Sequence[SlideEntry]) -> None:
     path = Path(source)
     if not path.exists() and not any(source in entry.more for entry in entries):
         raise ConfigError(
-            f"{role} must be a file, a folder, or a column of the cohort, got {source!r}"
+            f"{role} must be a file, a folder, or a column of the cohort that is not empty, got "
+            f"{source!r}"
         )
     if path.is_file() and len(entries) > 1:
         raise ConfigError(

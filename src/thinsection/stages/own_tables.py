@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from thinsection.cells.table import PREFIX
-from thinsection.config import coerce
+from thinsection.config import coerce, nearest
 from thinsection.errors import ConfigError, StoreError
 from thinsection.files.atomic import read_table, write_table
 from thinsection.qc import qc_fail
@@ -18,7 +18,7 @@ from thinsection.qc.checks.check import QcCheck, Score
 from thinsection.qc.edits import EDITED_AREAS
 from thinsection.qc.histoqc_pictures import notes_on_row
 from thinsection.qc.result import usable_mm2
-from thinsection.qc.rules import QcRule, parse_rule
+from thinsection.qc.rules import QcRule, is_known_column, parse_rule
 from thinsection.report.qc_sheet import (
     Usual,
     deviations,
@@ -28,7 +28,7 @@ from thinsection.report.qc_sheet import (
     write_qc_sheet,
 )
 from thinsection.report.stored import QC_FILE, has_qc, read_qc
-from thinsection.report.verdict import load_rules
+from thinsection.report.verdict import VerdictRule, load_rules
 from thinsection.stages.stage import AnyStage
 from thinsection.store.ledger import SLIDES, SlideLedger, load_ledgers
 from thinsection.store.outcome import KnownSlide
@@ -212,7 +212,10 @@ def write_qc_tables(
         title="Quality control",
         rules=rules,
         overviews=_overviews(slides, stage),
-        notes=_notes_of_page(rows, checks),
+        notes=[
+            *_notes_of_page(rows, checks),
+            *_notes_on_rules(rows, rules if verdict_rules else (), checks),
+        ],
     )
     return {
         str(row["slide_id"]): str(row["why"])
@@ -229,6 +232,23 @@ def _notes_of_page(rows: Sequence[QcRow], checks: Sequence[QcCheck]) -> list[str
         num_slides.update(notes_on_row(checks, row))
     slides = counted(len(checked), "slide")
     return [f"{number} of {slides}: {note}" for note, number in num_slides.items()]
+
+
+def _notes_on_rules(
+    rows: Sequence[QcRow], rules: Sequence[VerdictRule], checks: Sequence[QcCheck]
+) -> list[str]:
+    """Notes on a user's rules for verdicts whose column no slide has."""
+    checked = [row for row in rows if row["status"] == "done"]
+    notes = []
+    for rule in rules:
+        column = parse_rule(rule.rule).column
+        if checked and not any(is_known_column(row, column, checks) for row in checked):
+            names = dict.fromkeys(name for row in checked for name in row)
+            notes.append(
+                f"the rule {rule.rule!r} for verdicts never applies, because no slide has the "
+                f"column {column!r}{nearest(column, names)}"
+            )
+    return notes
 
 
 def _overviews(slides: Sequence[KnownSlide], stage: AnyStage) -> dict[str, str]:
