@@ -605,6 +605,28 @@ def test_quality_control_is_part_of_the_plan(tmp_path: Path) -> None:
     assert [b - a for a, b in zip(took, more)] == pytest.approx([0, nets, 0])
 
 
+def test_the_time_of_quality_control_follows_what_focus_reads() -> None:
+    """All of a small slide, a quarter of a large one, four pixels for one of a finer slide."""
+
+    def run_s(num_px: float, mpp: float) -> float:
+        size = cost.QcSize(
+            num_px_l0=round(num_px), slide_mpp=mpp, work_mpp=8.0, maps=True
+        )
+        # without what grows with the picture of the other checks
+        return size.run_s(0.0) - 2e-7 * num_px * (mpp / 4.0) ** 2
+
+    start = run_s(0, 0.5)
+    small, large = run_s(20e6, 0.5) - start, run_s(320e6, 0.5) - start
+    assert 0 < small < large < 5 * small
+    finer = run_s(4 * 320e6, 0.25) - start
+    assert 1.2 * large < finer < 4 * large
+    assert run_s(320e6, 2.0) == pytest.approx(start)
+    bound = cost.QcSize(
+        num_px_l0=320_000_000, slide_mpp=0.5, work_mpp=8.0, maps=True
+    ).most_s
+    assert run_s(320e6, 0.5) < bound / 2
+
+
 def test_a_notebook_shows_a_plan_as_bars_of_its_parts() -> None:
     shown = RunPlan(
         slides=(slide(300), slide(1)),

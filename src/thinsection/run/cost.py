@@ -65,14 +65,25 @@ TRAINING_S = 15.0  # seconds for a process without access to the cache of pixel 
 _PROCESS_BYTES = 384 * MIB
 _BYTES_PER_PX = 16
 _WHOLE_BYTES_PER_PX = 34
-_START_S = 1.0
+_START_S = 1.5
 _S_PER_PX = 3e-7
-_MAPS_S_PER_PX = 3e-6
+# seven times what the artefact network took on a busy EPYC: a node may be slower, and JPEG 2000
+# takes longer to decode
+_MAPS_S_PER_PX = 1.5e-6
 _S_PER_L0_PX = 1 / 60e6
 # CPU-seconds of a slide with levels in a run: imports, checks, blur at level 0; without networks
 _RUN_S = 0.3
 _RUN_S_PER_PX = 1e-7
 _RUN_S_PER_L0_PX = 2.5e-9
+# the same with our own checks, of which `focus` reads squares with tissue at about 0.5 µm/px: all
+# squares of a slide of at most so many pixels there, and a quarter of those of a larger slide. The
+# times are per pixel there, and per decoded pixel of level 0, of slides of which half is tissue.
+_OWN_RUN_S_PER_PX = 2e-7
+_FOCUS_MPP = 0.5
+_COARSEST_FOCUS_MPP = 1.05
+_FEW_FOCUS_PX = 400 * 256**2
+_FOCUS_S_PER_PX = 1.3e-8
+_FOCUS_S_PER_L0_PX = 2e-9
 
 
 # Bound for cells, from 592,349 nuclei, whose import took 212 MiB.
@@ -129,8 +140,16 @@ class QcSize:
 
     def run_s(self, maps_s_per_px: float) -> float:
         """CPU-seconds in a run; the argument is the artefact network's time per pixel."""
-        per_px = _RUN_S_PER_PX + self.maps * maps_s_per_px
-        return _RUN_S + per_px * self._work_px + _RUN_S_PER_L0_PX * self.num_px_l0
+        if not self.maps:
+            seconds = _RUN_S_PER_PX * self._work_px + _RUN_S_PER_L0_PX * self.num_px_l0
+            return _RUN_S + seconds
+        seconds = _RUN_S + (_OWN_RUN_S_PER_PX + maps_s_per_px) * self._work_px
+        if self.slide_mpp > _COARSEST_FOCUS_MPP:
+            return seconds
+        focus_px = self.num_px_l0 * min(1.0, self.slide_mpp / _FOCUS_MPP) ** 2
+        share_read = 1.0 if focus_px <= _FEW_FOCUS_PX else 0.25
+        focus_s = _FOCUS_S_PER_PX * focus_px + _FOCUS_S_PER_L0_PX * self.num_px_l0
+        return seconds + share_read * focus_s
 
     @property
     def _work_px(self) -> float:
