@@ -5,15 +5,16 @@ blue mucin, brown stain and dense tissue for ink. So the areas that it finds are
 The slower artefact network tells such tissue from ink; it looks only at the candidates and 0.5 mm
 around them.
 
-Beside a pen, both models take such tissue for ink, too. But they seldom agree on it, and the ink
-network does not. Where all three agree, ink is sure and shows the colour that its pen adds to the
-tissue. The rest of what the two models find is ink if it adds this colour.
+Beside a pen, both models take such tissue for ink, too, and sometimes the ink network does as well.
+Where all three agree, nearly all is ink, and it shows the colour that its pen adds to the tissue. A
+linear filter answers 1 to this colour and least to the tissue away from ink. What the two models
+find is ink where this answer, the share of the pen, is large enough.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,8 @@ from thinsection.arrays.bands import row_bands
 from thinsection.arrays.morphology import dilated_by_square, drop_small, mostly
 from thinsection.qc.checks.check import COARSEST_MPP
 from thinsection.qc.checks.ink_layer import GLASS_DENSITY, boxes_of, colors_of
-from thinsection.qc.checks.ink_network import MIN_INK_UM2
+from thinsection.qc.checks.ink_network import MIN_INK_UM2, SURE
+from thinsection.qc.checks.pen_colour import pen_filter
 from thinsection.qc.checks.pixel_model import load_model, probabilities
 from thinsection.types import MaskArray, RgbArray
 
@@ -32,60 +34,28 @@ from thinsection.types import MaskArray, RgbArray
 _AROUND_UM = 512.0
 # A region of candidates is ink if the artefact network takes at least this share of it for ink.
 _LEAST_SHARE = 0.3
-# Ink that both models find is sure above this probability of the ink network, in 255ths. A region
-# with fewer sure pixels shows no colour of a pen.
-_SURE = 140
+# The fewest pixels of sure ink that show a pen, and their least share of the sure ink of a region.
 _LEAST_SURE_PX = 8
-# Ink has the hue of a pen if the cosine of the angle is larger than the first one where the pen was
-# seen on tissue, and than the second one where it was seen on glass. It has more than a share of
-# the pen's density.
-_HUE_ON_TISSUE = 0.9
-HUE_ON_GLASS = 0.965
-_LEAST_PEN_SHARE = 0.5
+_LEAST_SHARE_OF_SURE = 0.2
+# Ink has more than this share of the density of its pen. Variance of the densities of tissue that
+# the slide does not show away from ink.
+_LEAST_PEN_SHARE = 0.42
+_UNSEEN_VARIANCE = 0.01
 # Regions that show a pen to those that show none.
 _MOST_PENS = 4
 # Tissue that shows what lies below ink is outside of a square of this edge in pixels around it. The
-# fewest pixels of it; they are sampled at the distance below.
+# fewest pixels of it, and about how many are used; they are sampled at the distance below or more.
 _AWAY_PX = 7
 _LEAST_TISSUE_PX = 50
+_MOST_TISSUE_PX = 10_000
 _SAMPLE_STEP = 2
 # Width of the square around a pixel in which its ground is looked for, in pixels, and the share of
 # it, without ink, that is glass where nothing lies below the ink.
 _AROUND_PX = 41
 _LEAST_GLASS = 0.8
 
-Added = npt.NDArray[np.float32]
+Densities = npt.NDArray[np.float32]  # of red, green and blue, (..., 3)
 Box = tuple[slice, ...]
-
-
-class Pen(NamedTuple):
-    """Usual colour of the sure ink of a region."""
-
-    added: Added  # density that it adds to what lies below, (3,)
-    whole: Added  # density of the ink and what lies below, (3,)
-    is_on_glass: bool  # True if nothing lies below: then its hue is known better
-
-    def is_added(self, added: Added, least_share: float) -> MaskArray:
-        """What is added in the hue of the pen, with more than a share of its density, bool."""
-        least_hue = HUE_ON_GLASS if self.is_on_glass else _HUE_ON_TISSUE
-        return _is_like(added, self.added, least_share, least_hue)
-
-    def is_whole(self, colors: Added, least_share: float) -> MaskArray:
-        """What has the hue of the ink as it was seen, bool."""
-        return _is_like(colors, self.whole, least_share, HUE_ON_GLASS)
-
-
-def _is_like(
-    densities: Added, usual: Added, least_share: float, least_hue: float
-) -> MaskArray:
-    """Densities with the hue of another one, and more than a share of it, bool.
-
-    The hue is the same if the cosine of the angle is larger than `least_hue`.
-    """
-    amount = densities @ usual
-    length = float(np.linalg.norm(usual))
-    has_hue = amount > least_hue * length * np.linalg.norm(densities, axis=-1)
-    return np.asarray(has_hue & (amount > least_share * length**2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +65,7 @@ class DenseInk:
     mask: MaskArray
     # ink on which three models agree, bool (H, W); None if the artefact network did not look
     sure: MaskArray | None = None
-    pens: list[Pen] = field(default_factory=list)  # those of the largest regions
+    pens: list[Densities] = field(default_factory=list)  # filters; the largest regions'
 
 
 def find_dense_ink(
@@ -142,7 +112,7 @@ def find_dense_ink(
     regions = mostly(ns, ink | seen, seen, _LEAST_SHARE)
     # a region without a candidate may be tissue near a candidate, so it is dropped
     found = mostly(ns, regions, ink, 0.0)
-    sure = ink & seen & (probability > _SURE)
+    sure = ink & seen & (probability > SURE)
     dense = _known_ink(ns, found, sure, small, tables)
     found = drop_small(ns, dense.mask, MIN_INK_UM2 / small_um**2)
     return replace(dense, mask=np.asarray(without_stain(ns, found, small)))
@@ -155,34 +125,38 @@ def _known_ink(
     small: RgbArray,
     tables: list[Array],
 ) -> DenseInk:
-    """Ink that is sure, or adds the colour of a pen, with the largest pens.
+    """Ink that has the colour of a pen, with the largest pens.
 
-    The pen is that of the sure ink of the same region; in a region without any, each pen of the
+    The pens are those of the sure ink of the same region; in a region without any, those of the
     regions with the most. If no region shows a pen, all ink is left.
     """
     ground = Ground.beside(ns, ink, small, tables)
     labels, boxes = boxes_of(ns, ink)
-    pens: dict[int, Pen] = {}
+    pens: dict[int, list[Densities]] = {}
     num_sure: dict[int, int] = {}
     for number, box in enumerate(boxes, start=1):
         core = (labels[box] == number) & sure[box]
-        pen = ground.pen_of(box, core)
-        if pen is not None:
-            pens[number] = pen
+        own = ground.pens_of(box, core)
+        if own:
+            pens[number] = own
             num_sure[number] = int(np.count_nonzero(core))
     largest = sorted(num_sure, key=lambda number: -num_sure[number])[:_MOST_PENS]
-    known = [pens[number] for number in largest]
+    known = [pen for number in largest for pen in pens[number]]
     if not known:
         return DenseInk(mask=ink, sure=ink & sure)
-    kept = ink & sure
+    kept = np.zeros_like(ink)
     for number, box in enumerate(boxes, start=1):
-        colors = colors_of(small[box], tables)
-        for pen in [pens[number]] if number in pens else known:
-            shows = pen.is_added(colors - ground.below, _LEAST_PEN_SHARE)
-            if pen.is_on_glass:
-                shows |= pen.is_whole(colors, _LEAST_PEN_SHARE)
-            kept[box] |= (labels[box] == number) & shows
+        shown = shows_pen(colors_of(small[box], tables), pens.get(number, known))
+        kept[box] |= (labels[box] == number) & shown
     return DenseInk(mask=kept, sure=ink & sure, pens=known)
+
+
+def shows_pen(densities: Densities, pens: list[Densities]) -> MaskArray:
+    """Where the share of one of the pens is that of ink, bool (...)."""
+    shown = np.zeros(densities.shape[:-1], bool)
+    for pen in pens:
+        shown |= densities @ pen > _LEAST_PEN_SHARE
+    return shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +166,7 @@ class Ground:
     rgb: RgbArray
     tables: list[Array]  # `density_tables` of the picture
     glass: MaskArray  # bool (H, W), where nearly all that lies around, without ink, is glass
-    below: Added  # density of the usual tissue, (3,); 0 if too little of it is seen
+    tissue: Densities  # sample of the tissue away from ink, (N, 3); none if too little is seen
 
     @classmethod
     def beside(
@@ -201,30 +175,45 @@ class Ground:
         """The ground of a picture with this ink. Memory: 24 bytes per pixel."""
         away = away_from(ns, ink)
         tissue = tissue_in(away, rgb, tables)
-        below = np.zeros(3, np.float32)
-        if len(tissue) >= _LEAST_TISSUE_PX:
-            below = np.median(tissue, axis=0)
+        tissue = tissue[:: max(1, len(tissue) // _MOST_TISSUE_PX)]
+        if len(tissue) < _LEAST_TISSUE_PX:
+            tissue = tissue[:0]
         glass = away & (colors_of(rgb, tables).mean(axis=2) < GLASS_DENSITY)
         shares = [
             filters.box_mean(ns, mask.astype(np.float32), _AROUND_PX)
             for mask in (glass, away)
         ]
         is_glass = (shares[0] > _LEAST_GLASS * shares[1]) & (shares[1] > 0)
-        return cls(rgb=rgb, tables=tables, glass=is_glass, below=below)
+        return cls(rgb=rgb, tables=tables, glass=is_glass, tissue=tissue)
 
-    def pen_of(self, box: Box, core: MaskArray) -> Pen | None:
-        """Pen of the sure ink of a box; None if there is too little ink.
+    def pens_of(self, box: Box, core: MaskArray) -> list[Densities]:
+        """Filters of the pens of the sure ink of a box; none if there is too little ink.
 
-        Where a stroke crosses from glass to tissue, it is measured on glass.
+        `densities @ pen` is the share of the pen, 1 on its ink. Where a stroke crosses from glass
+        to tissue, it is measured on glass. Sure ink without the colour of the first pen shows
+        another one.
         """
-        on_glass = core & self.glass[box]
-        for part, is_on_glass in ((on_glass, True), (core, False)):
-            if np.count_nonzero(part) >= _LEAST_SURE_PX:
-                colors = colors_of(self.rgb[box], self.tables)[part]
-                whole = np.asarray(np.median(colors, axis=0))
-                below = 0 if is_on_glass else self.below
-                return Pen(whole - below, whole, is_on_glass)
-        return None
+        colors = colors_of(self.rgb[box][core], self.tables)
+        glass = self.glass[box][core]
+        least_px = max(_LEAST_SURE_PX, _LEAST_SHARE_OF_SURE * len(colors))
+        pens: list[Densities] = []
+        while len(colors) >= least_px:
+            if np.count_nonzero(glass) >= _LEAST_SURE_PX:
+                added = np.asarray(np.median(colors[glass], axis=0))
+            else:
+                added = np.asarray(np.median(colors, axis=0))
+                if len(self.tissue):
+                    added -= np.median(self.tissue, axis=0)
+            if added.max() < GLASS_DENSITY:
+                break
+            pen, _ = pen_filter(added, self.tissue, variance=_UNSEEN_VARIANCE)
+            others = ~shows_pen(colors, [pen])
+            if others.all():
+                break
+            pens.append(pen)
+            colors = colors[others]
+            glass = glass[others]
+        return pens
 
 
 def away_from(ns: ArrayNamespace, ink: MaskArray) -> MaskArray:
@@ -237,7 +226,7 @@ def tissue_in(
 ) -> npt.NDArray[np.float32]:
     """Densities of red, green and blue of a sample of the tissue in an area, (N, 3)."""
     step = np.s_[::_SAMPLE_STEP, ::_SAMPLE_STEP]
-    colors = colors_of(small[step], tables)[area[step]]
+    colors = colors_of(small[step][area[step]], tables)
     return np.asarray(colors[colors.mean(axis=1) > GLASS_DENSITY])
 
 

@@ -179,9 +179,9 @@ def _layers_in(
 
 
 def colors_of(rgb: RgbArray, tables: list[Array]) -> _Floats:
-    """Densities of red, green and blue, float32 (H, W, 3)."""
+    """Densities of red, green and blue, float32 (..., 3)."""
     planes = [table.take(rgb[..., channel]) for channel, table in enumerate(tables)]
-    return np.stack(planes, axis=2)
+    return np.stack(planes, axis=-1)
 
 
 def _regions(

@@ -26,6 +26,8 @@ INPUT_MPP = 16.0
 MODEL = Path(__file__).parent / "models" / "ink.safetensors"
 # Smaller spots are not ink, in µm².
 MIN_INK_UM2 = 6400.0
+# Above this probability, in 255ths, the network is sure of ink.
+SURE = 150
 
 # Index of ink in the two classes of the network.
 _INK = 1

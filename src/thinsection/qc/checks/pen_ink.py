@@ -40,13 +40,13 @@ from thinsection.qc.checks.artefact_network import (
 from thinsection.qc.checks.border import CONTEXT_UM
 from thinsection.qc.checks.check import PenInk
 from thinsection.qc.checks.dense_ink import (
-    HUE_ON_GLASS,
     DenseInk,
     Ground,
     away_from,
     enlarged,
     find_dense_ink,
     reduced,
+    shows_pen,
     tissue_in,
 )
 from thinsection.qc.checks.ink_layer import (
@@ -62,6 +62,7 @@ from thinsection.qc.checks.ink_layer import (
 from thinsection.qc.checks.ink_network import (
     INPUT_MPP,
     MIN_INK_UM2,
+    SURE,
     ink_probability,
     stain_of,
     usual_stain,
@@ -73,8 +74,7 @@ from thinsection.types import MaskArray, RgbArray
 # Least probability of ink in a stroke, in 255ths. Where a region above the first one is no stroke,
 # parts of it above the next one may be.
 _LEVELS = (90, 140, 180)
-# A stroke exceeds this probability, in 255ths, in at least this share of its area.
-_SURE = 150
+# The network is sure of ink in at least this share of the area of a stroke.
 _LEAST_SURE_SHARE = 0.3
 # Ink and tissue are compared in squares of this edge length in µm on the edge of a region; each
 # fills at least the first share of the square. Of what lies beside the region, at least the second
@@ -116,20 +116,21 @@ _OPAQUE = 1.2
 # Least density in its strongest channel of a stroke that cannot be compared with tissue.
 _LEAST_ALONE = 0.3
 # Ink on glass lies in what is at most twice as wide as this, in µm. There, and where it is dense, a
-# stroke is followed down to this probability, in 255ths, if it keeps its hue (`HUE_ON_GLASS`). Its
-# hue must not be nearer to the slide's stain than this cosine of the angle.
+# stroke is followed down to this probability, in 255ths, if it keeps its hue: a cosine of the angle
+# above the first one. Its hue must not be nearer to the slide's stain than the second one.
 _NARROW_UM = 320.0
+_HUE_ON_GLASS = 0.965
 _STAIN_HUE = 0.97
 _FOLLOWED = 8
 # The part of a stroke in a square of this edge length adds at least this share of what the stroke
 # adds at its edge.
 _TRIMMED_PX = 7
 _LEAST_SHARE_ADDED = 0.5
-# Where a stroke has sure ink, the rest adds at least this share of it. A stroke of another colour
-# than those of all pens with sure ink needs this median probability, in 255ths.
-_LEAST_SHARE_OF_PEN = 0.25
+# A stroke of another colour than those of all pens with sure ink needs this median probability, in
+# 255ths.
 _SURE_OF_OTHER_PEN = 180
-# Gaps in ink up to this width are closed, in µm.
+# Width of the rim of ink, and largest width of the gaps between rims that are closed, in µm.
+_RIM_UM = 16.0
 _INK_GAP_UM = 64.0
 # A stroke has a colour of the tissue if more than a share of the tissue where the network sees no
 # ink has its hue, with a larger cosine of the angle, and at least a share of its density. Fewer
@@ -256,7 +257,7 @@ def _strokes(probability: npt.NDArray[np.uint8], picture: _Picture) -> MaskArray
         likely = (probability > least) & ~strokes & ~alone
         likely = drop_small(ns, likely, MIN_INK_UM2 / picture.px_um**2)
         for around, region, others, part in _regions(likely, picture):
-            sure_share = (probability[around][region] > _SURE).mean()
+            sure_share = (probability[around][region] > SURE).mean()
             is_sure = bool(sure_share > _LEAST_SURE_SHARE)
             inside, beside = _both_sides(region, others, part)
             if not len(inside):
@@ -319,7 +320,7 @@ def _followed(
             continue
         hue = np.median(known, axis=0)
         hue /= np.linalg.norm(hue)
-        same = colors[box] @ hue > HUE_ON_GLASS * np.linalg.norm(colors[box], axis=2)
+        same = colors[box] @ hue > _HUE_ON_GLASS * np.linalg.norm(colors[box], axis=2)
         if all(hue @ stain < _STAIN_HUE for stain in stains):
             followed[box] |= region & shows_hue[box] & same
     return np.asarray(mostly(ns, followed, strokes, 0.0))
@@ -334,27 +335,23 @@ def _of_sure_pens(
     """Strokes without what has another colour than the sure ink of the slide, bool (H, W).
 
     Beside a pen the ink network takes stains and pigment for ink. A region with sure ink keeps what
-    adds its colour, or has it as on glass; another one is kept if it adds the colour of a known
-    pen, or if the network is sure of most of it.
+    has its colour; another one is kept if it usually has the colour of a known pen, or if the
+    network is sure of most of it.
     """
     if known.sure is None or not known.pens:
         return strokes
     ns = get_namespace("cpu")
     ground = Ground.beside(ns, strokes | known.mask, picture.rgb, picture.tables)
-    kept = strokes & known.sure
+    kept = np.zeros_like(strokes)
     for box, region in _pieces(strokes):
         colors = picture.colors(box)
-        added = colors - ground.below
-        pen = ground.pen_of(box, region & known.sure[box])
-        if pen is not None:
-            has_pen = pen.is_added(added, _LEAST_SHARE_OF_PEN)
-            has_pen |= pen.is_whole(colors, _LEAST_SHARE_OF_PEN)
-            kept[box] |= region & has_pen
+        own = ground.pens_of(box, region & known.sure[box])
+        if own:
+            kept[box] |= region & shows_pen(colors, own)
             continue
-        on_glass = ground.glass[box][..., None]
-        usual = np.median(np.where(on_glass, colors, added)[region], axis=0)
+        usual = np.median(colors[region], axis=0)
         is_sure = np.median(probability[box][region]) > _SURE_OF_OTHER_PEN
-        if is_sure or any(one.is_added(usual, 0.0) for one in known.pens):
+        if is_sure or shows_pen(usual, known.pens).item():
             kept[box] |= region
     return kept
 
@@ -411,7 +408,7 @@ def _known_pens(
     hues: list[_Floats] = []
     for densities in shown[:_MOST_STROKES]:
         pen = pen_colour(densities, tissue)
-        if pen is not None and all(pen.hue @ hue < HUE_ON_GLASS for hue in hues):
+        if pen is not None and all(pen.hue @ hue < _HUE_ON_GLASS for hue in hues):
             hues.append(pen.hue)
             yield pen
 
@@ -664,6 +661,5 @@ def _joined(ink: MaskArray, px_um: float) -> MaskArray:
     if not ink.any():
         return ink
     ns = get_namespace("cpu")
-    gap = _INK_GAP_UM / px_um
-    grown = dilated_by_disk(ns, ink, gap / 4)
-    return np.asarray(~opened_by_disk(ns, ~grown, gap))
+    grown = dilated_by_disk(ns, ink, _RIM_UM / px_um)
+    return np.asarray(~opened_by_disk(ns, ~grown, _INK_GAP_UM / 2 / px_um))
