@@ -27,6 +27,7 @@ from thinsection.report.qc_files import load_qc
 from thinsection.report.stored import QC_FILE
 from thinsection.results.folder import open_results
 from thinsection.run.ending import RunSummary
+from thinsection.run.plan import plan
 from thinsection.run.process import RunEvent
 from thinsection.run.qc_run import QcRunConfig, check_slides
 from thinsection.run.run import run
@@ -463,6 +464,8 @@ def test_a_source_that_fits_no_slide_is_refused_and_left_over_files_are_named(
     out = tmp_path / "out"
     with pytest.raises(ConfigError, match="must be a file, a folder, or a column"):
         work(slides, out, pipeline, qc_edits=str(tmp_path / "none here"))
+    with pytest.raises(ConfigError, match="must be a file, a folder, or a column"):
+        plan(slides, qc=pipeline, qc_edits=str(tmp_path / "none here"))
     draw(tmp_path / "edits" / "x.geojson", ("keep", KEEP))
     with pytest.raises(ConfigError, match="got none for s0, s1"):
         work(slides, out, pipeline, qc_edits=str(tmp_path / "edits"))

@@ -110,6 +110,15 @@ def edits_key(edits: Iterable[QcEdit]) -> str:
     return hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()[:24]
 
 
+def check_edits_exist(source: str | None, entries: Sequence[SlideEntry]) -> None:
+    """Refuses a source that does not exist, or one file for several slides.
+
+    Raises ConfigError: the message names the source.
+    """
+    if source not in (None, NO_EDITS):
+        check_source(source, ROLE, entries)
+
+
 def check_edits_source(
     source: str, entries: Sequence[SlideEntry], on_message: Callable[[str], None]
 ) -> list[str]:
@@ -129,9 +138,9 @@ def check_edits_source(
         ConfigError: the source does not exist, has a file for none of the slides or one file for
             several, or a slide's file is compressed.
     """
+    check_edits_exist(source, entries)
     if source == NO_EDITS:
         return []
-    check_source(source, ROLE, entries)
     slides_by_file: dict[Path, list[str]] = {}
     without_file = []
     is_faulty = False
@@ -351,9 +360,13 @@ def _named_check(name: str, checks: Sequence[str], place: str) -> str:
     meant = [check for check in checks if _fold(check) == _fold(name)]
     if len(meant) == 1:
         return meant[0]
+    hint = nearest(name, checks)
+    if "did you mean" not in hint:
+        # the known names follow in any case
+        hint = ""
     raise InvalidInputError(
-        f"{ROLE} must name a check that marks areas, got {name!r} as {place}"
-        f"{nearest(name, checks)}; the class is {_allowed(checks)}"
+        f"{ROLE} must name a check that marks areas, got {name!r} as {place}{hint}; "
+        f"the class is {_allowed(checks)}"
     )
 
 

@@ -24,6 +24,7 @@ from thinsection.jobs.executor import (
 )
 from thinsection.machine import cpu_count
 from thinsection.qc import Pipeline, load_pipeline
+from thinsection.qc.edits import check_edits_exist
 from thinsection.qc.tissue import tissue_mask
 from thinsection.qc.work_image import resolution_of, scale_of, work_size
 from thinsection.run import calibration, cost
@@ -152,6 +153,7 @@ def plan(
     """
     spec = resolve(config or RunConfig(), dict(settings))
     entries = cohort_of(slides, spec.slides, spec.regions)
+    check_edits_exist(spec.qc.qc_edits, entries)
     sizes, unreadable = measure_slides(entries, partial(slide_size, spec=spec))
     if not sizes:
         raise BudgetError(f"at least one slide must open, got {unreadable}")

@@ -25,7 +25,7 @@ from thinsection.jobs.backend import Submitted, ignore_event
 from thinsection.jobs.execute import execute, skipped_line
 from thinsection.jobs.executor import check_gpus, chosen_executor
 from thinsection.jobs.task import Report, merge_reports
-from thinsection.qc.edits import NO_EDITS, ROLE, check_edits_source
+from thinsection.qc.edits import check_edits_exist, check_edits_source
 from thinsection.results import records
 from thinsection.results.records import RECORDS, Record, log
 from thinsection.run.ending import RunSummary, end_early, finish_run
@@ -41,7 +41,6 @@ from thinsection.run.process import OnEvent, RunEvent
 from thinsection.run.progress import chosen_progress, showing
 from thinsection.run.qc_device import with_chosen_qc_device
 from thinsection.run.task import OwnEncoderTask, RunTask, filesystem_now
-from thinsection.slide.annotations import check_source
 from thinsection.slide.cohort import SlideEntry
 from thinsection.slide.readers import AUTO, check_packages_for
 from thinsection.stages.checks import QcStage
@@ -174,8 +173,7 @@ def run(
     check_gpus(spec.executor)
     entries = cohort_of(slides, spec.slides, spec.regions, listeners.on_message)
     spec.cells.check(entries)
-    if spec.qc.qc_edits not in (None, NO_EDITS):
-        check_source(spec.qc.qc_edits, ROLE, entries)
+    check_edits_exist(spec.qc.qc_edits, entries)
     spec = with_chosen_qc_device(spec, entries, listeners.on_message)
     check_packages_for([out])
     if spec.slides.reader == AUTO:
