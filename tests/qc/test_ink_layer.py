@@ -45,7 +45,11 @@ def seen(density: npt.NDArray[np.float64]) -> RgbArray:
 
 
 def layers(
-    picture: RgbArray, probability: npt.NDArray[np.float64], patch: pytest.MonkeyPatch
+    picture: RgbArray,
+    probability: npt.NDArray[np.float64],
+    patch: pytest.MonkeyPatch,
+    *,
+    shows_pen: bool = False,
 ) -> MaskArray:
     """Layers for probabilities of ink in the picture without its fine structure."""
     known = (255 * probability).astype(np.uint8)
@@ -56,7 +60,8 @@ def layers(
         return known
 
     patch.setattr(ink_layer, "ink_probability", ink_probability)
-    return find_layers(NS, picture, coarse, density_tables(NS, picture), PX_UM)
+    tables = density_tables(NS, picture)
+    return find_layers(NS, picture, coarse, tables, PX_UM, shows_pen=shows_pen)
 
 
 STROKES = box(20, 34, 20, 140) | box(70, 110, 60, 74)
@@ -80,7 +85,7 @@ def test_strokes_at_half_strength_over_lung_are_ink_by_the_layers_alone(
     found = find_pen_ink(picture, PX_UM).ink
     assert found[STROKES].mean() > 0.9
     assert found[~STROKES].mean() < 0.05
-    monkeypatch.setattr(pen_ink, "find_layers", lambda *_: np.zeros(SHAPE, bool))
+    monkeypatch.setattr(pen_ink, "find_layers", lambda *_, **__: np.zeros(SHAPE, bool))
     assert not find_pen_ink(picture, PX_UM).ink.any()
 
 
@@ -136,3 +141,31 @@ def test_a_stroke_that_ends_in_a_dense_lesion_is_a_layer_up_to_there(
     found = layers(picture, 0.9 * (lesion | stroke), monkeypatch)
     assert found[stroke & ~lesion].mean() > 0.8
     assert found[lesion & ~stroke].mean() < 0.05
+
+
+# Cosines of the angle to the hue of the walls: 0.91, 0.94.
+NEAR_WALLS = {"brown": (0.22, 0.4, 0.4), "violet": (0.45, 0.35, 0.2)}
+
+
+@pytest.mark.parametrize("name", ["blue", "orange", *NEAR_WALLS])
+@pytest.mark.parametrize(("width", "shows_pen"), [(16, False), (16, True), (8, False)])
+def test_ink_of_nearly_the_hue_of_the_tissue_is_cut_from_a_lesion_if_it_is_large(
+    name: str, width: int, shows_pen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lesion begins as softly as it ends, so its part of the stroke is as even as the rest.
+
+    Beside a sure pen, what has nearly the hue of the tissue may be keratin.
+    """
+    lesion = box(20, 100, 60, 155)
+    stroke = box(46, 46 + width, 5, 135)
+    shades = lesion * ((np.arange(SHAPE[1]) - 60).clip(0) / 90) ** 2
+    density = lung() + 3 * shades[..., None] * WALLS
+    color = (COLORS | NEAR_WALLS)[name]
+    picture = seen(density + stroke[..., None] * np.array(color))
+    likely = 0.9 * (lesion | stroke)
+    found = layers(picture, likely, monkeypatch, shows_pen=shows_pen)
+    if name in NEAR_WALLS and (shows_pen or width == 8):
+        assert not found.any()
+    else:
+        assert found[stroke & ~lesion].mean() > 0.9
+        assert found[lesion & ~stroke].mean() < 0.05

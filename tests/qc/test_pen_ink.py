@@ -262,6 +262,25 @@ def test_more_of_the_same_stain_is_no_ink_unless_it_is_much_more(
 
 
 @pytest.mark.parametrize(
+    ("strengths", "is_ink"), [((0.8, 0.8), True), ((0.8, 1.2), True), ((0.8, 3), False)]
+)
+def test_much_more_of_the_same_stain_is_no_ink_if_it_is_uneven(
+    strengths: tuple[float, float], is_ink: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stroke = box(80, 110, 40, 180)
+    tissue = -np.log((0.85, 0.5, 0.75))
+    picture = tissue_picture()
+    for part, strength in zip(
+        (box(80, 110, 40, 130), box(80, 110, 130, 180)), strengths, strict=True
+    ):
+        red, green, blue = strength * tissue
+        picture = with_ink(picture, part, (red, green, blue))
+    probability = 0.95 * at_16_um(stroke)
+    found = strokes_of(picture, probability, monkeypatch).ink
+    assert found[stroke].all() if is_ink else not found.any()
+
+
+@pytest.mark.parametrize(
     ("name", "light", "is_ink"),
     [
         # mucin and pigment take the place of the tissue
@@ -322,6 +341,20 @@ def test_parts_of_a_region_that_is_no_stroke_may_be_strokes(
     ink = strokes_of(picture, probability, monkeypatch).ink
     assert ink[stroke].all()
     assert not ink[box(100, 150, 60, 140)].any()
+
+
+@pytest.mark.parametrize("likely_tissue", [0.75, 0.84])
+def test_strokes_are_found_where_the_network_takes_the_tissue_for_ink_too(
+    likely_tissue: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strokes = box(40, 70, 40, 180) | box(110, 140, 60, 190)
+    picture = with_ink(tissue_picture(), strokes, PALE_BLUE)
+    probability = likely_tissue * at_16_um(box(10, 230, 10, 210))
+    assert not strokes_of(picture, probability, monkeypatch).ink.any()
+    probability[at_16_um(strokes)] = 0.95
+    ink = strokes_of(picture, probability, monkeypatch).ink
+    assert ink[strokes].all()
+    assert ink.mean() < 1.4 * strokes.mean()
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,15 @@ _LEAST_FINE = 0.045
 _FINE_RATIO = (0.5, 1.7)
 # A region is cut at most so often. It is not cut if the median deviation of its density is at most
 # this share of it. Parts have no bridges narrower than twice this radius, and at least so many
-# pixels. Their hue is not that of the tissue.
+# pixels. Their hue is not that of the tissue. It may be nearer to it in a part of at least so many
+# pixels, up to this cosine of the angle, if the picture has no pen that is sure: beside one, the
+# network takes keratin and mucin for ink, too.
 _MOST_CUTS = 3
 _ONE_SHADE = 0.05
 _LEAST_RADIUS_PX = 1.5
 _LEAST_SHADE_PX = 25
+_LARGE_PART_PX = 1000
+_HUE_OF_LARGE_PART = 0.945
 # A stroke is longer than wide: least area in squares of its largest width.
 LEAST_LENGTH = 2.0
 # Holes of at most this share of a region do not make it a stroke, as the inside of a ring does.
@@ -100,6 +104,8 @@ class _Part:
     fine: _Floats
     # probability of ink in 255ths, uint8 (H, W)
     probability: npt.NDArray[np.uint8]
+    # largest cosine of the angle between the hues of a large cut layer and of the tissue
+    cut_hue: float
 
 
 def find_layers(
@@ -108,6 +114,8 @@ def find_layers(
     coarse: RgbArray,
     tables: list[Array],
     px_um: float,
+    *,
+    shows_pen: bool,
 ) -> MaskArray:
     """Ink over tissue with gaps, bool (H, W).
 
@@ -117,6 +125,7 @@ def find_layers(
         coarse: it without its fine structure.
         tables: its `density_tables`.
         px_um: µm per px.
+        shows_pen: the picture has dense ink that is sure.
 
     Memory: 16 bytes per pixel, that of `ink_probability`, and 60 bytes per pixel of the largest box
         around a region of likely ink.
@@ -131,6 +140,7 @@ def find_layers(
             colors=colors,
             fine=colors_of(rgb[around], tables) - colors,
             probability=probability[around],
+            cut_hue=_OTHER_HUE if shows_pen else _HUE_OF_LARGE_PART,
         )
         even = drop_small(ns, region & _even(ns, colors), least_px)
         for within, piece in _regions(ns, even):
@@ -210,7 +220,7 @@ def _num_possible(region: MaskArray, part: _Part) -> int:
     colors = part.colors[region]
     lengths = np.linalg.norm(colors, axis=1) * np.linalg.norm(tissue)
     is_likely = part.probability[region] > _LEAST_MEAN
-    return int(np.count_nonzero(is_likely & (colors @ tissue < _OTHER_HUE * lengths)))
+    return int(np.count_nonzero(is_likely & (colors @ tissue < part.cut_hue * lengths)))
 
 
 def _cut(part: _Part, within: tuple[slice, ...]) -> _Part:
@@ -218,6 +228,7 @@ def _cut(part: _Part, within: tuple[slice, ...]) -> _Part:
         colors=part.colors[within],
         fine=part.fine[within],
         probability=part.probability[within],
+        cut_hue=part.cut_hue,
     )
 
 
@@ -267,8 +278,9 @@ def _layer(
     if cosine > _OTHER_HUE:
         # a gap in a region does not make it a stroke
         whole = fill_small(ns, region, HOLE_SHARE * np.count_nonzero(region))
-        is_stroke = length_of(ns, whole) > LEAST_LENGTH
-        if is_cut or not is_stroke:
+        is_large = np.count_nonzero(region) >= _LARGE_PART_PX
+        has_other_hue = is_large and cosine < part.cut_hue
+        if length_of(ns, whole) <= LEAST_LENGTH or (is_cut and not has_other_hue):
             return nothing
     if cosine > _TISSUE_HUE and uneven > _UNEVEN_OF_TISSUE:
         return nothing

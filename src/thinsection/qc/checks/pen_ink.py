@@ -72,8 +72,9 @@ from thinsection.qc.checks.tissue import is_brown
 from thinsection.types import MaskArray, RgbArray
 
 # Least probability of ink in a stroke, in 255ths. Where a region above the first one is no stroke,
-# parts of it above the next one may be.
-_LEVELS = (90, 140, 180)
+# parts of it above the next one may be. The network takes much of dense tissue of one hue for ink,
+# too, and only the highest ones leave strokes alone there.
+_LEVELS = (90, 140, 180, 205, 225, 240)
 # The network is sure of ink in at least this share of the area of a stroke.
 _LEAST_SURE_SHARE = 0.3
 # Ink and tissue are compared in squares of this edge length in µm on the edge of a region; each
@@ -97,10 +98,12 @@ _LEAST_ADDED_OPAQUE = -0.3
 _LOW_PERCENTILE = 15
 _LEAST_INK_ADDED = 0.1
 # What has the hue of the tissue beside it is more of the same stain if it adds less than this share
-# of the tissue's density, or the second one where the network is not sure. The hue is the same if
-# the cosine of the angle is larger than this.
+# of the tissue's density, or the second one where the network is not sure; or if at the opposite
+# percentile along its edge, it adds more than so many times its median. The hue is the same if the
+# cosine of the angle is larger than the last one.
 _MORE_STAIN = 0.5
 _MUCH_MORE_STAIN = 1.5
+_MOST_UNEVEN = 2.0
 _SAME_HUE = 0.97
 # The least length of the mean direction of what a stroke adds, where one hue along all of the edge
 # has length 1.
@@ -229,7 +232,9 @@ def find_pen_ink(
     dense = _adding_density(known.mask, picture)
     strokes |= dense
     gaps = replace(picture, rgb=without_fine_structure(ns, small))
-    layers = find_layers(ns, small, gaps.rgb, tables, small_um)
+    layers = find_layers(
+        ns, small, gaps.rgb, tables, small_um, shows_pen=bool(known.pens)
+    )
     strokes |= layers
     stain = _brown_stain(strokes, probability, picture)
     strokes &= ~stain
@@ -497,7 +502,9 @@ def _adds_ink(
     share = np.linalg.norm(usual) / np.linalg.norm(tissue)
     cosine = usual @ tissue / (np.linalg.norm(usual) * np.linalg.norm(tissue))
     least_share = _MORE_STAIN if is_sure else _MUCH_MORE_STAIN
-    if share < least_share and cosine > _SAME_HUE:
+    amounts = added @ usual / (usual @ usual)
+    is_uneven = np.percentile(amounts, 100 - _LOW_PERCENTILE) > _MOST_UNEVEN
+    if cosine > _SAME_HUE and (share < least_share or is_uneven):
         return False
     if not is_sure and not is_opaque:
         return False
