@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 from tests.qc.slides import REAL, ArraySlide, needs_real_slide, real_slide
+from tests.support.held_out_tissue import tissue_slide
 from tests.support.smooth_tissue import KINDS, muscle_picture, with_smooth_tissue
 
 from thinsection.qc import Pipeline, QcResult, load_pipeline, run_qc
@@ -184,6 +185,25 @@ def test_noise_is_measured_where_no_glass_is(
     assert shares(result, blurred)[0] >= 0.85
     sharp = np.roll(~blurred, 64, axis=0) & ~blurred
     assert shares(result, sharp)[0] <= 0.05
+
+
+@needs_real_slide
+@pytest.mark.parametrize(
+    ("stain", "seed", "size"),
+    [("faint", 24000, (900, 700)), ("dark", 21009, (1200, 900))],
+)
+def test_weak_blocks_show_the_noise_of_a_faint_and_of_a_dark_slide(
+    stain: str, seed: int, size: tuple[int, int], pipeline: Pipeline
+) -> None:
+    """JPEG leaves noise that is not white, and one grainy block is not the noise of a slide."""
+    drawn = tissue_slide(seed, size=size, mpp=0.5, stain=stain, artefacts=("blur",))
+    with drawn.open() as slide:
+        result = run_qc(slide, pipeline)
+    # without the rim of the blur
+    blurred = ndimage.binary_erosion(drawn.masks["blur"], None, 32, border_value=1)
+    assert shares(result, blurred)[0] >= 0.85
+    sharp = ndimage.binary_erosion(drawn.clean, None, 32, border_value=1)
+    assert shares(result, sharp)[0] <= 0.02
 
 
 @needs_real_slide
