@@ -11,6 +11,8 @@ Where areas overlap, `remove` wins. The outlines that we export carry measuremen
 An outline that still has this shape is no correction; one that was changed is an error.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,17 +25,15 @@ import numpy as np
 
 from thinsection.config import nearest
 from thinsection.errors import ConfigError, InvalidInputError, rewording
-from thinsection.slide.annotation_formats import Shape, class_name_of, read_geojson
-from thinsection.slide.annotations import (
-    annotation_files,
-    check_source,
-    make_polygon,
-)
-from thinsection.slide.cohort import SlideEntry
 from thinsection.types import Document, Json, MaskArray, MaskFrame, Size
 
+# What reads annotations is imported where it is used: every process that checks a slide imports
+# this file, and most slides have no corrections.
 if TYPE_CHECKING:
     from shapely import Geometry
+
+    from thinsection.slide.annotation_formats import Shape
+    from thinsection.slide.cohort import SlideEntry
 
 Action = Literal["keep", "remove"]
 # value of the setting that drops stored corrections
@@ -72,7 +72,7 @@ class QcEdit:
     # check that it is about; '' for all checks
     check: str
     # in level-0 pixels
-    area: "Geometry"
+    area: Geometry
     # name in the annotation's metadata, or the owner of the file
     author: str = ""
     # time at which the file was written: ISO 8601, UTC
@@ -116,6 +116,8 @@ def check_edits_exist(source: str | None, entries: Sequence[SlideEntry]) -> None
     Raises ConfigError: the message names the source.
     """
     if source not in (None, NO_EDITS):
+        from thinsection.slide.annotations import check_source
+
         check_source(source, ROLE, entries)
 
 
@@ -138,6 +140,8 @@ def check_edits_source(
         ConfigError: the source does not exist, has a file for none of the slides or one file for
             several, or a slide's file is compressed.
     """
+    from thinsection.slide.annotations import annotation_files
+
     check_edits_exist(source, entries)
     if source == NO_EDITS:
         return []
@@ -215,6 +219,8 @@ def edits_file(source: str, entry: SlideEntry) -> Path | None:
     Raises:
         InvalidInputError: several files fit the slide, or the file is no GeoJSON.
     """
+    from thinsection.slide.annotations import annotation_files
+
     paths = annotation_files(source, ROLE, entry, required=False)
     if not paths:
         return None
@@ -246,6 +252,8 @@ def read_edits(
         InvalidInputError: an annotation is no correction, or not valid. The message names the file,
             the feature and the classes that are allowed.
     """
+    from thinsection.slide.annotation_formats import read_geojson
+
     path = Path(path)
     edits = []
     advice = (
@@ -287,6 +295,8 @@ def _edit_of(
 ) -> QcEdit | None:
     """Correction of a shape; None for a detection or an unchanged outline of an export."""
     import shapely
+
+    from thinsection.slide.annotations import make_polygon
 
     class_words = f" {shape.class_name!r}" if shape.class_name else ""
     place = f"{shape.place}{class_words} of {str(path)!r}"
@@ -396,7 +406,7 @@ def _refuse_outside(edit: QcEdit, shape: Shape, path: Path, size_l0: Size) -> No
 # exported outlines
 
 
-def outline_measurements(area: "Geometry") -> dict[str, float]:
+def outline_measurements(area: Geometry) -> dict[str, float]:
     """Measurements by which an exported outline is recognised if nobody changed it."""
     left, top, _, _ = area.bounds
     return {_AREA: float(area.area), _LEFT: float(left), _TOP: float(top)}
@@ -415,7 +425,7 @@ def _measurements(properties: Mapping[str, Json]) -> dict[str, Json]:
     return measurements if isinstance(measurements, dict) else {}
 
 
-def _has_shape(area: "Geometry", properties: Mapping[str, Json]) -> bool:
+def _has_shape(area: Geometry, properties: Mapping[str, Json]) -> bool:
     """True if area and place are those of the measurements."""
     measured = _measurements(properties)
     for name, value in outline_measurements(area).items():
@@ -452,6 +462,8 @@ def edit_feature(edit: QcEdit) -> Document:
 def edit_of_feature(feature: Document) -> QcEdit:
     """A stored correction. Raises KeyError, TypeError, ValueError: it is damaged."""
     import shapely
+
+    from thinsection.slide.annotation_formats import class_name_of
 
     properties = feature["properties"]
     action, _, check = class_name_of(properties).partition(" ")

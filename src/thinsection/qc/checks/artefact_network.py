@@ -352,7 +352,7 @@ def input_planes(
             plane = filters.block_means(ns, plane, factor)
         more = [(0, wanted - length) for wanted, length in zip(shape, plane.shape)]
         planes[..., channel] = xp.pad(plane, more, mode="edge")
-    mean = planes[..., :3].mean(axis=2)
+    mean = filters.channel_mean(ns, planes[..., :3])
     planes[..., 3] = xp.log(mean.clip(0, None) / xp.float32(_FLOOR) + 1)
     return planes
 

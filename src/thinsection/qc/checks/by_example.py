@@ -120,7 +120,7 @@ def trained_forests(
 
 
 def _training_key(
-    check: ExampleCheck, examples: Sequence[Example], rng: np.random.RandomState
+    check: ExampleCheck, examples: Sequence[Example], rng: "np.random.RandomState"
 ) -> str:
     content = hashlib.sha256()
     for rgb, mask in examples:

@@ -4,6 +4,8 @@ The trees are kept as plain arrays, without pickle, and scikit-learn walks throu
 runs on the CPU.
 """
 
+from __future__ import annotations
+
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -19,6 +19,7 @@ from thinsection.arrays import Array, ArrayNamespace
 from thinsection.arrays.filters import (
     box_deviation,
     box_mean,
+    channel_mean,
     opened_by_square,
     otsu_threshold,
 )
@@ -170,7 +171,7 @@ def _layers_in(
     A stroke may go on from tissue with gaps to dense tissue, which is no layer.
     """
     found = _layer(ns, region, others, part, is_cut=num_cuts < _MOST_CUTS)
-    mean = part.colors.mean(axis=2)
+    mean = channel_mean(ns, part.colors)
     values = mean[region]
     usual = float(np.median(values))
     spread = float(np.median(np.abs(values - usual)))
@@ -234,7 +235,7 @@ def _cut(part: _Part, within: tuple[slice, ...]) -> _Part:
 
 def _even(ns: ArrayNamespace, colors: _Floats) -> MaskArray:
     """What is as even as a layer, and not glass, bool (H, W)."""
-    mean = colors.mean(axis=2)
+    mean = channel_mean(ns, colors)
     most = _EVEN_SHARE * mean + _EVEN_DENSITY
     is_even = box_deviation(ns, mean, _EVEN_PX) < most
     return np.asarray(is_even & (colors.max(axis=2) > _LEAST_DENSITY))
@@ -266,7 +267,7 @@ def _layer(
     added = usual - ground
     if added.max() < _LEAST_ADDED or added.min() < _LEAST_ADDED_WEAKEST:
         return nothing
-    if not _keeps_fine_structure(ns, region, beside, part.fine.mean(axis=2)):
+    if not _keeps_fine_structure(ns, region, beside, channel_mean(ns, part.fine)):
         return nothing
     mean = float(part.probability[region].mean())
     uneven = float(np.median(np.abs(inner - usual).mean(axis=1)))

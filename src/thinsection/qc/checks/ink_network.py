@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from thinsection.arrays import Array, ArrayNamespace
+from thinsection.arrays import Array, ArrayNamespace, filters
 from thinsection.qc.checks.artefact_network import density_tables
 from thinsection.qc.checks.unet import STEP, class_rows, rows_at_once
 
@@ -127,7 +127,7 @@ def ink_planes(
     planes = xp.empty((*padded.shape[:2], NUM_PLANES), dtype=xp.float32)
     for channel, table in enumerate(tables):
         planes[..., channel] = table.take(padded[..., channel])
-    mean = planes[..., :3].mean(axis=2)
+    mean = filters.channel_mean(ns, planes[..., :3])
     planes[..., 3] = xp.log(mean.clip(0, None) / xp.float32(_FLOOR) + 1)
     amount = planes[..., :3] @ stain
     for channel in range(3):

@@ -14,6 +14,7 @@ from thinsection.arrays.bands import row_bands
 from thinsection.arrays.filters import (
     block_means,
     box_mirrored,
+    channel_mean,
     extremes,
     opened_by_square,
 )
@@ -358,7 +359,7 @@ def _measure_light(
     total = xp.empty(shape, dtype=xp.float32)
     seen = xp.empty(shape, dtype=bool)
     for band in row_bands(shape[0]):
-        total[band.inside] = absorption.density(band.inside).mean(axis=2)
+        total[band.inside] = channel_mean(ns, absorption.density(band.inside))
         lowest, highest = extremes(ns, rgb[band.inside].transpose(2, 0, 1))
         seen[band.inside] = (lowest < 255) & (highest >= max(black_level, 1))
     line = xp.empty_like(total)
@@ -387,7 +388,7 @@ def _measure_light(
     colour = xp.empty_like(near)
     for band in row_bands(shape[0]):
         density = absorption.density(band.inside)
-        near[band.inside] = density.mean(axis=2)
+        near[band.inside] = channel_mean(ns, density)
         low, high = extremes(ns, density.transpose(2, 0, 1))
         densest[band.inside] = high
         colour[band.inside] = high - low
@@ -687,7 +688,8 @@ def _beyond_rim(
         density = absorption.density(band.inside)
         _, densest = extremes(ns, density.transpose(2, 0, 1))
         # half of the densest channel counts where a stain absorbs in one channel only
-        own_density[band.inside] = xp.maximum(density.mean(axis=2), densest * 0.5)
+        mean = channel_mean(ns, density)
+        own_density[band.inside] = xp.maximum(mean, densest * 0.5)
     inside = body.astype(xp.float32)
     tissue_density = box_mirrored(ns, own_density * inside, 9)
     inside = box_mirrored(ns, inside, 9)
