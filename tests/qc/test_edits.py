@@ -2,6 +2,7 @@
 
 import json
 import os
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -761,14 +762,36 @@ def test_a_folder_is_not_the_column_of_its_name_and_a_compressed_file_is_refused
     assert check_edits_source(str(folder), slides, messages.append) == ["c"]
     (text,) = messages
     assert f"the folder {str(folder)!r} is read, and not the column 'mine'" in text
-    (folder / "notes.zip").write_bytes(b"")
-    for name in ("c.geojson.gz", "c.svs.geojson.zip", "c.zip"):
+    packed = ("c.geojson.gz", "c.svs.geojson.zip", "c.JSON.gz", "c.zip", "c.svs.ZIP")
+    for name in packed:
         path = folder / name
-        path.write_bytes(b"")
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("export/c.GeoJSON", "[]")
         with pytest.raises(ConfigError, match=f"must be GeoJSON .*{name}'; unpack it"):
             check_edits_source(str(folder), slides, messages.append)
         check_edits_source(str(folder), slides[:2], messages.append)
         path.unlink()
+
+
+def test_a_packed_file_is_refused_only_where_it_may_be_a_slides_corrections(
+    tmp_path: Path,
+) -> None:
+    messages: list[str] = []
+    slides = [entry("a"), entry("b"), entry("c")]
+    (tmp_path / "a.geojson").write_text("[]")
+    # these two belong to a slide that has a file, and to no slide
+    for name in ("a.zip", "notes.zip"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("a.geojson", "[]")
+    for name in ("a.geojson.gz", "a.json.zip", "b.svs.gz", "b.gz", "c.zip"):
+        (tmp_path / name).write_bytes(b"no archive")
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.writestr("raw/Data0001.dat", "pixels")
+        archive.writestr("raw/settings.json", "{}")
+    (tmp_path / "c.svs.zip").mkdir()
+    without_file = check_edits_source(str(tmp_path), slides, messages.append)
+    assert without_file == ["b", "c"]
+    assert not messages
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe[\x00]\x00"])

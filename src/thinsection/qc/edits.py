@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -43,7 +44,7 @@ ROLE = "qc_edits"
 EDITED_AREAS = "edited_areas"
 SUFFIXES = (".geojson", ".json")
 # forms in which QuPath compresses GeoJSON
-_COMPRESSED = (".gz", ".zip")
+_PACKED = (".gz", ".zip")
 # colour of areas to keep, and of areas to remove
 EDIT_COLORS: Mapping[str, tuple[int, int, int]] = {
     "keep": (0, 150, 70),
@@ -146,7 +147,7 @@ def check_edits_source(
     if source == NO_EDITS:
         return []
     slides_by_file: dict[Path, list[str]] = {}
-    without_file = []
+    without_file: list[SlideEntry] = []
     is_faulty = False
     for entry in entries:
         try:
@@ -156,12 +157,13 @@ def check_edits_source(
             is_faulty = True
             continue
         if not paths:
-            without_file.append(entry.slide_id)
+            without_file.append(entry)
         for path in paths:
             slides_by_file.setdefault(path.resolve(), []).append(entry.slide_id)
     folder = Path(source)
     if folder.is_dir():
-        _name_unused(folder, slides_by_file, entries, on_message)
+        _refuse_packed(folder, without_file)
+        _name_unused(folder, slides_by_file, on_message)
         if any(folder.name in entry.more for entry in entries):
             on_message(
                 f"{ROLE}: the folder {source!r} is read, and not the column {folder.name!r} of "
@@ -180,31 +182,45 @@ def check_edits_source(
             f"{ROLE} must have a file for one of the slides, got none for {names} in {source!r}; "
             "name it SLIDE_ID.geojson"
         )
-    return without_file
+    return [entry.slide_id for entry in without_file]
 
 
-def _name_unused(
-    folder: Path,
-    used: Collection[Path],
-    entries: Sequence[SlideEntry],
-    on_message: Callable[[str], None],
-) -> None:
-    """Says which files of a folder fit no slide. Raises ConfigError: a slide's is compressed."""
-    names = {entry.slide_id for entry in entries}
-    names.update(Path(entry.slide_path).name for entry in entries)
-    unused = []
+def _refuse_packed(folder: Path, without_file: Iterable[SlideEntry]) -> None:
+    """Raises ConfigError: the corrections of a slide lie in a folder, but are compressed."""
+    names = set()
+    for entry in without_file:
+        names |= {entry.slide_id, Path(entry.slide_path).name}
     for path in sorted(folder.iterdir()):
-        suffix = path.suffix.lower()
-        if suffix in SUFFIXES and path.resolve() not in used:
-            unused.append(path.name)
-        stem = path.stem
-        if Path(stem).suffix.lower() in SUFFIXES:
-            stem = Path(stem).stem
-        if suffix in _COMPRESSED and stem in names:
+        packed = Path(path.stem)
+        is_packed = path.suffix.lower() in _PACKED
+        is_named = packed.suffix.lower() in SUFFIXES and packed.stem in names
+        if (is_packed and is_named) or (path.stem in names and _holds_geojson(path)):
             raise ConfigError(
                 f"{ROLE} must be GeoJSON ({' or '.join(SUFFIXES)}), got {str(path)!r}; "
                 "unpack it, or move it out of the folder"
             )
+
+
+def _holds_geojson(path: Path) -> bool:
+    """True for a zip file with a GeoJSON file in it; it reads only the list of its files."""
+    if path.suffix.lower() != ".zip":
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (*_DAMAGE, NotImplementedError, zipfile.BadZipFile):
+        return False
+    return any(name.lower().endswith(SUFFIXES[0]) for name in names)
+
+
+def _name_unused(
+    folder: Path, used: Collection[Path], on_message: Callable[[str], None]
+) -> None:
+    """Says which files of a folder fit no slide."""
+    unused = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in SUFFIXES and path.resolve() not in used:
+            unused.append(path.name)
     if unused:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         verb = "fits" if len(unused) == 1 else "fit"
