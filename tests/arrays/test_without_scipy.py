@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +178,29 @@ def test_the_depth_of_long_and_slanted_shapes_is_scipys() -> None:
     for name, mask in shapes.items():
         distances = ndimage.distance_transform_edt(np.pad(mask, 1))
         assert morphology.depth(mask) == distances.max(), name
+
+
+def test_the_deepest_pixel_among_small_holes_is_found_by_looking_at_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such masks took up to 80 times as long as SciPy."""
+    holes = np.ones((330, 410), dtype=bool)
+    lattice = holes.copy()
+    holes.ravel()[np.random.default_rng(7).choice(holes.size, 40)] = False
+    lattice[40::80, 40::80] = False
+    exact = morphology._squared_depths
+    looked_at = []
+
+    def counted(*args: Any) -> Any:
+        looked_at.append(len(args[2]))
+        return exact(*args)
+
+    monkeypatch.setattr(morphology, "_squared_depths", counted)
+    for mask in (holes, lattice, lattice.T):
+        looked_at.clear()
+        distances = ndimage.distance_transform_edt(np.pad(mask, 1))
+        assert morphology.depth(mask) == distances.max()
+        assert sum(looked_at) < 0.05 * mask.size
 
 
 def test_our_checks_of_a_slide_with_ink_import_nothing_that_they_do_not_use(

@@ -1,5 +1,6 @@
 """Rules for slides, and columns for tiles."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -132,14 +133,26 @@ def test_a_rule_knows_the_columns_that_only_other_slides_have() -> None:
         qc_fail(judged, "folds_removed_nm_regions>0", checks=checks)
 
 
-def test_the_area_of_the_usable_tissue_needs_a_resolution() -> None:
+def test_the_area_of_the_usable_tissue_is_of_pixels_or_of_a_share() -> None:
     facts = {"mpp_x": 0.5, "mpp_y": 0.25}
-    size_l0, size_th = (2000, 1000), (100, 50)
-    # 1 mm x 0.25 mm, of which 5,000 pixels of the work image, or the whole as a share
-    for usable, area in ((1250.0, 0.0625), (1.0, 0.25), (0.5, 0.125), (0.0, 0.0)):
-        scores = {"pixels_to_use": usable}
-        row = usable_mm2(facts, scores, size_l0, size_th)
+    sizes = ((2000, 1000), (100, 50))
+    # 1 mm x 0.25 mm, of which 5,000 pixels of the work image
+    counts = {1250.0: 0.0625, 2.0: 0.0001, 1.0: 0.00005, 0.0: 0.0}
+    shares = {1.0: 0.25, 0.5: 0.125, 0.0002: 0.00005, 0.0: 0.0}
+    for usable, area in counts.items():
+        row = usable_mm2(facts, {"pixels_to_use": usable}, "absolute", *sizes)
         assert row == {"usable_mm2": area}, usable
-    for unknown in ({"mpp_x": 0.5}, {"mpp_x": 0.5, "mpp_y": "NA"}):
-        assert usable_mm2(unknown, {"pixels_to_use": 9.0}, size_l0, size_th) == {}
-    assert usable_mm2(facts, {}, size_l0, size_th) == {}
+    for usable, area in shares.items():
+        row = usable_mm2(facts, {"pixels_to_use": usable}, "relative2image", *sizes)
+        assert row == {"usable_mm2": area}, usable
+
+
+def test_the_area_of_the_usable_tissue_needs_a_resolution() -> None:
+    sizes = ((2000, 1000), (100, 50))
+    scores = {"pixels_to_use": 9.0}
+    for mpp in ("NA", None, 0.0, -0.5, math.nan, math.inf):
+        for facts in ({"mpp_x": 0.5, "mpp_y": mpp}, {"mpp_x": mpp, "mpp_y": 0.5}):
+            assert usable_mm2(facts, scores, "absolute", *sizes) == {}, mpp
+    facts = {"mpp_x": 0.5, "mpp_y": 0.25}
+    assert usable_mm2({"mpp_x": 0.5}, scores, "absolute", *sizes) == {}
+    assert usable_mm2(facts, {}, "absolute", *sizes) == {}

@@ -14,6 +14,9 @@ from thinsection.arrays.bands import row_bands
 from thinsection.arrays.labels import RunRegions, find_regions
 from thinsection.arrays.namespace import Array, ArrayNamespace
 
+# edge of the largest blocks in which `depth` looks for the deepest pixel, a power of 4
+_BLOCK_PX = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledRegions:
@@ -252,49 +255,88 @@ def depth(mask: npt.NDArray[np.bool_]) -> float:
     All that lies beyond the picture is outside. The greatest value of SciPy's
     `distance_transform_edt` of the padded mask, without its import.
 
+    A pixel is deeper than another by at most the distance between the two. So the depth of one
+    pixel rules out most blocks of pixels.
+
     Memory: 50 bytes per pixel.
     """
     padded = np.pad(mask, 1)
     squared = _distances_along(padded) ** 2  # in the pixel's own column
     # no pixel is further from the outside than along its row or column
     most = np.minimum(squared, _distances_along(padded.T).T ** 2)
-    # the pixel that may be deepest, and then all that may be deeper
-    deepest = _deepest(squared, most, np.array([most.argmax()]))
-    others = np.flatnonzero(most > deepest)
-    return math.sqrt(max(deepest, _deepest(squared, most, others, least=deepest)))
+    height, width = most.shape
+    row, column = np.divmod(np.array([most.argmax()]), width)
+    deepest = int(_squared_depths(squared, most, row, column)[0])
+    # top left pixels of the blocks that may hold a deeper pixel
+    size = _BLOCK_PX
+    row, column = _grid(height, width, size)
+    while size > 1:
+        half = size // 2
+        center_row = (row + half).clip(max=height - 1)
+        center_column = (column + half).clip(max=width - 1)
+        reach = math.ceil(math.hypot(half, half))
+        least = max(0, math.isqrt(deepest) - reach) ** 2
+        depths = _squared_depths(squared, most, center_row, center_column, least)
+        deepest = max(deepest, int(depths.max(initial=0)))
+        may_be_deeper = np.sqrt(depths) + reach > math.sqrt(deepest)
+        size //= 4
+        down, right = _grid(4 * size, 4 * size, size)
+        row = np.add.outer(row[may_be_deeper], down).ravel()
+        column = np.add.outer(column[may_be_deeper], right).ravel()
+        is_inside = (row < height) & (column < width)
+        row = row[is_inside]
+        column = column[is_inside]
+    may_be_deeper = most[row, column] > deepest
+    row = row[may_be_deeper]
+    column = column[may_be_deeper]
+    depths = _squared_depths(squared, most, row, column, deepest)
+    return math.sqrt(depths.max(initial=deepest))
 
 
-def _deepest(
+def _grid(
+    height: int, width: int, step: int
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Rows and columns of each `step`-th pixel of a picture in both directions."""
+    rows = np.arange(0, height, step)
+    columns = np.arange(0, width, step)
+    return rows.repeat(len(columns)), np.tile(columns, len(rows))
+
+
+def _squared_depths(
     squared: npt.NDArray[np.int64],
     most: npt.NDArray[np.int64],
-    places: npt.NDArray[np.intp],
-    *,
+    row: npt.NDArray[np.intp],
+    column: npt.NDArray[np.intp],
     least: int = 0,
-) -> int:
-    """Greatest squared distance of some pixels to the outside; `least` if none is deeper.
+) -> npt.NDArray[np.int64]:
+    """Squared distances of some pixels to the outside, (pixels,).
 
     Args:
         squared: squared distance of each pixel along its column, (H, W).
         most: the distance is known to be at most this, (H, W).
-        places: pixels by their number, row by row.
-        least: pixels that are not deeper do not count.
+        row: rows of the pixels.
+        column: columns of the pixels.
+        least: a pixel that is not deeper gets this value, or its distance.
     """
     last = squared.shape[1] - 1
-    row, column = np.divmod(places, squared.shape[1])
-    distance = most.ravel()[places]
+    depths = np.asarray(most[row, column])
+    unfinished = np.arange(len(row))
+    distance = depths
     step = 1
-    # columns that are further away than the deepest pixel cannot be nearer
-    while len(distance) and step**2 < distance.max():
+    while len(unfinished):
         for offset in (-step, step):
             # beyond the picture its last column stands for a nearer one, which was looked at
             beside = (column + offset).clip(0, last)
-            np.minimum(distance, squared[row, beside] + step**2, out=distance)
-        deeper = distance > least
-        row = row[deeper]
-        column = column[deeper]
-        distance = distance[deeper]
+            distance = np.minimum(distance, squared[row, beside] + step**2)
+        depths[unfinished] = np.maximum(distance, least)
         step += 1
-    return int(distance.max(initial=least))
+        # columns that are further away than the outside cannot be nearer
+        is_open = (distance > least) & (distance > step**2)
+        unfinished = unfinished[is_open]
+        row = row[is_open]
+        column = column[is_open]
+        distance = distance[is_open]
+    return depths
 
 
 def _distances_along(padded: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

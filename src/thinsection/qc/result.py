@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from thinsection.qc.edits import (
     check_names,
     edit_masks,
 )
-from thinsection.qc.pipeline import Pipeline
+from thinsection.qc.pipeline import Pipeline, Usable
 from thinsection.qc.tissue import (
     UNJUDGED_COLOR,
     Color,
@@ -86,7 +87,13 @@ class QcResult:
     def row(self) -> dict[str, Score]:
         """Facts, scores, area and warnings by column name; numbers are float, others str."""
         frame = self.frame
-        area = usable_mm2(self.facts, self.scores, frame.size_l0, frame.size_th)
+        area = usable_mm2(
+            self.facts,
+            self.scores,
+            self.pipeline.pixels_to_use,
+            frame.size_l0,
+            frame.size_th,
+        )
         row = {**self.facts, **self.scores, **area}
         return row | {"warnings": "|".join(self.warnings)}
 
@@ -478,25 +485,30 @@ def tile_qc_columns(
 def usable_mm2(
     facts: Mapping[str, object],
     scores: Mapping[str, object],
+    form: Usable,
     size_l0: Size,
     size_th: Size,
 ) -> dict[str, Score]:
     """Column with the area of the usable tissue; {} if the resolution or the tissue is unknown.
 
-    A pipeline gives the usable tissue in pixels of the work image, or as a share of them.
+    Args:
+        facts: the file's metadata.
+        scores: columns of the checks.
+        form: form of `pixels_to_use`, by the pipeline: pixels of the work image, or their share.
+        size_l0: (width, height) of the slide in level-0 px.
+        size_th: (width, height) of the work image.
     """
     usable = scores.get("pixels_to_use")
     sizes_um = []
     for name, size in zip(("mpp_x", "mpp_y"), size_l0):
         mpp = facts.get(name)
-        if not isinstance(mpp, int | float) or mpp <= 0:
+        if not isinstance(mpp, int | float) or not 0 < mpp < math.inf:
             return {}
         sizes_um.append(mpp * size)
     if not isinstance(usable, int | float):
         return {}
     unit_mm2 = sizes_um[0] * sizes_um[1] / 1e6
-    is_share = 0 < usable <= 1
-    if not is_share:
+    if form == "absolute":
         unit_mm2 /= size_th[0] * size_th[1]
     return {"usable_mm2": round(float(usable) * unit_mm2, 6)}
 

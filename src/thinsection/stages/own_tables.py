@@ -17,6 +17,7 @@ from thinsection.qc import qc_fail
 from thinsection.qc.checks.check import QcCheck, Score
 from thinsection.qc.edits import EDITED_AREAS
 from thinsection.qc.histoqc_pictures import notes_on_row
+from thinsection.qc.pipeline import Usable
 from thinsection.qc.result import usable_mm2
 from thinsection.qc.rules import QcRule, is_known_column, parse_rule
 from thinsection.report.qc_sheet import (
@@ -294,6 +295,10 @@ def _qc_columns(slide: KnownSlide, folder: Path) -> QcRow:
         facts = coerce(document.get("facts"), Document, "facts")
         scores = coerce(document.get("scores"), Document, "scores")
         warnings = coerce(document.get("warnings"), tuple[str, ...], "warnings")
+        pipeline = coerce(document["pipeline"], Document, "pipeline")
+        form = coerce(
+            pipeline.get("pixels_to_use", "absolute"), Usable, "pixels_to_use"
+        )
         edits = coerce(document.get("edits", {}), Document, "edits")
         if edits:
             scores = scores | coerce(edits["scores"], Document, "edits.scores")
@@ -304,7 +309,7 @@ def _qc_columns(slide: KnownSlide, folder: Path) -> QcRow:
         # only this slide is damaged; other rows stay
         return {"status": "failed", "warnings": f"{QC_FILE} is damaged: {damage}"}
     columns: QcRow = {"status": "done", **facts, **scores}
-    columns |= usable_mm2(facts, scores, size_l0, size_th)
+    columns |= usable_mm2(facts, scores, form, size_l0, size_th)
     columns["warnings"] = "|".join(warnings)
     return columns
 
