@@ -699,6 +699,34 @@ def test_sure_ink_is_judged_whatever_tissue_shows_elsewhere_unless_it_is_brown(
     assert bool(found.unjudged[stroke].all()) != is_ink
 
 
+def crossed_tissue(darkness: float, color: str, strength: float) -> RgbArray:
+    """Drawn tissue with glass on its right, and two strokes over both, 480 x 360 px."""
+    rng = np.random.default_rng(3)
+    texture = np.zeros((360, 480, 1))
+    for edge in (1, 2, 4, 8):
+        blocks = rng.normal(0, 1, (360 // edge + 1, 480 // edge + 1, 1))
+        texture += np.kron(blocks, np.ones((edge, edge, 1)))[:360, :480]
+    light = np.array((0.85, 0.5, 0.75)) ** darkness
+    light = light * np.exp(-0.08 * texture * np.array((1.0, 1.4, 0.6)))
+    light[:, 260:] = 0.97
+    for rows in (slice(80, 110), slice(220, 250)):
+        light[rows, 40:440] *= np.exp(-strength * np.array(INKS[color]))
+    pixels = light * 250 + rng.normal(0, 1.5, light.shape)
+    return np.asarray(pixels.round().clip(0, 255), np.uint8)
+
+
+@pytest.mark.parametrize("darkness", [1.0, 1.7])
+@pytest.mark.parametrize("color", ["green", "blue", "purple"])
+def test_a_pale_stroke_from_glass_to_tissue_is_removed_on_both(
+    color: str, darkness: float
+) -> None:
+    ink = find_pen_ink(crossed_tissue(darkness, color, 0.25), PX_UM).ink
+    for rows in (slice(80, 110), slice(220, 250)):
+        assert ink[rows, 265:440].mean() > 0.95
+        assert ink[rows, 40:255].mean() > 0.7
+    assert ink[120:210].mean() < 0.02
+
+
 @pytest.mark.parametrize("seed", [8007, 8019])
 def test_brown_stain_of_a_slide_without_ink_is_not_removed(seed: int) -> None:
     slide = tuning_slide(seed, size=(600, 450), mpp=PX_UM, stain="ihc", artefacts=())

@@ -135,13 +135,13 @@ _SURE_OF_OTHER_PEN = 180
 # Width of the rim of ink, and largest width of the gaps between rims that are closed, in µm.
 _RIM_UM = 16.0
 _INK_GAP_UM = 64.0
-# A stroke has a colour of the tissue if more than a share of the tissue where the network sees no
-# ink has its hue, with a larger cosine of the angle, and at least a share of its density. Fewer
-# pixels of such tissue, which are sampled at `_SAMPLE_STEP`, say nothing.
+# A stroke looks like tissue if more than a share of the tissue where the network sees no ink has
+# its hue, with a larger cosine of the angle, and at least a share of its density. Fewer pixels of
+# such tissue, which are sampled at `_SAMPLE_STEP`, say nothing: half a square millimetre.
 _TISSUE_SHARE = 0.03
 _HUE_OF_TISSUE = 0.985
 _DENSITY_OF_TISSUE = 0.9
-_LEAST_TISSUE_PX = 100
+_LEAST_TISSUE_PX = 500
 # Brown is a stain if more than this share of the tissue where the network suspects no ink, up to a
 # probability in 255ths, is brown and has a density in its strongest channel.
 _BROWN_SHARE = 0.03
@@ -239,11 +239,7 @@ def find_pen_ink(
     stain = _brown_stain(strokes, probability, picture)
     strokes &= ~stain
     pens = list(_known_pens(strokes, layers & strokes, picture, gaps))
-    if known.sure is None:
-        stain |= _like_tissue(strokes, pens, probability, picture)
-    else:
-        unsure = strokes & ~mostly(ns, strokes, known.sure, 0.0)
-        stain |= _like_tissue(unsure, pens, probability, picture)
+    stain |= _like_tissue(strokes, known, pens, probability, picture)
     strokes &= ~stain
     strokes |= _of_known_pens(strokes, pens, picture)
     judged = strokes & ~_unjudged(strokes, dense, picture)
@@ -619,29 +615,44 @@ def _brown_stain(
 
 def _like_tissue(
     strokes: MaskArray,
+    known: DenseInk,
     pens: list[PenColour],
     probability: npt.NDArray[np.uint8],
     picture: _Picture,
 ) -> MaskArray:
-    """Strokes with a colour that tissue has elsewhere and that is of no known pen, bool (H, W).
+    """Strokes that look like tissue elsewhere, and show no known pen, bool (H, W).
 
-    Elsewhere the network sees no ink, so this colour is a stain: of muscle beside stroma, or of
-    epidermis beside dermis. A pen may have it, too.
+    There the network sees no ink, so this colour is a stain: of muscle beside stroma, or of
+    epidermis beside dermis. A pen over tissue may look so, too. Strokes with sure ink are left out,
+    and those that add little: they look like the tissue below them.
     """
     like = np.zeros_like(strokes)
     tissue = _tissue_without_ink(strokes, probability, _FOLLOWED, picture)
     if len(tissue) < _LEAST_TISSUE_PX:
         return like
     lengths = np.linalg.norm(tissue, axis=1)
-    for box, region in _pieces(strokes):
-        usual = np.median(picture.colors(box)[region], axis=0)
+    for around, region, others, part in _regions(strokes, picture):
+        if known.sure is not None and (region & known.sure[around]).any():
+            continue
+        usual = np.median(part.colors[region], axis=0)
         if any(usual @ pen.normal > _LEVELS_OF_PEN[0] * pen.noise for pen in pens):
             continue
         density = np.linalg.norm(usual)
         has_color = tissue @ usual > _HUE_OF_TISSUE * density * lengths
         has_color &= lengths > _DENSITY_OF_TISSUE * density
-        like[box] |= region & (has_color.mean() > _TISSUE_SHARE)
+        if has_color.mean() > _TISSUE_SHARE and _adds_much(region, others, part):
+            like[around] |= region
     return like
+
+
+def _adds_much(region: MaskArray, strokes: MaskArray, part: _Densities) -> bool:
+    """Whether a region adds much of the density of the tissue beside it, or lies alone."""
+    inside, beside = _both_sides(region, strokes, part)
+    if not len(inside):
+        return True
+    added = np.median(inside[:, :3] - beside[:, :3], axis=0)
+    below = np.median(beside[:, :3], axis=0)
+    return bool(np.linalg.norm(added) > _MORE_STAIN * np.linalg.norm(below))
 
 
 def _tissue_without_ink(
