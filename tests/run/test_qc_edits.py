@@ -250,6 +250,31 @@ def test_rules_read_the_corrected_row_that_the_table_has(
         assert failing == excluded
 
 
+def test_a_mistyped_column_of_a_check_that_judged_no_slide_is_named_once(
+    slides: Path, tmp_path: Path
+) -> None:
+    """Each slide's line says that the check did not judge it, which hides the mistake."""
+    coarse = tmp_path / "coarse.toml"
+    checks = ("tissue", "folds", "bubbles")
+    tables = "".join(f'[[check]]\nkind = "{kind}"\n' for kind in checks)
+    coarse.write_text(f'name = "coarse"\nwork_mpp = 16.0\nwork_from = "mpp"\n{tables}')
+    messages: list[str] = []
+    summary = work(
+        slides,
+        tmp_path / "out",
+        str(coarse),
+        until="qc",
+        qc_fail=("folds_removed_percnet>0", "bubbles>0.5", "edited_areas>9"),
+        on_message=messages.append,
+    )
+    assert set(states(summary).values()) == {"done"}
+    (note,) = (line for line in messages if "to no slide" in line)
+    assert note.startswith("rule 'folds_removed_percnet>0' was applied to no slide")
+    assert "did you mean 'folds_removed_percent'?" in note
+    (page,) = (tmp_path / "out").glob("qc_*.html")
+    assert html.unescape(page.read_text()).count(note) == 1
+
+
 def test_a_rule_for_verdicts_on_a_column_that_no_slide_has_is_named_on_the_page(
     slides: Path, pipeline: str, tmp_path: Path
 ) -> None:

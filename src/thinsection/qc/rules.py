@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +91,31 @@ def is_known_column(
     if column in row or column in _columns_of_others(checks):
         return True
     return bool(unjudging_check(row, column, checks))
+
+
+def notes_on_rules(
+    columns: Collection[str], rules: Iterable[str], checks: Sequence[QcCheck]
+) -> list[str]:
+    """Sentences on the rules that were applied to no slide, because none has their column.
+
+    A check that judged no slide leaves it open whether it would have had the column.
+
+    Args:
+        columns: columns of all slides.
+        rules: texts of the rules.
+        checks: checks of the pipeline; a rule on the share that one removes is not named.
+    """
+    shares = [check.share_column for check in checks]
+    known = {*columns, *_columns_of_others(checks), *shares}
+    notes = []
+    for rule in rules:
+        column = parse_rule(rule).column
+        if column not in known:
+            notes.append(
+                f"rule {rule!r} was applied to no slide, because none has the column "
+                f"{column!r}{nearest(column, sorted(known))}"
+            )
+    return notes
 
 
 def _columns_of_others(checks: Sequence[QcCheck]) -> list[str]:

@@ -337,6 +337,9 @@ def _run_in_folder(
                 listeners.on_message(line)
             summary = finish_run(task, entries, report, stages, ledgers)
             summary = replace(summary, patients=patients)
+            for stage in stages:
+                if isinstance(stage, QcStage):
+                    stage.say_unapplied_rules(task.out, listeners.on_message)
             for line in _equal_lines(summary.equal_slides):
                 listeners.on_message(line)
             return summary

@@ -16,6 +16,7 @@ from thinsection.errors import (
     QcExclusion,
     StoreError,
 )
+from thinsection.files.atomic import read_table
 from thinsection.qc.edits import (
     EDITED_AREAS,
     NO_EDITS,
@@ -28,7 +29,7 @@ from thinsection.qc.edits import (
 from thinsection.qc.histoqc_image import read_work_images
 from thinsection.qc.histoqc_pictures import notes_on_absent
 from thinsection.qc.result import QcResult
-from thinsection.qc.rules import parse_rule, qc_fail, unjudging_check
+from thinsection.qc.rules import notes_on_rules, parse_rule, qc_fail, unjudging_check
 from thinsection.qc.segmenter_classes import ClassMap
 from thinsection.report.draw import write_drawing
 from thinsection.report.layers import overlay_layers
@@ -338,6 +339,16 @@ class QcStage(Stage[CheckedTissue]):
         for rule in self.rules:
             parse_rule(rule)
         qc.prepare_models(self.pipeline)
+
+    def say_unapplied_rules(self, out: Path, on_message: Callable[[str], None]) -> None:
+        """Names the rules of `--qc-fail` whose column is not in the table of the folder."""
+        if not self.rules:
+            return
+        table = out / f"{self.address.removeprefix(f'{SLIDES}/')}.csv"
+        rows = read_table(table) if table.is_file() else []
+        if any(row["status"] == "done" for row in rows):
+            for line in notes_on_rules(rows[0], self.rules, self.pipeline.checks):
+                on_message(line)
 
     def write_tables(self, out: Path, slides: Sequence[KnownSlide]) -> dict[str, str]:
         """Writes `qc_NAME.csv` and `qc_NAME.html`; returns the unusable slides, and why."""

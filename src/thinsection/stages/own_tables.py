@@ -19,7 +19,7 @@ from thinsection.qc.edits import EDITED_AREAS
 from thinsection.qc.histoqc_pictures import notes_on_row
 from thinsection.qc.pipeline import Usable
 from thinsection.qc.result import usable_mm2
-from thinsection.qc.rules import QcRule, is_known_column, parse_rule
+from thinsection.qc.rules import QcRule, is_known_column, notes_on_rules, parse_rule
 from thinsection.report.qc_sheet import (
     Usual,
     deviations,
@@ -215,6 +215,7 @@ def write_qc_tables(
         overviews=_overviews(slides, stage),
         notes=[
             *_notes_of_page(rows, checks),
+            *_notes_on_fail_rules(rows, fail_rules, checks),
             *_notes_on_rules(rows, rules if verdict_rules else (), checks),
         ],
     )
@@ -233,6 +234,16 @@ def _notes_of_page(rows: Sequence[QcRow], checks: Sequence[QcCheck]) -> list[str
         num_slides.update(notes_on_row(checks, row))
     slides = counted(len(checked), "slide")
     return [f"{number} of {slides}: {note}" for note, number in num_slides.items()]
+
+
+def _notes_on_fail_rules(
+    rows: Sequence[QcRow], rules: Sequence[str], checks: Sequence[QcCheck]
+) -> list[str]:
+    """Notes on rules of `--qc-fail` whose column no checked slide has."""
+    checked = [row for row in rows if row["status"] == "done"]
+    if not checked:
+        return []
+    return notes_on_rules({name for row in checked for name in row}, rules, checks)
 
 
 def _notes_on_rules(
