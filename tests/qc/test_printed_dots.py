@@ -1,9 +1,12 @@
 """Printed dots of a frame are found by their rows; cores, cells and single dots are not print."""
 
+import tracemalloc
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import ndimage
+from scipy.spatial import cKDTree
 
 from thinsection.arrays import get_namespace
 from thinsection.qc.checks.printed_dots import find_printed_dots
@@ -140,8 +143,13 @@ def scattered(num_dots: int) -> Points:
 def found(
     centres: Points, diameter_um: float = 105.0, px_um: float = 16.0
 ) -> MaskArray:
-    density = 0.2 * disks(centres, diameter_um, px_um).astype(np.float32)
-    density = ndimage.uniform_filter(density, 3)
+    return found_in(disks(centres, diameter_um, px_um), px_um)
+
+
+def found_in(shares: npt.NDArray[np.float64], px_um: float = 16.0) -> MaskArray:
+    """Print among pale shapes, with a section in the lowest fifth of the picture."""
+    density = ndimage.uniform_filter(0.2 * shares.astype(np.float32), 3)
+    density[-(len(density) // 5) :] = 0.2
     cpu = get_namespace("cpu")
     return np.asarray(find_printed_dots(cpu, density, density > 0.03, px_um))
 
@@ -184,9 +192,7 @@ def test_dots_that_are_too_small_too_large_or_too_coarse_are_no_print(
 def test_bars_in_a_row_are_no_print() -> None:
     bars = disks(line(24), 60.0, 16.0)
     bars = np.max([np.roll(bars, shift, axis=0) for shift in range(8)], axis=0)
-    density = ndimage.uniform_filter(0.2 * bars.astype(np.float32), 3)
-    cpu = get_namespace("cpu")
-    assert not find_printed_dots(cpu, density, density > 0.03, 16.0).any()
+    assert not found_in(bars).any()
 
 
 @pytest.mark.parametrize("length", [4, 3])
@@ -197,10 +203,7 @@ def test_a_row_of_four_is_print_only_where_there_is_a_row_of_ten(length: int) ->
     mask = found(np.concatenate([line(12), short]))
     assert mask[place].all() == (length == 4)
     # of another size
-    wide = 0.2 * disks(short, 165.0, 16.0) + 0.2 * disks(line(12), 90.0, 16.0)
-    density = ndimage.uniform_filter(wide.astype(np.float32), 3)
-    cpu = get_namespace("cpu")
-    mask = find_printed_dots(cpu, density, density > 0.03, 16.0)
+    mask = found_in(disks(short, 165.0, 16.0) + disks(line(12), 90.0, 16.0))
     assert mask.any()
     assert not mask[place].any()
 
@@ -214,3 +217,105 @@ def test_dots_beside_a_row_are_print_and_dots_far_from_it_are_not() -> None:
     far_shown = disks(far, 105.0, 16.0) > 0.5
     assert mask[near_shown].all()
     assert not mask[far_shown].any()
+
+
+def fibres(
+    px_um: float, step_um: float, gap_um: float, seed: int
+) -> npt.NDArray[np.float64]:
+    """Density of packed cells of a nearly regular lattice, with pale gaps, (H, W)."""
+    rng = np.random.default_rng(seed)
+    shape = [round(length / 1.5 / px_um) for length in SIZE_UM]
+    rows, columns = np.mgrid[: shape[0] + 8, : shape[1] + 8] - 4.0
+    centres = np.stack([rows * 0.866, columns + 0.5 * (rows % 2)], axis=2)
+    centres = centres.reshape(-1, 2) * step_um
+    centres += rng.normal(0, 0.05 * step_um, centres.shape)
+    y, x = np.mgrid[: shape[0], : shape[1]] * px_um
+    distance, nearest = cKDTree(centres).query(np.stack([y, x], axis=2), k=2)
+    inner = (distance[..., 1] - distance[..., 0] - gap_um) / 2 / px_um
+    tone = rng.normal(1, 0.1, len(centres))[nearest[..., 0]]
+    return np.asarray(0.05 + 0.45 * (inner + 0.5).clip(0, 1) * tone)
+
+
+def stained(density: npt.NDArray[np.float64], seed: int) -> RgbArray:
+    """The picture of a density, in the colours of H&E."""
+    light = 243 * np.exp(-density[..., None] * np.array((0.45, 1.3, 0.6)))
+    light += np.random.default_rng(seed).normal(0, 2, light.shape)
+    return np.asarray(light.clip(0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("px_um", "step_um", "gap_um"),
+    [(8.0, 150.0, 36.0), (12.0, 100.0, 20.0), (14.0, 110.0, 24.0)],
+)
+def test_fibres_in_rows_are_no_print(
+    px_um: float, step_um: float, gap_um: float, seed: int
+) -> None:
+    density = fibres(px_um, step_um, gap_um, seed)
+    y, x = np.mgrid[: density.shape[0], : density.shape[1]]
+    middle = np.array(density.shape) / 2
+    tissue = np.hypot(y - middle[0], x - middle[1]) < 0.9 * middle.min()
+    density[~tissue] = 0
+    density = ndimage.gaussian_filter(density, 0.5)
+    image = stained(density, seed)
+    mask, _ = segment_tissue(image, TissueConfig(), px_um=px_um)
+    assert mask[tissue].mean() > 0.99
+
+
+def test_dots_are_print_only_on_glass() -> None:
+    """The same rows on glass, in tissue, and half of each."""
+    rows = np.concatenate([line(24), line(24) + np.array((125.0, 72.0))])
+    dots = disks(rows, 105.0, 16.0)
+    density = ndimage.uniform_filter(0.2 * dots, 3).astype(np.float32)
+    density[-60:] = 0.2
+    cpu = get_namespace("cpu")
+    stain = density > 0.03
+    bare = np.asarray(find_printed_dots(cpu, density, stain, 16.0))
+    assert bare[dots > 0.5].all()
+    all_tissue = np.ones_like(stain)
+    assert not find_printed_dots(cpu, density, all_tissue, 16.0).any()
+    # tissue covers the right part of the rows, and the left part is long enough
+    stain[:, 170:] = True
+    half = np.asarray(find_printed_dots(cpu, density, stain, 16.0))
+    shown = dots > 0.5
+    assert half[:, :140][shown[:, :140]].all()
+    assert not half[:, 195:].any()
+
+
+def test_what_is_most_of_a_slide_is_no_print() -> None:
+    """Round pieces of tissue on glass, in rows and as wide as dots; then beside a section."""
+    y, x = np.mgrid[500:4700:300, 500:5900:300]
+    pieces = disks(np.stack([y.ravel(), x.ravel()], axis=1) * 1.0, 150.0, 16.0)
+    density = ndimage.uniform_filter(0.2 * pieces, 3).astype(np.float32)
+    cpu = get_namespace("cpu")
+    assert not find_printed_dots(cpu, density, density > 0.03, 16.0).any()
+    some = density.copy()
+    some[60:] = 0
+    assert not find_printed_dots(cpu, some, some > 0.03, 16.0).any()
+    some[130:, 50:350] = 0.2
+    mask = np.asarray(find_printed_dots(cpu, some, some > 0.03, 16.0))
+    assert mask[:60][pieces[:60] > 0.5].all()
+    assert not mask[130:].any()
+
+
+def test_the_memory_for_dots_grows_with_their_number() -> None:
+    """Frames of three staggered rows, one below the other; then four times as many."""
+    own = np.zeros((60, 144), dtype=np.float32)
+    for row in range(3):
+        for x in range(4 + 6 * (row % 2), 140, 12):
+            own[11 + 10 * row : 19 + 10 * row, x : x + 6] = 0.2
+            own[12 + 10 * row : 18 + 10 * row, x - 1 : x + 7] = 0.2
+
+    def peak_bytes(times: int) -> int:
+        density = np.tile(own, (times, times))
+        tracemalloc.start()
+        find_printed_dots(get_namespace("cpu"), density, density > 0.03, 12.0)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    few = peak_bytes(6)
+    many = peak_bytes(12)
+    assert many < 4.2 * few
+    # 19 bytes per px, and 35 where all steps are continued at once
+    assert many < 25 * 12**2 * own.size

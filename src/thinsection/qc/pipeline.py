@@ -104,7 +104,7 @@ _RESERVED_NAMES = (
 # Checks by which `[segmenter.classes]` says that the guard follows a class.
 _SURE_CLASSES = ("ink", "focus")
 # Of the checks: raise it when one answers differently.
-_VERSION = 43
+_VERSION = 44
 
 # Settings of a pipeline that are plain values.
 _SETTINGS = (
