@@ -132,6 +132,24 @@ def at_border(ns: ArrayNamespace, mask: Array) -> Array:
     return regions.mask(regions.at_border())
 
 
+def spreads(ns: ArrayNamespace, sums: Array) -> Array:
+    """Largest and least variance of the pixels of each region along an axis, px², (2, N).
+
+    `sums` are the moments of the regions, (6, N).
+    """
+    xp = ns.xp
+    area = xp.maximum(sums[0], 1)
+    mean_y = sums[1] / area
+    mean_x = sums[2] / area
+    # a pixel has a spread of its own, 1/12 along each axis
+    yy = sums[3] / area - mean_y**2 + 1 / 12
+    xx = sums[4] / area - mean_x**2 + 1 / 12
+    xy = sums[5] / area - mean_x * mean_y
+    half = xp.sqrt(((yy - xx) / 2) ** 2 + xy**2)
+    middle = (yy + xx) / 2
+    return xp.stack([middle + half, middle - half])
+
+
 def keep_elongated(
     ns: ArrayNamespace,
     mask: Array,
@@ -149,14 +167,7 @@ def keep_elongated(
     regions = regions_of(ns, mask, connectivity=8)
     sums = regions.moments()
     area = xp.maximum(sums[0], 1)
-    mean_y = sums[1] / area
-    mean_x = sums[2] / area
-    # a pixel has a spread of its own, 1/12 along each axis
-    yy = sums[3] / area - mean_y**2 + 1 / 12
-    xx = sums[4] / area - mean_x**2 + 1 / 12
-    xy = sums[5] / area - mean_x * mean_y
-    spread = xp.sqrt(((yy - xx) / 2) ** 2 + xy**2)
-    length = xp.sqrt(12 * ((yy + xx) / 2 + spread))
+    length = xp.sqrt(12 * spreads(ns, sums)[0])
     keep = (length * length / area >= elongation) & (area >= min_area_px)
     keep &= area / length <= max_width_px
     return regions.mask(keep)

@@ -222,11 +222,16 @@ def _name_unused(
         if path.suffix.lower() in SUFFIXES and path.resolve() not in used:
             unused.append(path.name)
     if unused:
-        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         verb = "fits" if len(unused) == 1 else "fit"
         on_message(
-            f"{ROLE}: {', '.join(unused[:3])}{more} in {str(folder)!r} {verb} no slide of this run"
+            f"{ROLE}: {first_names(unused)} in {str(folder)!r} {verb} no slide of this run"
         )
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Three names at most: 'a, b, c and 2 more'."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
 
 
 def edits_file(source: str, entry: SlideEntry) -> Path | None:

@@ -24,6 +24,7 @@ from thinsection.qc.edits import (
     QcEdit,
     edits_file,
     edits_key,
+    first_names,
     read_edits,
 )
 from thinsection.qc.histoqc_image import read_work_images
@@ -196,10 +197,9 @@ class QcStage(Stage[CheckedTissue]):
                 if record is not None and record.facts.get(EDITED_AREAS):
                     kept.append(slide_id)
         if kept:
-            more = f" and {len(kept) - 3} more" if len(kept) > 3 else ""
             verb = "keeps its" if len(kept) == 1 else "keep their"
             on_message(
-                f"{ROLE}: {', '.join(kept[:3])}{more} {verb} stored corrections, because there is "
+                f"{ROLE}: {first_names(kept)} {verb} stored corrections, because there is "
                 "no file; a file without annotations removes them"
             )
 

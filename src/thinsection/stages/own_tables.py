@@ -216,7 +216,7 @@ def write_qc_tables(
         notes=[
             *_notes_of_page(rows, checks),
             *_notes_on_fail_rules(rows, fail_rules, checks),
-            *_notes_on_rules(rows, rules if verdict_rules else (), checks),
+            *_notes_on_verdict_rules(rows, rules if verdict_rules else (), checks),
         ],
     )
     return {
@@ -246,7 +246,7 @@ def _notes_on_fail_rules(
     return notes_on_rules({name for row in checked for name in row}, rules, checks)
 
 
-def _notes_on_rules(
+def _notes_on_verdict_rules(
     rows: Sequence[QcRow], rules: Sequence[VerdictRule], checks: Sequence[QcCheck]
 ) -> list[str]:
     """Notes on a user's rules for verdicts whose column no slide has."""

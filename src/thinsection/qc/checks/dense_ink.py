@@ -131,7 +131,7 @@ def _known_ink(
     regions with the most. If no region shows a pen, all ink is left.
     """
     ground = Ground.beside(ns, ink, small, tables)
-    labels, boxes = boxes_of(ns, ink)
+    labels, boxes = boxes_of(ink)
     pens: dict[int, list[Densities]] = {}
     num_sure: dict[int, int] = {}
     for number, box in enumerate(boxes, start=1):

@@ -135,7 +135,7 @@ def find_layers(
     layers = np.zeros(rgb.shape[:2], bool)
     least_px = MIN_INK_UM2 / px_um**2
     likely = drop_small(ns, probability > _LIKELY, least_px)
-    for around, region in _regions(ns, likely):
+    for around, region in _regions(likely):
         colors = colors_of(coarse[around], tables)
         part = _Part(
             colors=colors,
@@ -144,7 +144,7 @@ def find_layers(
             cut_hue=_OTHER_HUE if shows_pen else _HUE_OF_LARGE_PART,
         )
         even = drop_small(ns, region & _even(ns, colors), least_px)
-        for within, piece in _regions(ns, even):
+        for within, piece in _regions(even):
             own = _cut(part, within)
             layers[around][within] |= _layers_in(ns, piece, even[within], own)
     return layers
@@ -183,7 +183,7 @@ def _layers_in(
     for is_half in (mean <= level, mean > level):
         half = opened_by_disk(ns, region & is_half, _LEAST_RADIUS_PX)
         half = drop_small(ns, half, _LEAST_SHADE_PX)
-        for within, shade in _regions(ns, half):
+        for within, shade in _regions(half):
             own = _cut(part, within)
             found[within] |= _layers_in(ns, shade, others[within], own, num_cuts - 1)
     return found
@@ -195,11 +195,9 @@ def colors_of(rgb: RgbArray, tables: list[Array]) -> _Floats:
     return np.stack(planes, axis=-1)
 
 
-def _regions(
-    ns: ArrayNamespace, mask: MaskArray
-) -> Iterator[tuple[tuple[slice, ...], MaskArray]]:
+def _regions(mask: MaskArray) -> Iterator[tuple[tuple[slice, ...], MaskArray]]:
     """The surroundings of each region of a mask, and the region in them."""
-    labels, boxes = boxes_of(ns, mask)
+    labels, boxes = boxes_of(mask)
     for number, box in enumerate(boxes, start=1):
         around = tuple(
             slice(max(0, s.start - _AROUND_PX), s.stop + _AROUND_PX) for s in box
@@ -208,7 +206,7 @@ def _regions(
 
 
 def boxes_of(
-    ns: ArrayNamespace, mask: MaskArray
+    mask: MaskArray,
 ) -> tuple[Array, list[tuple[slice, slice]]]:
     """Labels of the regions of a mask, and the box around each."""
     regions = find_regions(mask, corners=True)

@@ -28,7 +28,6 @@ from thinsection.arrays.morphology import (
     dilated_by_square,
     drop_small,
     fill_small,
-    labelled,
     mostly,
     opened_by_disk,
 )
@@ -286,7 +285,7 @@ def _regions(
     mask: MaskArray, picture: _Picture
 ) -> Iterator[tuple[tuple[slice, ...], MaskArray, MaskArray, _Densities]]:
     """Each region with its surroundings: where these are, the region, all regions, the picture."""
-    labels, boxes = boxes_of(get_namespace("cpu"), mask)
+    labels, boxes = boxes_of(mask)
     reach = _beside_px(picture.px_um)
     for number, box in enumerate(boxes, start=1):
         around = tuple(slice(max(0, s.start - reach), s.stop + reach) for s in box)
@@ -312,7 +311,7 @@ def _followed(
     tissue = tissue_in(away_from(ns, dense), picture.rgb, picture.tables)
     stains = [usual_stain(ns, picture.rgb, picture.tables), stain_of(ns, tissue)]
     likely = strokes | (shows_hue & (probability > _FOLLOWED))
-    labels, boxes = boxes_of(ns, likely)
+    labels, boxes = boxes_of(likely)
     followed = strokes.copy()
     for number, box in enumerate(boxes, start=1):
         region = labels[box] == number
@@ -416,7 +415,7 @@ def _known_pens(
 
 def _pieces(mask: MaskArray) -> Iterator[tuple[tuple[slice, slice], MaskArray]]:
     """The box of each region of a mask, and the region in it."""
-    labels, boxes = boxes_of(get_namespace("cpu"), mask)
+    labels, boxes = boxes_of(mask)
     for number, box in enumerate(boxes, start=1):
         yield box, labels[box] == number
 
@@ -584,16 +583,11 @@ def _unjudged(strokes: MaskArray, dense_ink: MaskArray, picture: _Picture) -> Ma
         return strokes
     inner = _inner(strokes.shape, picture.px_um)
     at_border = strokes & ~mostly(ns, strokes, inner, _LEAST_INNER_SHARE)
-    labels, count = labelled(ns, at_border, connectivity=8)
     unjudged = np.zeros_like(strokes)
-    if not count:
-        return unjudged
-    density = picture.colors().mean(axis=2)
-    for number in range(1, count + 1):
-        region = labels == number
-        on_glass = _glass_share(region, strokes, density) >= _ON_GLASS
-        if not on_glass or dense_ink[region].mean() < _LEAST_SURE_SHARE:
-            unjudged |= region
+    for around, region, _, part in _regions(at_border, picture):
+        on_glass = _glass_share(region, strokes[around], part.mean) >= _ON_GLASS
+        if not on_glass or dense_ink[around][region].mean() < _LEAST_SURE_SHARE:
+            unjudged[around] |= region
     return unjudged
 
 
@@ -602,6 +596,8 @@ def _brown_stain(
 ) -> MaskArray:
     """Brown strokes on a slide whose tissue is brown elsewhere, as by DAB, bool (H, W)."""
     stain = np.zeros_like(strokes)
+    if not strokes.any():
+        return stain
     tissue = _tissue_without_ink(strokes, probability, _SUSPECTED, picture)
     if len(tissue) < _LEAST_TISSUE_PX:
         return stain
@@ -627,6 +623,8 @@ def _like_tissue(
     and those that add little: they look like the tissue below them.
     """
     like = np.zeros_like(strokes)
+    if not strokes.any():
+        return like
     tissue = _tissue_without_ink(strokes, probability, _FOLLOWED, picture)
     if len(tissue) < _LEAST_TISSUE_PX:
         return like

@@ -100,7 +100,9 @@ def find_printed_dots(
     spots = stained & (density > box_mirrored(ns, density, edge_px))
     regions = morphology.regions_of(ns, spots, connectivity=8)
     del spots  # frees memory
-    dots = _round_pieces(ns.download(regions.moments()), px_um)
+    sums = regions.moments()
+    spreads = morphology.spreads(ns, sums)
+    dots = _round_pieces(ns.download(sums), ns.download(spreads), px_um)
     if len(dots.number) < _ROW:
         return nowhere
     pieces = _shown(ns, regions, dots.number)
@@ -154,18 +156,12 @@ def _shown(ns: ArrayNamespace, regions: _Regions, numbers: _Indices) -> Array:
     return regions.mask(ns.upload(keep))
 
 
-def _round_pieces(sums: _Floats, px_um: float) -> _Dots:
-    """The regions that are as round and as large as a dot; `sums` are their moments."""
+def _round_pieces(sums: _Floats, spreads: _Floats, px_um: float) -> _Dots:
+    """The regions that are as round and as large as a dot, by their moments and spreads."""
     area = np.maximum(sums[0], 1)
     y = sums[1] / area
     x = sums[2] / area
-    # a pixel has a spread of its own, 1/12 along each axis
-    yy = sums[3] / area - y**2 + 1 / 12
-    xx = sums[4] / area - x**2 + 1 / 12
-    xy = sums[5] / area - x * y
-    half = np.hypot((yy - xx) / 2, xy)
-    most = (yy + xx) / 2 + half
-    least = (yy + xx) / 2 - half
+    most, least = spreads
     diameter = 2 * np.sqrt(sums[0] / np.pi)
     is_round = most <= _LENGTH**2 * least
     is_round &= sums[0] >= _FILLED * 4 * np.pi * np.sqrt(most * least)
